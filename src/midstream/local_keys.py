@@ -31,7 +31,7 @@ def read_or_make_key(folder: Path) -> str:
     """
     path = make_folder(folder) / KEY_FILE
     if not path.exists():
-        # Made beside it and linked: nobody ever reads half a key, and of two that make one the first wins.
+        # Made beside it and linked: half a key is never read, and of two processes that make one the first wins.
         fresh = path.with_name(f".{World().new_id(KEY_FILE)}")
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(World().new_secret() + "\n")

@@ -22,7 +22,7 @@ class Paths:
     data: Path
     """What must not be lost: the store."""
     state: Path
-    """What this machine remembers: where a client stands, the last session, a crash."""
+    """State of this machine: where a client stands, the last session, a crash."""
     project: Path | None = None
     """The folder whose sessions these are, as each project has a store of its own; None in a home that was chosen."""
 

@@ -368,7 +368,7 @@ class Outside(Struct):
         self.append(node, (*begun, *decide(state, Recover(), epoch=self.epoch, at=self.at)))
 
     def tell(self, node: Node, command: Command) -> None:
-        """Let an node decide a command on what it believes, as its runner would."""
+        """Let a node decide a command on what it believes, as its runner would."""
         try:
             records = decide(node.session, command, epoch=node.epoch, at=self.at)
         except Refused:
@@ -416,7 +416,7 @@ def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_say_so(data: 
 
 
 def _deed(data: st.DataObject, node: Node) -> Command:
-    """Draw what happens next at an node, who may have been overtaken."""
+    """Draw what happens next at a node, who may have been overtaken."""
     state = node.session.turn
     asked = [each for each in pending_work(node.session) if isinstance(each, CallModel)]
     if asked:

@@ -81,7 +81,7 @@ OPENING_S = 120.0
 CANCEL_S = 2.0
 """Seconds it has to stop a run by itself. Then its process is ended, with all that it started."""
 KEY_META = "midstream/key"
-"""Member of a prompt's `_meta`: the idempotency key. Agents that know it can refuse repetitions."""
+"""Member of a prompt's `_meta`: the idempotency key. Agents that read it can refuse repetitions."""
 
 _NOT_REMEMBERED = frozenset({-32001, -32002, -32601, -32602})
 """Codes that agents answer to the id of a session that they do not have, or cannot open any more."""
@@ -236,7 +236,7 @@ class _Conversation:
         self._session = source
         """Its name; "" as long as it has none."""
         self._is_fresh = not source
-        """Nothing was said in it yet."""
+        """No message was sent in it yet."""
         self._forwarding = forwarding
         self._agents = agents
         self._process: AcpProcess | None = None
@@ -289,7 +289,7 @@ class _Conversation:
         async with contextlib.aclosing(process.read_updates(prompting)) as updates:
             async for session, update in updates:
                 if not is_opened:
-                    # An agent has no other way to say which conversation it has really opened.
+                    # An agent has no other way to report which conversation it has really opened.
                     is_opened, self._is_fresh = True, False
                     yield MessageTaken(session if before else self._session, before and session)
                 if session != self._session:
@@ -303,7 +303,7 @@ class _Conversation:
             if is_opened:
                 raise
             if isinstance(error, ModelAccessError):
-                # Some find out only when they ask their model, with the message in the conversation.
+                # Some find out only at the request to their model, with the message in the conversation.
                 self._is_fresh = False
                 yield MessageTaken(self._session, before)
             raise doubtful(error) from error.__cause__
@@ -345,7 +345,7 @@ class _Conversation:
         if self._terms.mode:
             mode = process.connection.set_session_mode(self._session, self._terms.mode)
             await process.wait_for(mode, limit_s=OPENING_S)
-        if self._is_closed:  # when the last answer had come, and nobody had read it yet
+        if self._is_closed:  # when the last answer had come, and was not read yet
             raise UpstreamFailedError(f"{self._terms.name} was closed while it started")
         return process
 
@@ -357,7 +357,7 @@ class _Conversation:
         self._session = (await process.wait_for(opening, limit_s=OPENING_S)).session_id
 
     async def _resume(self, process: AcpProcess, servers: list[_Server]) -> None:
-        """Go on with the conversation, once it is sure that the agent remembers it, as far as that can be known."""
+        """Go on with the conversation, once the agent has it for certain, as far as that can be checked."""
         can, connection = process.capabilities, process.connection
         opening: Awaitable[object]
         is_loading = False

@@ -81,7 +81,7 @@ class AcpProcess:
         world: World,
     ) -> None:
         self.capabilities = AgentCapabilities()
-        """What the agent said it can do."""
+        """Abilities that the agent declared."""
         self._name = name
         self._command = command
         self._cwd = cwd
@@ -219,7 +219,7 @@ class AcpProcess:
         if program is None:
             return
         if self._connection is not None:
-            with contextlib.suppress(OSError, RuntimeError):  # what it still had to send reaches nobody
+            with contextlib.suppress(OSError, RuntimeError):  # what it still had to send is lost
                 await self._connection.close()
         assert program.stdin is not None
         program.stdin.close()

@@ -50,7 +50,7 @@ class FailureCause(StrEnum):
     UNAVAILABLE = "unavailable"
     """The way to it failed; it may be as well as ever."""
     STALLED = "stalled"
-    """It says nothing."""
+    """It is silent."""
     CREDENTIAL = "credential"
     """The key is not accepted, or it looks like that."""
     UNKNOWN = "unknown"
@@ -77,7 +77,7 @@ CAUSES: dict[type[ModelError], FailureCause] = {
     ModelAccessError: FailureCause.CREDENTIAL,
     ModelMissingError: FailureCause.HOPELESS,
 }
-"""Every class of error, by what it says (a test looks for missing ones)."""
+"""Every class of error, by its meaning (a test looks for missing ones)."""
 
 
 class FailureSituation(Struct, frozen=True):
@@ -172,7 +172,7 @@ def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
         return Fail()
     if not situation.is_taken and situation.repeats < len(AGENT_REPEAT_AFTER_S):
         return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], asked_s))
-    # Who is told to come later is not asked for more than before.
+    # With a time to retry after, no larger request is sent than before.
     return _anew(situation) if error.retry_after_s is None else Fail()
 
 

@@ -128,7 +128,7 @@ class AgentRun:
         self._open: dict[str, str] = {}
         """Tools of the upstream that are running, by the ids of their calls."""
         self._is_over = False
-        """Whether nobody listens to it any more."""
+        """Whether it has no reader any more."""
         self._reading = world.spawn(self._read(), name="agent run")
         self._watching = world.spawn(self._watch(), name="agent run watchdog")
 
@@ -179,7 +179,7 @@ class AgentRun:
             if self._is_over:
                 raise
             # Not by us: the agent's software was shut down, or cancels itself.
-        except Exception as raised:  # noqa: BLE001 - foreign code; whoever waits for the answer gets it
+        except Exception as raised:  # noqa: BLE001 - foreign code; the waiting task raises it
             error = raised
         if not self._is_over:
             await self._line.put(_Ended(error))

@@ -22,7 +22,7 @@ from midstream.models.responses import (
 )
 
 FOLDED_CHARS_MAX = 2000
-"""Characters of arguments and of content that a folded call is told with; whoever wants all of it declares tools."""
+"""Characters of arguments and of content that a folded call is shown with; declare tools to get all of it."""
 
 
 class Paired:

@@ -26,9 +26,9 @@ from midstream.session.records import (
 )
 
 TOKENS_MIN = 1024
-"""Tokens of a prompt from which providers keep it at all; some models want up to four times as many."""
+"""Tokens of a prompt from which providers keep it at all; some models need up to four times as many."""
 KEPT_S = 300.0
-"""Seconds that most providers keep what nobody reads."""
+"""Seconds that most providers keep what is not read."""
 
 
 class Prefix(StrEnum):
@@ -180,7 +180,7 @@ class _Reading:
             -1 if used is None else used.input_tokens,
             -1 if used is None else used.cached_tokens,
         )
-        if not self._is_last:  # what hands in is asked without tools, and nobody goes on from it
+        if not self._is_last:  # a hand-in is requested without tools, and no turn goes on from it
             self._prompt = record.prompt or self._prompt
             self._is_compacted = False
         self._is_begun, self._at = True, record.at

@@ -74,7 +74,7 @@ with extra("claude"):
     )
 
 INTERRUPT_S = 2.0
-"""Seconds the CLI has to stop its run by itself, so that its transcript says so. Then its process is ended."""
+"""Seconds the CLI has to stop its run by itself, so that its transcript shows that. Then its process is ended."""
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of one message of the CLI, such as a file that its agent has read. The SDK's own limit of 1 MiB ends runs."""
 STDERR_LINES_MAX = 50
@@ -344,7 +344,7 @@ class _ClaudeAgent:
         self,
         said: UpstreamMessage,
         *,
-        key: str,  # noqa: ARG002 - the CLI would pass over a message whose id it knows, also one it never answered
+        key: str,  # noqa: ARG002 - the CLI skips a message whose id it has, also one that it never answered
         is_forced: bool = False,
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """See `UpstreamAgent.send`.

@@ -75,7 +75,7 @@ class ClaudeReader:
         self._mark = ""
         self._spent: list[Usage] = []
         self._trouble: tuple[str, str] = ("", "")
-        """What the CLI says in the model's place: the kind of error, and its words."""
+        """What the CLI sends in the model's place: the kind of error, and its words."""
         self._resets_at: float | None = None
 
     def read(self, message: Message, *, now: float) -> Iterator[UpstreamEvent]:

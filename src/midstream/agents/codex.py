@@ -62,7 +62,7 @@ with extra("codex"):
     from openai_codex.generated import v2_all as wire
 
 STOP_S = 5.0
-"""Seconds a turn has to be interrupted, when nobody waits for it any more."""
+"""Seconds a turn has to be interrupted, when no task waits for it any more."""
 _GONE_WORDS = ("no rollout found", "is empty", "thread not found", "no such thread")
 _FAULTS: Mapping[str, type[ModelError]] = {
     "contextWindowExceeded": ContextOverflowError,
@@ -82,13 +82,13 @@ _FAULTS: Mapping[str, type[ModelError]] = {
     "unauthorized": ModelAccessError,
     "badRequest": ModelRejectedError,
 }
-"""What a turn that failed says by its `codexErrorInfo`; any other fault is one that nobody explains."""
+"""Meaning of a failed turn's `codexErrorInfo`; any other fault is an unknown one."""
 _TRANSPORTS: tuple[Transport, ...] = ("stdio", "http")
 """How Codex reaches MCP servers: its configuration has no place for server-sent events, nor for a registration."""
 _CLOSED = (sdk.TransportClosedError, OSError, ValueError, AttributeError)
 """What the package raises where its app server ends: the last three where the pipes close under a request."""
 _QUIET = ("turn/", "thread/", "account/", "mcpServer/", "warning", "configWarning", "deprecationNotice")
-"""Notifications that say nothing of an answer."""
+"""Notifications without a part of an answer."""
 
 
 class Codex:
@@ -263,7 +263,7 @@ class Codex:
         async with self._starting:
             if self._codex is None and self._closings == closings:
                 self._fresh = codex = sdk.AsyncCodex(self._config)
-                # The package lets nobody choose the client that it asks through.
+                # The package has no way to choose the client that it sends requests with.
                 codex._client._sync = (  # noqa: SLF001
                     OnceClient(self._config)
                     if self.permissions is None
@@ -359,7 +359,7 @@ class CodexThread:
             if leave is not None:
                 self._upstream.speaking.pop(self._thread.id, None)
                 leave.let_go()
-            # Whatever is asked of an app server that was stopped starts another one.
+            # Any request to an app server that was stopped starts another one.
             if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
                 await _wait_briefly(handle.interrupt())
         if reading.failure is not None:
@@ -389,7 +389,7 @@ class CodexThread:
             async with self._upstream.errors(self._codex):
                 return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The app server starts it whether somebody waits for it or not.
+            # The app server starts it even if no task waits for it.
             ending = self._upstream.world.spawn(_interrupt_begun(starting), name="codex: end of a turn")
             await asyncio.shield(ending)
             raise
@@ -417,7 +417,7 @@ class CodexTurn:
         self.is_over = False
         self.failure: ModelError | None = None
         self._spoken: set[str] = set()
-        """Messages and thoughts whose words came as they were said."""
+        """Messages and thoughts whose words came as they were produced."""
         self._usage: Usage | None = None
 
     def read(self, payload: object, method: str) -> list[ModelEvent]:

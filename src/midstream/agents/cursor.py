@@ -66,7 +66,7 @@ with extra("cursor"):
 LAUNCH_S = 30.0
 """Seconds the bridge has to start."""
 STOP_S = 5.0
-"""Seconds a run has to be stopped, or an agent to be let go of, when nobody waits for it any more."""
+"""Seconds a run has to be stopped, or an agent to be released, when no task waits for it any more."""
 RULES_FILE = Path(".cursor/rules/midstream.mdc")
 """Where a client application's instructions are left for the agent, in the folder it works in."""
 RULES_SENTINEL = "<!-- written by midstream: it is replaced and removed without asking -->"
@@ -83,7 +83,7 @@ _ERRORS: tuple[tuple[type[Exception], type[ModelError]], ...] = (
     (sdk.ConfigurationError, ModelAccessError),
     (sdk.BadRequestError, ModelRejectedError),
 )
-"""The package's errors, the most exact first; any other one is a failure that nobody explains."""
+"""The package's errors, the most exact first; any other one is an unknown failure."""
 _STATUSES: Mapping[str, type[ModelError]] = {
     "expired": UpstreamGoneError,
     "cancelled": UpstreamFailedError,
@@ -101,9 +101,9 @@ _CODES: Mapping[str, type[ModelError]] = {
     "usage_limit_exceeded": ModelUnavailableError,
     "timeout": ModelStalledError,
 }
-"""What a run that failed says by its `error_code`; the words are for people."""
+"""Meaning of a failed run's `error_code`; the words are for people."""
 _UNSAID = {"system", "status", "request", "user", "task"}
-"""Messages of a run that has not begun to answer: one that fails after nothing else has said nothing."""
+"""Messages of a run that has not begun to answer: one that fails after nothing else has produced nothing."""
 
 
 class Cursor:
@@ -231,7 +231,7 @@ class CursorAgent:
         """
         options = sdk.SendOptions(
             local=sdk.LocalSendOptions(force=True) if is_forced else None,
-            on_delta=_unread,  # asks for the words as they come; they are read from the run
+            on_delta=_unread,  # requests the text as it comes; it is read from the run
         )
         run: AsyncRun | None = None
         reading = _Reading()
@@ -467,7 +467,7 @@ class _Running(Struct, frozen=True, eq=False):
         closing = self.world.spawn(asyncio.to_thread(self.bridge.close), name="cursor: end of a bridge")
         await asyncio.wait({closing}, timeout=STOP_S)
         if not closing.done() and (process := self.bridge.process) is not None:
-            process.kill()  # it is frozen; what waits for its answer hears that it is gone
+            process.kill()  # it is frozen; tasks that wait for its answer then get an error
         await closing
 
 
@@ -481,7 +481,7 @@ async def _launch(command: Sequence[str] | None, folder: Path, world: World) -> 
         sdk.Bridge.launch, command, workspace=os.fspath(folder), timeout=LAUNCH_S
     )
     assert bridge.process is not None  # it was launched
-    assert bridge.process.stderr is not None  # where it said its address
+    assert bridge.process.stderr is not None  # where it wrote its address
     threading.Thread(
         target=_read_away, args=(bridge.process.stderr,), name="cursor: words of a bridge", daemon=True
     ).start()

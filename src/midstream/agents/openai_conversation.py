@@ -76,7 +76,7 @@ _AS_OURSELVES: Any = {"security": {"bearer_auth": True}}  # Any: the package's t
 _GONE = {"previous_response_not_found", "conversation_not_found"}
 _NAMED_BY = {"previous_response_id", "conversation"}
 STOP_S = 5.0
-"""Seconds a background response has to say its name, when nobody waits for it any more."""
+"""Seconds a background response has to send its name, when no task waits for it any more."""
 _NOT_FOUND = 404
 _NOT_TAKEN = {409, 429, 503}
 """Statuses of a server that did not begin: a conflict, too many requests, no room."""
@@ -94,7 +94,7 @@ class _Way(Struct, frozen=True):
     grants: frozenset[str]
     world: World
     running: set[str]
-    """Background responses that somebody here reads."""
+    """Background responses that have a reader here."""
     openings: SingleFlight
 
     async def stop(self, response: str) -> None:
@@ -163,7 +163,7 @@ class _ResponsesUpstream:
         self._way = _Way(
             name=self.name,
             model=model,
-            # The pool decides what is repeated: a repeat by the package would say it twice.
+            # The pool decides what is repeated: a repeat by the package would send it twice.
             client=(client or openai.AsyncOpenAI(api_key=api_key, base_url=base_url)).with_options(
                 max_retries=0, timeout=_timeout(limits or HttpLimits())
             ),
@@ -248,11 +248,11 @@ class OpenAIAgent:
         self._way = way
         self._setup = setup
         self._came_from = came_from
-        """What the server is told to go on from; "" begins anew."""
+        """The response that the server is to go on from; "" begins anew."""
         self._names = names
         """What a reader of `MessageTaken.resumed` knows that by."""
         self._is_asked = False
-        """Whether a response was asked for: what failed before that has told nobody anything."""
+        """Whether a response was asked for: what failed before that has shown no event."""
 
     async def send(
         self,

@@ -35,7 +35,7 @@ HARMLESS: frozenset[Kind] = frozenset({"read", "search", "think"})
 """What changes nothing, here or elsewhere. Fetching is not among them: an address can carry words away."""
 
 Verdict = Literal[True] | str | Ask
-"""True; or why not, which the agent reads; or that a person shall say."""
+"""True; or why not, which the agent reads; or that a person shall decide."""
 
 
 class Rules(Struct, frozen=True):

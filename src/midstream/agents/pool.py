@@ -86,12 +86,12 @@ REPORTS_MAX = 1000
 """Sessions whose last turn can be asked for."""
 
 TELLING_AGE_S = 60.0
-"""Seconds of silence from which it tells something of an upstream's memory whether an agent is still there."""
+"""Seconds of silence from which it is a sign of an upstream's memory whether an agent is still there."""
 
 Servers = Callable[[], Sequence[ForwardedMcpServer]]
-"""Says which MCP servers the client application has right now."""
+"""Returns the MCP servers that the client application has right now."""
 OnTurn = Callable[[TurnReport], None]
-"""Is told what became of each turn."""
+"""Receives what became of each turn."""
 
 _log = logging.getLogger(__name__)
 
@@ -233,9 +233,9 @@ class Pooled(StoredModel):
         is_ours = await self._may_enter(request, outline)
         try:
             turn = await self._begin(request, outline, setup, chain.heard)
-            if turn.claim is not None:  # a side call takes nobody's place
+            if turn.claim is not None:  # a side call replaces no other turn
                 self._keep_links(request.session, chain)
-            if is_ours and turn.claim is None:  # nobody needs to wait for a side call
+            if is_ours and turn.claim is None:  # no turn needs to wait for a side call
                 is_ours = False
                 self._locks.leave(request.session)
             try:
@@ -523,7 +523,7 @@ class Pooled(StoredModel):
         ):
             with contextlib.suppress(*OUT_OF_ORDER):
                 await self._entries.note_echo(has_echo=bool(opened.resumed))
-        # One that was opened in this process and spoken to before need not say again what it goes on from.
+        # An agent that this process opened and sent to before need not report again what it goes on from.
         is_itself = turn.current.was_used and opened.agent == asked and not opened.resumed
         is_same = opened.resumed == asked or is_itself
         if not is_same or not opened.agent:
@@ -542,7 +542,7 @@ class Pooled(StoredModel):
     async def _note_mismatch(self, turn: PoolTurn, opened: MessageTaken) -> None:
         """A message went to the wrong conversation: no later turn may continue there."""
         if not opened.resumed and opened.agent != turn.current.name:
-            turn.unneeded.add(opened.agent)  # a new one, that only knows what was just said
+            turn.unneeded.add(opened.agent)  # a new one, that has only the last message
             return
         touched = {opened.agent, opened.resumed}
         with contextlib.suppress(*OUT_OF_ORDER):
@@ -558,7 +558,7 @@ class Pooled(StoredModel):
         try:
             if isinstance(turn.action, Fork) and not turn.current.taken:
                 mark = turn.action.mark
-                forking = cast("ForkingUpstream", self._upstream)  # `Abilities.can_fork` says so
+                forking = cast("ForkingUpstream", self._upstream)  # see `Abilities.can_fork`
                 turn.current.agent = await forking.fork(turn.setup, agent=mark.agent, mark=mark.mark)
                 self._live.has_opened()
             else:

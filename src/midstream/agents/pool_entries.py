@@ -254,7 +254,7 @@ class Claim:
 
     def __init__(self, kv: KeyValue, key: str, world: World, run: str, found: Found) -> None:
         self.is_lost = False
-        """Whether somebody else has the entry by now, or has removed it."""
+        """Whether another process has the entry by now, or has removed it."""
         self.found = found
         self._kv = kv
         self._key = key

@@ -23,7 +23,7 @@ RECORD_AGE_MAX_S = 7 * 24 * 3600.0
 RECORDS_MAX = 200
 """Records kept, the most recently used first."""
 MARKS_MAX = 64
-"""Marks kept of a conversation, the newest first: people edit what they said lately."""
+"""Marks kept of a conversation, the newest first: people edit their latest messages."""
 ASIDES_MAX = 4
 """Side calls kept beside a record: client applications have a few kinds of them, such as titles and summaries."""
 

@@ -48,7 +48,7 @@ class End(StrEnum):
     WHOLE = "whole"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Nobody listened any more."""
+    """There was no reader any more."""
 
 
 class TurnReport(Struct, frozen=True):
@@ -58,7 +58,7 @@ class TurnReport(Struct, frozen=True):
         kind, why: The classification, and what was decisive.
         way: How the agent was got that answered, or was to answer.
         agent: Its name, "" where it never got one.
-        common, new: User messages the record knew of this conversation, and those it did not.
+        common, new: User messages of this conversation in the record, and the others.
         sends: Messages sent, all tries counted.
         replays: How often a fresh agent got the whole transcript.
         rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
@@ -276,7 +276,7 @@ class PoolTurn:
             return
         users = self.outline.fingerprint.users
         known = len(users) - LINK_BYTES * len(sends)
-        if users.endswith(last.link):  # the same is asked again
+        if users.endswith(last.link):  # the same message is sent again
             place = -1
         elif users[:known].endswith(last.link):
             place = 0

@@ -19,7 +19,7 @@ from midstream.errors import UsageError
 from midstream.history.codecs.codec_spec import Json, Value
 
 AROUND_CHARS = 40
-"""Characters on each side of a difference that are looked at to say what it is in."""
+"""Characters on each side of a difference that are examined to find what it is in."""
 
 
 class PrefixCause(StrEnum):
@@ -226,7 +226,7 @@ def _has_moved(what: Value, now: Json, field: str) -> bool:
     """Whether the longest text of it stands further down."""
     text = max(_texts(what), key=len, default="")
     if len(text) < AROUND_CHARS:
-        return False  # what is short may well be said twice
+        return False  # a short text may well occur twice
     return any(text in each for _, value in _later(now, field) for each in _texts(value))
 
 
@@ -278,7 +278,7 @@ _OF_KINDS = {
 
 
 _GROUPS = (("date", "time"), ("uuid", "id"), ("path",))
-"""Kinds of which all that differs may be: a date is told with its day of the week and the hour."""
+"""Kinds of which all that differs may be: a date is written with its day of the week and the hour."""
 
 
 def _kinds_of_texts(one: str, other: str) -> tuple[str, str]:

@@ -67,7 +67,7 @@ DONE = (
     "The last answer was cut off. What it said and did until then stands above and is done: do not do it again. "
     "A tool call whose result is unknown may have taken effect: find out before you repeat it."
 )
-"""What an agent is told of an answer that was cut, with what that answer did."""
+"""What an agent is sent of an answer that was cut, with what that answer did."""
 
 _ENDED = {
     Outcome.OK: "ok",

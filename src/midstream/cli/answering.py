@@ -19,7 +19,7 @@ from midstream.session.questions import Question
 from midstream.session.records import CallEnded, MessageQueued, QuestionAnswered, QuestionClosed
 
 LOOK_AGAIN_S = 1.0
-"""Seconds until a server is asked again that could not say what is open."""
+"""Seconds until the next request to a server that could not list what is open."""
 
 Place = tuple[str, int, int, str]
 """Session, turn, response, call id: what a question is about."""
@@ -82,7 +82,7 @@ class Answering:
         """Those whose answer is on its way or there: the server may still list them."""
         self._asking: QuestionPrompt | None = None
         self._is_behind = False
-        """Whether somebody may be asked something that nobody here knows of yet."""
+        """Whether a question may be open that is not here yet."""
         self.work: asyncio.Task[str | None] | asyncio.Task[None] | None = None
         """What a person is typing, or an answer that is on its way; None while there is neither."""
 
@@ -90,7 +90,7 @@ class Answering:
         """Find out what is open: at the beginning, and whenever a question is asked."""
         try:
             asked = await self._client.questions(self._session)
-        except UnavailableError:  # the line is cut, or the server away: the stream tells so itself
+        except UnavailableError:  # the line is cut, or the server away: the stream reports that itself
             self._is_behind = True
             if self.work is None:
                 self.work = self._world.spawn(self._world.sleep(LOOK_AGAIN_S), name="look again")
@@ -143,7 +143,7 @@ class Answering:
             self._decided.clear()
             await self.refresh()
             return
-        if self._asking is None:  # the answer has arrived, and its event tells; or it is time to look again
+        if self._asking is None:  # the answer has arrived, which its event shows; or it is time to look again
             self._prompt_next()
             if self._is_behind:
                 await self.refresh()
@@ -204,7 +204,7 @@ class Answering:
         self._open.pop(place, None)
         if self._asking is None or _place(self._asking.question) != place:
             return
-        self._asking = None  # somebody else was first, or it is over
+        self._asking = None  # another answer was first, or it is over
         if self.work is not None:
             self.work.cancel()
             self.work = None

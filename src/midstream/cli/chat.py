@@ -191,7 +191,7 @@ class ChatSession:
         self._is_prompted = False
         """Whether a question's prompt is the last thing on the screen."""
         self._told = ""
-        """The trouble that was said already: a server short of space says so again at each try."""
+        """The trouble that was printed already: a server short of space reports it again at each try."""
         self._width = columns() if self._ink.is_terminal else 0
         ink = self._ink if self._ink.is_terminal else surroundings.talk
         self._screen_ink = Ink(is_colored=ink.is_colored, is_terminal=self._ink.is_terminal)
@@ -302,7 +302,7 @@ class ChatSession:
         """Current state of the session; None where it is empty."""
         try:
             return await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
-        except (SessionNotFoundError, WrongSecretError):  # which of them a server may not say
+        except (SessionNotFoundError, WrongSecretError):  # a server may not reveal which of them
             return None
 
     @asynccontextmanager

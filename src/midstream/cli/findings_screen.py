@@ -15,7 +15,7 @@ from midstream.environment import World
 
 INDENT = "  "
 QUIET_S = 0.3
-"""Seconds before anything is said about progress."""
+"""Seconds before any progress is printed."""
 PAUSE_S = 0.1
 """Seconds between two words about it."""
 

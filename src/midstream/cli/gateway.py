@@ -185,7 +185,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     )
 
     def report(url: str) -> None:
-        gc.freeze()  # what is loaded by now stays: nobody needs to look through it again
+        gc.freeze()  # what is loaded by now stays: the collector need not traverse it again
         gc.set_threshold(COLLECT_AFTER)
         if options["is_json"]:
             ready = {

@@ -47,7 +47,7 @@ def read_servers(path: Path) -> tuple[ForwardedMcpServer, ...]:
     return tuple(_server(name, servers[name]) for name in sorted(servers))
 
 
-def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON of somebody else's
+def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON of another program
     try:
         said = _expand(told)
         oauth: Mapping[str, Any] = next(
@@ -79,7 +79,7 @@ def _find_registered(oauth: Mapping[str, Any], names: tuple[str, ...]) -> str:
     return " ".join(said) if isinstance(said, list) else str(said)
 
 
-def _expand(value: Any) -> Any:  # noqa: ANN401 - JSON of somebody else's
+def _expand(value: Any) -> Any:  # noqa: ANN401 - JSON of another program
     match value:
         case str():
             return _VARIABLE.sub(_variable, value)

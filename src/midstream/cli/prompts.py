@@ -41,7 +41,7 @@ _SHORT = {
     },
 }
 _WITH_WORDS = (Choice.DENY, Choice.HAPPENED)
-"""Choices after which a person may say more."""
+"""Choices after which a person may write more."""
 
 
 class Decision(Struct, frozen=True):

@@ -107,7 +107,7 @@ class Screen:
         self._flow: Flow | None = None
         self._kind = ""
         self._held = ""
-        """What the attempt has said, where that is not shown before the response is whole."""
+        """Text of the attempt, where that is not shown before the response is whole."""
         self._calls: dict[tuple[int, int, str], Called] = {}
         self._below = SubAgents(ink, width)
         self._running: Called | None = None
@@ -138,7 +138,7 @@ class Screen:
             case TurnEnded():
                 self._show_turn_end(record)
             case Gone(has_snapshot=True):
-                pass  # the snapshot says the rest
+                pass  # the snapshot has the rest
             case Gone():
                 self.note(f"the server lost everything after event {record.resume_from}; disregard it")
             case SnapshotFrame():
@@ -151,7 +151,7 @@ class Screen:
                 for line in self._below.lines(record):
                     self.remark(line)
             case QuestionAsked():
-                pass  # whoever owns the screen puts it to a person, with all there is to know
+                pass  # the owner of the screen shows it to a person, with all its data
             case _:
                 if note := note_of(record):
                     self.note(note)
@@ -214,7 +214,7 @@ class Screen:
     def _show_call_start(self, record: CallStarted) -> None:
         called = self._calls.get((record.turn, record.response, record.call_id))
         if called is None:
-            return  # its response was shown by somebody else
+            return  # its response was shown by another screen
         self.pause()
         called.runs, called.started_at = record.run, record.at
         called.arguments = record.arguments or called.arguments

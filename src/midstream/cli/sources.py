@@ -369,7 +369,7 @@ class ServerSource(Source):
         self, method: str, path: str, body: bytes = b"", *, shown: Mapping[str, str] = MappingProxyType({})
     ) -> http.client.HTTPResponse:
         try:
-            # A connection each: nobody has to remember to close it.
+            # A connection each: none has to be closed later.
             headers = {"connection": "close", "x-midstream": "cli", **self._shown, **shown}
             self._connection.request(method, self._path + path, body=body or None, headers=headers)
             answer = self._connection.getresponse()

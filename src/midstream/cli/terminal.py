@@ -16,7 +16,7 @@ from typing import TextIO
 
 COLOR_MODES = ("auto", "always", "never")
 COLUMNS = 80
-"""Where nobody knows the width."""
+"""Where the width is unknown."""
 
 # Whole escape sequences first (CSI; OSC and its like up to their end), then whatever is left of them.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")

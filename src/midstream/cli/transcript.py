@@ -65,7 +65,7 @@ RESULT_LINES_MAX = 3
 NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
 GO_ON = UserMessage.of(CONTINUE)
-"""What no person said, though it stands in the history as if."""
+"""What no person wrote, though it stands in the history as if."""
 CONTINUED_NOTE = "cut; the provider kept the response, which continues where it stopped"
 INDENT = "       "
 INNER = "  "

@@ -507,7 +507,7 @@ class CheckpointFile:
             unacked[seqno] = payload
         rows = sorted({*unacked, *lost})
         if next_seqno is None and not rows:
-            return _Commands(1, (), "its place in the state file is damaged")  # something was said
+            return _Commands(1, (), "its place in the state file is damaged")  # a message was sent
         end = rows[-1] + 1 if next_seqno is None else next_seqno
         first = rows[0] if rows else end
         for seqno in range(first if acked is None else min(acked, first), end):

@@ -76,7 +76,7 @@ from midstream.tools.function_tools import Tool, by_name, tool
 _log = logging.getLogger(__name__)
 
 REMEMBERED = "midstream-transports.json"
-"""The file beside the state file that says which transport worked at which server."""
+"""The file beside the state file with the transport that worked at each server."""
 
 
 class InterruptedTurn(Struct, frozen=True):
@@ -634,7 +634,7 @@ class Client:
 
     async def _resume_stream(self, kept: KeptStream) -> ClientStream:
         life, now = await self._file.start_epoch(), self._world.monotonic()
-        self._ways.is_known = True  # by whoever began the stream
+        self._ways.is_known = True  # known since the stream began
         stream = ClientStream.resume(
             kept.checkpoint,
             life=life,
@@ -784,7 +784,7 @@ async def _freeze(shown: SecretsToShow) -> SecretsToShow:
 def _secrets_of_this_user() -> Path:
     try:
         return Paths.find().secrets
-    except RuntimeError as error:  # of pathlib, in a container whose user nobody knows
+    except RuntimeError as error:  # of pathlib, in a container with an unknown user
         raise UsageError("this user has no home folder; set MIDSTREAM_HOME, or give `secrets=`") from error
 
 

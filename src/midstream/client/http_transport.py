@@ -182,7 +182,7 @@ class HttpTransport(Transport):
                 await self._heard.put(frame)
         except (httpx2.HTTPError, httpx2.StreamError) as failure:
             error = ConnectionLostError(f"the connection to the server was lost ({type(failure).__name__})")
-        except Exception as refusal:  # noqa: BLE001 - whoever reads raises it, a fault of ours too
+        except Exception as refusal:  # noqa: BLE001 - the reader raises it, a fault of ours too
             error = refusal
         await self._heard.put(error)
 

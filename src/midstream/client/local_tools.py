@@ -128,7 +128,7 @@ class LocalTools:
             return
         if (
             result is None and call.plan.needs_approval
-        ):  # TURN-35: and only the server can ask for another one
+        ):  # TURN-35: and only the server can request another one
             self._answer(place, ToolResult(call.call.id, ALLOWED_ONCE_CONTENT, Outcome.ERROR))
         elif result is None and call.runs <= RERUNS_MAX:
             self._run(place)
@@ -178,7 +178,7 @@ class LocalTools:
                 self._calls[place] = replace(call, is_in_doubt=True)
                 self._starts.append(StartLocally(place, call.call, call.runs, is_probe=True))
             case CallVerdict.GIVE_UP | CallVerdict.ASK:
-                # A person is asked by the server, about calls of its own: here what is held stays unknown.
+                # The server puts questions to a person, about calls of its own: here what is held stays unknown.
                 self._answer(place, ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
             case CallVerdict.LEAVE | CallVerdict.DONE:
                 pass

@@ -91,8 +91,8 @@ def _answer(asked: Future[T], work: Callable[[], T]) -> None:
         asked.set_result(work())
     except UnavailableError as error:
         asked.set_exception(error)
-    except Exception as error:  # noqa: BLE001 - a backend is anybody's code
-        # Only its kind: nobody knows what a backend writes into its messages.
+    except Exception as error:  # noqa: BLE001 - a backend is foreign code
+        # Only its kind: a backend may write anything into its messages.
         asked.set_exception(UnavailableError(f"the keyring failed ({type(error).__name__})"))
     finally:
         del asked  # as in `_run`

@@ -46,7 +46,7 @@ class SessionSecrets:
         self._server = server
         self._world = world
         self._unneeded: set[str] = set()
-        """Sessions of which the server said that they are not encrypted under a client's secret."""
+        """Sessions that, by the server's answer, are not encrypted under a client's secret."""
 
     async def read(self, session: str) -> SecretsToShow:
         """Return what a session is opened with, as far as that is known here.
@@ -55,7 +55,7 @@ class SessionSecrets:
             MidstreamError: As `SecretStore.get`.
         """
         root = root_of(session)
-        # In this order: who ends a change meanwhile puts the next one in the place of the other before it forgets it.
+        # In this order: the end of a change first writes the next secret over the old one, then deletes its entry.
         following = await self._store.get(self._key(root, NEXT))
         secret = await self._store.get(self._key(root)) or ""
         if following is None:

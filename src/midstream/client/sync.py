@@ -99,7 +99,7 @@ class Portal:
             task.add_done_callback(self._tasks.discard)
 
         def stop() -> None:
-            if not begun:  # interrupted before it was so much as asked for
+            if not begun:  # interrupted before it was requested
                 begin()
             begun[0].cancel()
 
@@ -151,7 +151,7 @@ class Portal:
 
 
 def _refuse(outcome: Future[Any]) -> None:
-    with suppress(InvalidStateError):  # somebody was faster
+    with suppress(InvalidStateError):  # another thread was faster
         outcome.set_exception(UsageError(CLOSED))
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 FIRST_FRAME_S = 5.0
-"""Seconds for the first frame of a connection; a server says `welcome` at once."""
+"""Seconds for the first frame of a connection; a server sends `welcome` at once."""
 LOST_MAX = 2
 """Connections in a row that may be lost before their first frame until the next transport is tried."""
 REMEMBERED_S = 24 * 3600.0
@@ -94,7 +94,7 @@ class RememberedTransports:
         return found if found is not None and found.is_believed(self._world.now()) else None
 
     def put(self, server: str, worked: Remembered) -> None:
-        """Remember what worked."""
+        """Store what worked."""
         self._write({**self._read(), server: worked})
 
     def delete(self, server: str) -> None:
@@ -167,7 +167,7 @@ class TransportSelection:
         self._lost = 0
         self._http: httpx2.AsyncClient | None = None
         self.is_known = False
-        """Whether a server of ours was heard there, by this process or one before it."""
+        """Whether a server of ours answered there, to this process or one before it."""
 
     async def connect(self, session: str) -> Transport:
         """Make a connection to a session.
@@ -241,7 +241,7 @@ class TransportSelection:
             return False
 
     async def note_success(self, way: TransportKind) -> None:
-        """Begin with this one from now on; remember it for as long as the reason is good."""
+        """Begin with this one from now on; keep it for as long as the reason is good."""
         self.is_known = True
         self._lost = 0
         doubted, self._doubted = self._doubted, None

@@ -16,7 +16,7 @@ from midstream.history.messages import ToolSpec
 from midstream.session.model_settings import ANY_TOOL, DEFAULT_SETTINGS, ModelSettings
 
 _UNSAID: Value = object()
-"""What a reader answers where a field says what would be done without it."""
+"""What a reader returns for a field whose value is the default anyway."""
 _ANY = ("required", "any")
 _ONE = ("function", "tool")
 
@@ -27,7 +27,7 @@ class AnswerOptions(Struct, frozen=True):
     settings: ModelSettings = DEFAULT_SETTINGS
     fields: Mapping[str, str] = {}
     odd: tuple[str, ...] = ()
-    """Fields that nobody can make anything of."""
+    """Fields without any known meaning."""
 
     def find_refused(self, grants: Collection[str]) -> tuple[str, ...]:
         """Return the client application's fields that are not granted."""

@@ -19,7 +19,7 @@ from midstream.history.repair.system_prompts import words_of_system
 from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
 CHARS_PER_TOKEN = 4
-"""How tokens are estimated before anybody has counted them; real tokenizers are within a third of it for prose."""
+"""How tokens are estimated before they are counted; real tokenizers are within a third of it for prose."""
 _IGNORED = frozenset({"context_management", "mcp_servers", "output_config", "output_format"})
 _WISHES = {
     "temperature": "temperature",

@@ -205,7 +205,7 @@ class _Reader:
             case PartKind.OPAQUE if isinstance(part.raw, dict) and isinstance(part.raw.get("refusal"), str):
                 self._append_text(part.raw["refusal"])
             case _:
-                pass  # an item of some provider's that says nothing to anybody else
+                pass  # an item that has a meaning for one provider only
 
     def _append_text(self, words: str) -> None:
         if words:

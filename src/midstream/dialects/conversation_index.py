@@ -39,7 +39,7 @@ EPHEMERAL_NOTE = "ephemeral"
 KEY_CHARS_MAX = 200
 """Characters of a name that is kept as it is; a longer one is kept as its digest."""
 OPENINGS_MAX = 10_000
-"""Conversations known by what was said in them; the one that was longest silent is forgotten first."""
+"""Conversations known by their messages; the one that was longest silent is evicted first."""
 
 DIGEST_BYTES = 16
 _CLAUDE_CODE = re.compile(r"_session_([0-9a-fA-F-]{36})$")
@@ -149,14 +149,14 @@ def place_of(scope: str, history: History) -> ConversationPlace:
 
 
 class ConversationIndex:
-    """Recognizes conversations by all their messages. Call `look_up` before a response, `said` once it is whole.
+    """Recognizes conversations by all their messages. Call `look_up` before a response, `add_response` after it.
     Nothing is forgotten by a look-up that fails.
     """
 
     def __init__(self, limit: int = OPENINGS_MAX) -> None:
         self._limit = limit
         self._sessions: OrderedDict[bytes, str] = OrderedDict()
-        """Name of each conversation by the digest of all that was said in it up to its newest response."""
+        """Name of each conversation by the digest of all its messages up to its newest response."""
 
     def __len__(self) -> int:
         return len(self._sessions)

@@ -216,7 +216,7 @@ class Threads:
         for line in sorted(later):
             number = bisect_left(self._line_of, line)
             is_known = number < len(self._line_of) and self._line_of[number] == line
-            # What stands on another branch answers nobody here.
+            # A result on another branch answers no call of this one.
             if is_known and number not in own and self._thread_of[number] in family:
                 yield from (found for found in self._read_again(number) if _is_result(found[1]))
 

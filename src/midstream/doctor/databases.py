@@ -201,7 +201,7 @@ class _Database:
         told = finding("broken-row", "left out of the copy", file=f"{table} {id_}", lost="a row")
         self.findings.append(told)
         self.changes.append(Change(table, id_, data, None))
-        if table == "message":  # nobody could read its parts
+        if table == "message":  # its parts could not be read
             parts = self._db.execute(PARTS, (id_,))
             self.changes += [Change("part", part, body, None) for part, body in parts]
         return None

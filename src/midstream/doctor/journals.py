@@ -145,7 +145,7 @@ def examine_database(
                     cuts[line.session] = done.session
                 findings += check_rendering(done.session, profile, file=line.session) if profile else []
     except NotFoundError:
-        pass  # an empty database is a store in which nothing was said yet
+        pass  # an empty database is a store without any session yet
     except UsageError as error:
         raise UnreadableHistoryError(error.message, reason="no-history") from error
     except KeyMissingError as error:

@@ -22,7 +22,7 @@ from midstream.history.codecs.recognition import recognize_by_marks
 OWN_TEXT_MIN = 8
 """Characters from which a text is taken for its own: shorter ones are shared by programs."""
 SAMPLE = 200
-"""Lines looked at to tell what kind of lines they are."""
+"""Lines that are read to find what kind of lines they are."""
 
 
 class Node(Struct, frozen=True):

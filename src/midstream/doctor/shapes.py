@@ -17,7 +17,7 @@ from midstream.history.codecs.format_registry import FORMATS, find_format
 from midstream.history.codecs.recognition import ALIKE, recognize_by_marks
 
 Json = dict[str, Any]
-"""A JSON object of somebody else's program."""
+"""A JSON object of another program."""
 
 FILE_KINDS = ("claude-code", "codex", "opencode", "tunacode", "midstream")
 """What a file may be besides the messages of one format."""
@@ -150,7 +150,7 @@ def _format(messages: Iterable[object], named: str | None, hints: Sequence[str])
     if named:
         return _confirm(find_format(named).name, votes, plain)
     if {ALIKE.get(form, form) for form in votes} == {"chat"}:
-        return max(votes, key=("openai-chat", "mistral").index)  # the one that knows more
+        return max(votes, key=("openai-chat", "mistral").index)  # the format with more features
     if len(votes) > 1:
         told = ", ".join(
             f"{form} (first: message {firsts[form]})" for form in sorted(firsts, key=firsts.__getitem__)

@@ -24,7 +24,7 @@ RULES = "neutral"
 """tunacode asks whatever model its user likes."""
 
 _FROM = "_from"
-"""Number of the message, chunk or call this one comes from; a repair keeps keys it does not know."""
+"""Number of the message, chunk or call this one comes from; a repair keeps unknown keys."""
 
 
 def repair_messages(messages: list[Any], profile: str | None) -> Repaired:
@@ -85,7 +85,7 @@ class _Crossing:
             return message
         source, plain = self._origin(message)
         content = plain.get("content")
-        said: Any = "" if content == "" else []  # nothing said stays the nothing it was
+        said: Any = "" if content == "" else []  # empty content keeps its type
         if isinstance(content, str) and content:
             said = [{"type": "text", "text": content}]
         elif isinstance(content, list):

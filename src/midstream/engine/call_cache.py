@@ -39,7 +39,7 @@ from midstream.store.contract import Store
 from midstream.tools.function_tools import CallContext
 
 SUSPENDED = '{"kind":"suspended"}'
-"""Native outcome of a run that stopped by itself to wait for somebody: the call may start again."""
+"""Native outcome of a run that stopped by itself to wait for a person: the call may start again."""
 
 
 class _Entry(Struct, frozen=True):

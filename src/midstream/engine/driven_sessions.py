@@ -101,7 +101,7 @@ class DrivenJournal:
         self._node = node
         self._agent = agent
         self.on_others: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
-        """Is told what other nodes appended since it was last read here."""
+        """Receives what other nodes appended since it was last read here."""
         self.was_cancelled = False
         """Whether its last turn ended as cancelled: the next one needs the records of it."""
         self._questions: deque[_Question] = deque()
@@ -216,7 +216,7 @@ class DrivenJournal:
             for question in batch:
                 self._answer(question, error)
             return
-        except (Exception, asyncio.CancelledError) as error:  # nobody may wait for its answer for ever
+        except (Exception, asyncio.CancelledError) as error:  # no task may wait for its answer for ever
             stopped = UnavailableError(
                 f"session {self.journal.session_id!r} stopped on {type(error).__name__}"
             )
@@ -232,7 +232,7 @@ class DrivenJournal:
         waiting = question.answer
         if isinstance(answer, MidstreamError):
             if waiting is None:
-                self.failed = self.failed or answer  # nobody waits for it: whoever comes next must know
+                self.failed = self.failed or answer  # no task waits for it: the next call raises it
             elif not waiting.done():
                 waiting.set_exception(answer)
         elif waiting is not None and not waiting.done():

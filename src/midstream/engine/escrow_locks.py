@@ -21,9 +21,9 @@ from midstream.store.contract import Escrow, OpenedSession
 RECHECK_S = 60.0
 """Seconds after which a viewer that follows is asked again whether it may: its word may be withdrawn elsewhere."""
 LINGER_S = 5.0
-"""Seconds for which a session stays open that nobody holds: a client that polls, or connects anew, comes again."""
+"""Seconds for which a session stays open without a holder: a client that polls, or connects anew, comes again."""
 LOOK_S = 0.5
-"""Seconds between two looks at whether a session that nobody holds is at rest."""
+"""Seconds between two checks whether a session without a holder is idle."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Locks:
         self._world = world
         self._holders: dict[str, int] = {}
         self._open: set[str] = set()
-        """Sessions that somebody has opened, and that were not locked since."""
+        """Sessions that were opened, and not locked since."""
         self._with_client: set[str] = set()
         """Sessions whose client has shown its own secret since they were opened."""
         self._left_at: dict[str, float] = {}
@@ -162,7 +162,7 @@ class Locks:
         try:
             return await self.escrow.is_good(opened)
         except MidstreamError:
-            return False  # what cannot be found out now ends it as well: it comes again and is asked
+            return False  # what cannot be found out now ends it as well: it comes again and is checked then
 
     async def stop(self) -> None:
         """Stop: the store drops all keys when it is closed."""

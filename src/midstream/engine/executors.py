@@ -100,14 +100,14 @@ from midstream.tools.function_tools import (
 )
 
 HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
-"""What the model is told with the last request of a turn that reached a limit."""
+"""Text that the model gets with the last request of a turn that reached a limit."""
 STOP_S = 5.0
-"""Seconds for telling a provider that nobody wants its response any more."""
+"""Seconds for the request to a provider to cancel a response."""
 CUT_CONTENT = (
     "The response reached its length limit in the middle of this call, so the call was not run. "
     "Ask for less in one call, or split it."
 )
-"""What the model is told of a call that was cut off."""
+"""Text that the model gets for a call that was cut off."""
 
 _NEVER = threading.Event()
 """Never set: coroutines are cancelled instead."""
@@ -463,7 +463,9 @@ class Executor:
 
     async def _find(self, name: str) -> Tool | None:
         found = self._toolset.tools.get(name)
-        if found is None and self._agent.sources:  # planned by another node: this one has not asked yet
+        if (
+            found is None and self._agent.sources
+        ):  # planned by another node: this one has not listed the tools yet
             self._toolset = await read_toolset(self._agent)
             found = self._toolset.tools.get(name)
         return found
@@ -513,14 +515,14 @@ class Executor:
             if threading.get_ident() == here:  # at once, so that the last words come before the outcome
                 progressed(text)
                 return
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its readers with it
                 loop.call_soon_threadsafe(progressed, text)
 
         ref = pending_work.ref
         session_id = self._reports.session_id
         return CallContext(
             session_id, ref.turn, ref.response_no, ref.call_id, run, report_progress, _NEVER
-        )  # who is asked to stop has an event of their own
+        )  # a tool that can be stopped has an event of its own
 
 
 class _Kept:
@@ -578,7 +580,7 @@ def _unstarted_result(pending_work: RunCall) -> ToolResult:
         return ToolResult(pending_work.ref.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
     return ToolResult(
         pending_work.ref.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN
-    )  # of an earlier run nobody knows
+    )  # the effects of an earlier run are unknown
 
 
 def _state_of(pending_work: RunCall | RunChild | ProbeCall, session: Session) -> CallState:

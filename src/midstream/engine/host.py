@@ -92,7 +92,7 @@ class Host:
         self.world = world or World()
         self.store = store = open_store(store, world=self.world)
         self.observers = Observers()
-        """Told of every record that is appended here."""
+        """Receives every record that is appended here."""
         self.look_back_s = look_back_s
         self.tail_bytes_max = tail_bytes_max
         self._node = self.world.new_id("node")
@@ -236,7 +236,7 @@ class Host:
         runner = self._awake.get(session_id)
         if runner is not None and runner.is_stale:
             await runner.refresh()
-        runner = self._awake.get(session_id)  # who asked at the same time may have opened it anew already
+        runner = self._awake.get(session_id)  # a concurrent call may have opened it anew already
         if runner is None or runner.has_failed:
             runner = await self._open_once(session_id)
         else:
@@ -289,7 +289,7 @@ class Host:
         """
         runner = await self.session(session_id)
         await runner.release()
-        if runner.is_idle:  # nobody here reads it: nothing of what is deleted stays in memory
+        if runner.is_idle:  # no reader is here: nothing of what is deleted stays in memory
             self._awake.pop(session_id, None)
             await runner.stop(StopMode.SLEEP)
 
@@ -461,7 +461,7 @@ class Host:
             await self.locks.stop()
         self._awake.clear()
         if self._is_started:
-            # First: tool servers may take longer than whoever ends this process waits.
+            # First: tool servers may take longer than the process manager waits.
             await self.store.close()
         await self._resources.close()
 

@@ -118,7 +118,7 @@ class Journal:
             records.extend(self._decode_page(page))
             found.extend(page)
             end = page[-1].position
-        if found:  # a reader that left while the store was asked must not take with it what nobody has folded
+        if found:  # a reader that left during the query must not take with it what is not folded yet
             self._cache_records(self._readable(found))
             self._wake()
         return records

@@ -291,7 +291,7 @@ def _soon(do: Callable[[], None]) -> Cancellable:
 
 def is_model_output(batch: list[Envelope]) -> bool:
     """Whether a batch is nothing but words of a model: they change nothing that is owed."""
-    for each in batch:  # noqa: SIM110 - asked for each token: a generator takes three times as long
+    for each in batch:  # noqa: SIM110 - called for each token: a generator takes three times as long
         if not isinstance(each.command, ModelStreamed):
             return False
     return True

@@ -253,7 +253,7 @@ class Caretaker:
             try:
                 answer: int | MidstreamError = await self._decide_forwarded(forwarded)
             except (LeaseHeldError, DrainingError):
-                continue  # its node, or whoever takes it next, is told as well
+                continue  # its node, or the next one that takes it, is notified as well
             except MidstreamError as error:
                 answer = error
             try:

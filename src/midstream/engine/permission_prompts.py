@@ -21,7 +21,7 @@ from midstream.session.turn.pending import AnswerAgent, CallModel
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 
 ARGUMENTS_CHARS_MAX = 256 * 1024
-"""Characters of arguments that a person can be shown; nobody allows what they cannot read whole."""
+"""Characters of arguments that a person can be shown; a person cannot allow what is not shown whole."""
 NOT_ASKED = "Nobody was asked, because the turn was stopped or goes on elsewhere. This was not done."
 TOO_LONG = (
     f"This is longer than a person can be shown ({ARGUMENTS_CHARS_MAX} characters), so nobody was asked and it was not "
@@ -80,10 +80,10 @@ class AgentQuestions:
                 return
             await self._notes.insist(UseAnswer(pending_work.ref, pending_work.question_id))
         except MidstreamError:
-            return  # its attempt has ended, and with it whoever waited
+            return  # its attempt has ended, and with it the waiting agent
         await (
             self._notes.confirm()
-        )  # as before a tool (TURN-53): whoever took the session over asks for itself
+        )  # as before a tool (TURN-53): the node that took the session over requests it itself
         if not waiting.done():
             waiting.set_result(_decision_of(_question(session, pending_work.question_id)))
 

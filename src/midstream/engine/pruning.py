@@ -156,7 +156,7 @@ class Pruner:
         try:
             await self._sessions.delete(session)
         except (NotFoundError, SessionBusyError, LeaseHeldError):
-            return  # somebody was faster, one way or the other
+            return  # another process was faster, one way or the other
         _log.info("deleted, past its retention", extra={"session": session})
 
     def _is_due(self, info: SessionInfo, now: float) -> bool:
@@ -217,7 +217,7 @@ class Pruner:
                     break
                 record = reader.read(stored.body)
                 if isinstance(record, OutcomeDamaged):
-                    return None  # a person may want to look at what is left of it
+                    return None  # its remains are left for a person to examine
                 state = evolve(state, record, epoch=stored.epoch)
             if page[-1].position >= position:
                 break

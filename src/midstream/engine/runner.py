@@ -536,7 +536,7 @@ class Runner:
         self._refuse_other_agent(commands)
         at = self._world.now()
         epoch = await self.journal.claim(at=at)
-        if epoch > 1:  # somebody had it before, and may have had it since it was read here
+        if epoch > 1:  # another node had it before, and may have had it since it was read here
             self._take_over(await self.journal.catch_up())
             self._refuse_other_agent(commands)
         is_handover = self.journal.is_handed_over

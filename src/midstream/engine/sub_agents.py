@@ -40,7 +40,7 @@ POLL_S = 0.5
 """Seconds between two looks at a child that another process still holds."""
 RECORDS_PER_LOOK = 200
 _OF_NODES = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
-"""Records that say nothing to a reader of the parent."""
+"""Records without meaning for a reader of the parent."""
 _AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
 """Another process has the child, or took it from this one, or the store is away: it is not lost."""
 

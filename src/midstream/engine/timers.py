@@ -44,7 +44,7 @@ class Waits:
         self._expire = expire
         self._waits: Sequence[Wait] = ()
         self._expired: set[Wait] = set()
-        """Those of `_waits` that were told, and are not yet over."""
+        """Those of `_waits` that have expired, and are not yet over."""
         self._timer: Cancellable | None = None
         self._rings_at = 0.0
 

@@ -100,7 +100,7 @@ class Watch:
         self._shortest_s = budgets.tool_s if self._call_id else min(budgets.between_tokens_s, budgets.tool_s)
         """The least budget of a silence that may begin while this one lasts."""
         self._warnings = 0
-        """How often this silence was told."""
+        """How often this silence was reported."""
         self._is_held = False
         self._pauses = 0
         """Waits for a person that are under way."""
@@ -222,7 +222,7 @@ class Watch:
         place = (self._turn, self._response, self._waiting_for, round(silent_s, 3), self._call_id)
         try:
             _log.log(*_WORDS[level], self._waiting_for, silent_s, extra=self._ids() | self._what(silent_s))
-            if level is not Level.FAIL:  # the failed attempt says so itself
+            if level is not Level.FAIL:  # the failed attempt is in the journal itself
                 self._tell(Stalled(*place) if level is Level.ADVISORY else StallFinished(*place))
             if self._on_stall is not None:
                 seen = StallSeen(

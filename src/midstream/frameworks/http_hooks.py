@@ -266,7 +266,7 @@ class _RequestHook:
             if self._on_repair is not None:
                 self._on_repair(instead.repaired)
         except HistoryRefusedError:
-            raise  # asked for, with mode="strict"
+            raise  # requested, with mode="strict"
         except Exception as error:  # noqa: BLE001 - whatever went wrong: the caller's request is worth more
             _log_failure(happened, error)
 

@@ -84,7 +84,7 @@ def at_most_once(
         try:
             with running(started):
                 value = await execute(request)
-        except GraphBubbleUp:  # an interrupt: a person is asked, then the tool begins anew
+        except GraphBubbleUp:  # an interrupt: a person decides, then the tool begins anew
             waits = ToolResult(call.id, "It waits for somebody.", Outcome.CANCELLED)
             await book.finish(started, waits, SUSPENDED)
             raise

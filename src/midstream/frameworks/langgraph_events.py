@@ -44,7 +44,7 @@ class GraphText:
         self._whole: set[str] = set()
         self._has_text = False
         self._queues: dict[str, list[BaseMessage]] = {}
-        """Messages by task; those of the first one have been said."""
+        """Messages by task; those of the first one have been emitted."""
         self._over: set[str] = set()
 
     def take_message(self, task: str, message: BaseMessage) -> Iterator[ModelEvent]:
@@ -137,7 +137,7 @@ def _thinking_in(message: Any) -> Iterator[str]:  # noqa: ANN401 - LangChain's
             yield str(block.get("reasoning", ""))
 
 
-# --- what a turn knows ----------------------------------------------------------------------------------------
+# --- state of a turn ------------------------------------------------------------------------------------------
 
 
 class TurnSoFar(Struct, frozen=True):

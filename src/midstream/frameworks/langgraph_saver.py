@@ -112,7 +112,7 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
         self._threads[session][0].returned[call_id] = (text, self.serde.dumps_typed(value))
         await self._keep(session)
 
-    # --- what LangGraph asks of a checkpointer ----------------------------------------------------------------
+    # --- the interface of a LangGraph checkpointer ------------------------------------------------------------
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest checkpoint, or the one that is named, where it is the newest."""

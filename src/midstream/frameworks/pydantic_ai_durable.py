@@ -533,7 +533,7 @@ class _DurableToolset(WrapperToolset[AgentDepsT]):
             with running(started):
                 value = await self.wrapped.call_tool(name, tool_args, ctx, tool)
         except (ApprovalRequired, CallDeferred):
-            raise  # it waits for somebody; its call stays open
+            raise  # it waits for a person; its call stays open
         except Exception as error:
             await turn.journal_outcome(*_failure(started.call_id, error))
             raise

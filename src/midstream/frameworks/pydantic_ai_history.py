@@ -148,7 +148,7 @@ class _Loading:
         if place is not None and written is self._dumped[place]:
             return self._messages[place]
         loaded = ModelMessagesTypeAdapter.validate_python([written])[0]
-        # A part's JSON form may say less than the part (a returned object is only its fields there).
+        # A part's JSON form may hold less than the part (a returned object is only its fields there).
         parts: list[Any] = [
             self._parts.get(id(raw), part) for raw, part in zip(written["parts"], loaded.parts, strict=True)
         ]

@@ -123,7 +123,7 @@ def render(
 
 
 class _Writer:
-    """Writes entries in one format, in order, and remembers only which ids are taken."""
+    """Writes entries in one format, in order, and keeps only which ids are taken."""
 
     def __init__(self, form: Format, profile: Profile, model: str) -> None:
         self.messages: list[Value] = []
@@ -136,7 +136,7 @@ class _Writer:
         self._is_plain = form.spec.takes_plain
         self._has_text_arguments = form.spec.has_text_arguments
 
-    # --- what a user said -------------------------------------------------------------------------------------
+    # --- messages of a user -----------------------------------------------------------------------------------
 
     def user(self, message: UserMessage) -> None:
         """Write a user's message; an empty one gets a placeholder."""
@@ -173,7 +173,7 @@ class _Writer:
         content: Value = pieces[0] if is_one else pieces or NO_WORDS
         return {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": content}]}
 
-    # --- what a model said, and what came of its calls --------------------------------------------------------
+    # --- responses of a model, and the results of its calls ---------------------------------------------------
 
     def step(self, step: Step) -> None:
         """Write a response and the results of its calls; an empty response is left out."""
@@ -223,7 +223,7 @@ class _Writer:
         if profile.wants_reasoning != "no" and form.spec.reasoning == "written" and calls and not has_thought:
             parts.append(Part(PartKind.THINKING, None, body=NO_REASONING))
         while parts[-1].kind is PartKind.THINKING and not is_joined:
-            parts.pop()  # nobody takes a response that ends in a thought
+            parts.pop()  # no provider accepts a response that ends in a thought
         return parts
 
     def _thought(self, part: Thinking, *, is_own: bool) -> Part | None:

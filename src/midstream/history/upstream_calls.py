@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from midstream.history.messages import UPSTREAM_CHARS_MAX, UPSTREAM_CUT, Outcome, UpstreamCall, storable
 
 Words = tuple[Literal["text", "thinking"], str] | UpstreamCall
-"""What a part of a response is, and what was said of it; or what is known of a call that the upstream runs."""
+"""What a part of a response is, and its text; or what is known of a call that the upstream runs."""
 
 
 NAME_CHARS_MAX = 256

@@ -18,10 +18,10 @@ from midstream.models.responses import ModelEvent, ModelRequest
 from midstream.session.model_settings import MESSAGES_GRANTS, MESSAGES_NAMES, messages_fields, select_granted
 
 API_VERSION = "2023-06-01"
-"""What `anthropic-version` says unless `headers` do: what every server knows. The events of 2026-10-21 are the same; it
+"""`anthropic-version` unless `headers` have one; all servers accept it. The events of 2026-10-21 are the same; it
 refuses some fields that this one takes (such as `temperature`)."""
 TOKENS_MAX = 8192
-"""Tokens of one response unless said otherwise: the API must be told a number, and every model since 2025 takes
+"""Tokens of one response by default: the API requires a number, and every model since 2025 takes
 this."""
 
 

@@ -189,7 +189,7 @@ def identity_digest(identity: Mapping[str, str]) -> bytes:
     return _digest(canonical(told) if told else b"")
 
 
-def canonical(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
+def canonical(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
     """Return JSON with the keys sorted at every depth and without blanks."""
     try:
         return msgspec.json.encode(value, order="sorted")

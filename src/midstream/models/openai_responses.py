@@ -126,7 +126,7 @@ class OpenAIResponses(ProvidedModel):
         await self._provider.post(f"/responses/{_quote(token)}/cancel")
 
     def _request(self, request: ModelRequest) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
-        # Another attempt wants another response: the key of the first one would bring the first one back.
+        # Another attempt needs another response: the key of the first one would bring the first one back.
         headers = {"Idempotency-Key": f"{request.key}/{request.attempt}"} if request.key else {}
         return self._provider.events(
             "POST", "/responses", self._body(request), headers=headers, stalls=request.stalls

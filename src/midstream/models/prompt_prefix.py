@@ -24,7 +24,7 @@ LOOK_BACK_BLOCKS = 20
 """Blocks before a mark in which Anthropic looks for what it has kept: a response with more calls needs a second
 mark."""
 OPENAI_HOSTS = ("api.openai.com",)
-"""Servers, with those below them, known to take `prompt_cache_key`; others may refuse what they do not know."""
+"""Servers, with those below them, known to take `prompt_cache_key`; others may refuse an unknown field."""
 _INSTRUCTING = ("system", "developer")
 _UNMARKABLE = frozenset(
     {"thinking", "redacted_thinking", "image_url", "input_audio", "file"}  # the last three: chat completions'

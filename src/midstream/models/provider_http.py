@@ -365,7 +365,7 @@ class Provider:
         try:
             parsed = msgspec.json.decode(bytes(body))
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            parsed = None  # a proxy's page: the status says enough
+            parsed = None  # a proxy's page: the status is enough
         error = parsed.get("error", parsed) if isinstance(parsed, dict) else None
         if response.status == HTTPStatus.OK:
             if isinstance(parsed, dict) and "error" in parsed:

@@ -205,7 +205,7 @@ class ResponseBuilder:
         self._chars = 0
         self._ids = (ref.turn, ref.response_no, ref.attempt)
         self._shown = dict(shown or {})
-        """What is still to be said again."""
+        """Text that is still to be repeated."""
         self._parts: list[ResponsePart] = []
         self._texts: list[str] = []
         self._kind: Literal["text", "thinking"] | None = None

@@ -74,5 +74,5 @@ class Observers:
 
 
 def _log_failure(session: str, error: Exception) -> None:
-    # A traceback could hold what was said.
+    # A traceback could hold text of the conversation.
     _log.error("an observer failed: %s", type(error).__name__, extra={"session": session})

@@ -34,7 +34,7 @@ DURATION = {
     IntervalKind.CALL: "gen_ai.execute_tool.duration",
 }
 PROVIDER = "midstream"
-"""What the conventions want named and nobody knows: whose a model is that does not say so in its name."""
+"""What the conventions require and is unknown: the provider of a model whose name does not include it."""
 PROVIDERS = {
     "anthropic-messages": "anthropic",
     "claude": "anthropic",

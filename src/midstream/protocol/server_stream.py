@@ -218,7 +218,7 @@ class ServerStream:
         self._was_admitted = False
         self._cancel_after_s: float | None = None
         self._is_left = False
-        """The client said `close`: it leaves the turn to itself."""
+        """The client sent `close`: it leaves the turn to itself."""
         self.snapshot_due: SnapshotDue | None = None
         """Which snapshot `show` must be given before anything is delivered; None where none is owed."""
         self._in_flight: set[int] = set()
@@ -253,7 +253,7 @@ class ServerStream:
             now=now,
         )
 
-    # --- what the shell may ask ---------------------------------------------------------------------------------
+    # --- queries of the shell -----------------------------------------------------------------------------------
 
     @property
     def is_closed(self) -> bool:

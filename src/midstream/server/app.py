@@ -247,7 +247,7 @@ class App:
         except StreamCutError:
             raise
         except asyncio.CancelledError:
-            # The server lets go of it: whoever waits is to come back.
+            # The server shuts down: the client is to come back.
             if self.host.is_draining and not is_begun:
                 await refuse(problem_of(_draining()), scope, receive, send)
             raise

@@ -245,7 +245,7 @@ class Gateway:
         except GoneError:
             pass
         except asyncio.CancelledError as error:
-            if self._is_draining and not is_begun:  # the server lets go of it: whoever waits is to come back
+            if self._is_draining and not is_begun:  # the server shuts down: the client is to come back
                 refusal = refusal_of(_draining())
                 is_final = isinstance(error, _CancelledInAnswerError)
                 await refuse(send, dialect, final(refusal) if is_final else refusal)

@@ -74,7 +74,7 @@ class SettingsFile:
     def _read_mark(self) -> Mark | None:
         try:
             return _mark_of(self._path)
-        except OSError:  # it is being replaced, or is gone: what was said last holds
+        except OSError:  # it is being replaced, or is gone: the last settings hold
             return None
 
 

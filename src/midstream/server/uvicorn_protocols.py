@@ -35,7 +35,7 @@ except ImportError:  # an install without compiled parts
     from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
 
 HEADERS_S = 10.0
-"""Seconds for the headers of a request: who sends them a byte at a time holds a connection, and is nobody yet."""
+"""Seconds for the headers of a request: who sends them a byte at a time holds a connection unauthenticated."""
 HELD_BYTES_MAX = 64 * 1024
 """Bytes of a request line and its headers, or of trailers, that wait for their end: what is sent without one would
 fill the memory. h11 has the same limit by itself; what an app may be asked is less (`Limits.header_bytes_max`)."""

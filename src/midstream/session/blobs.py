@@ -60,7 +60,7 @@ _WITH_RESULT = (CallEnded, ResultArrivedLate)
 
 def is_large(result: ToolResult) -> bool:
     """Whether a result is to be kept apart, and is not yet."""
-    # Four bytes are the most a character takes: most results need not be encoded to know.
+    # Four bytes are the most a character takes: most results need not be encoded for this check.
     is_short = len(result.content) * 4 < BLOB_BYTES_MIN or result.blob
     return not is_short and len(result.content.encode()) >= BLOB_BYTES_MIN
 

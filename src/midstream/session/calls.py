@@ -44,7 +44,7 @@ class OnDoubt(StrEnum):
     """Policy for a call that was started and whose outcome is unknown."""
 
     UNKNOWN = "unknown"
-    """Tell the model that the outcome is unknown and to check. The default for tools with effects."""
+    """Inform the model that the outcome is unknown and to check. The default for tools with effects."""
     RERUN = "rerun"
     """Run it again: it only reads, or repeating it does no harm."""
     RERUN_WITH_KEY = "rerun_with_key"
@@ -81,7 +81,7 @@ class QuestionKind(StrEnum):
     QUESTION = "question"
     """The call is itself a question."""
     DOUBT = "doubt"
-    """It was started and nobody knows whether it took effect: what now?"""
+    """It was started, and whether it took effect is unknown: what now?"""
 
 
 class Choice(StrEnum):
@@ -92,7 +92,7 @@ class Choice(StrEnum):
     RESPOND = "respond"
     """Answer a question in words."""
     HAPPENED = "happened"
-    """It took effect; the words say what came of it."""
+    """It took effect; the words are its result."""
     RERUN = "rerun"
     """Run it again."""
     SKIP = "skip"
@@ -145,7 +145,7 @@ class CallState(Struct, frozen=True, gc=False):
     """The epoch that started it last; 0 while it was never started."""
     started_at: float = 0.0
     is_in_doubt: bool = False
-    """Its node died, and by its policy somebody is being asked whether it happened."""
+    """Its node died, and by its policy a person is being asked whether it happened."""
     asked: QuestionKind | None = None
     """The question to a person that is open."""
     asked_at: float = 0.0

@@ -190,7 +190,7 @@ def _complete_response(state: AwaitingModel, command: Responded, *, at: float) -
     )
     if command.response.calls:
         return (completed,)
-    # DRIVEN-4: the loop may yet ask again; it says when the turn is over.
+    # DRIVEN-4: the loop may yet request again; it reports when the turn is over.
     return (completed, StepCommitted(state.turn, state.response_no))
 
 
@@ -208,7 +208,7 @@ def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) ->
         return (started,)
     if verdict is CallVerdict.LEAVE:
         raise Refused(SessionBusyError(f"call {command.call_id!r} is running already"))
-    # DRIVEN-6: nobody may run it again, or only a person could say so, whom this loop has no way to ask.
+    # DRIVEN-6: it may not run again, or only with a person's decision, which this loop has no way to request.
     lost = ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
     return _settle(state, CallEnded(state.turn, state.response_no, lost, at), epoch=epoch, at=at)
 

@@ -19,7 +19,7 @@ ANY_TOOL = ""
 """As a forced tool: whichever the model chooses."""
 
 _REASONING = re.compile(r"o\d|gpt-5(?!-chat)")
-"""How the models of OpenAI are called that refuse to be told how to draw their words."""
+"""How the models of OpenAI are called that refuse settings of how their words are drawn."""
 
 
 class ModelSettings(Struct, frozen=True):

@@ -73,9 +73,9 @@ from midstream.session.turn.pending import PendingWork
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
 
 STREAMS_KEPT_MAX = 1024
-"""Streams a session remembers; the oldest goes first. One stream is one turn of one client."""
+"""Streams a session keeps; the oldest goes first. One stream is one turn of one client."""
 COMMANDS_MAX = 10_000
-"""Commands of one stream, all of whose digests are kept to tell a repetition from a conflict."""
+"""Commands of one stream, all of whose digests are kept to distinguish a repetition from a conflict."""
 NEWEST_MAX = 64
 """Digests that are gathered before they go to the others."""
 
@@ -83,11 +83,11 @@ NEWEST_MAX = 64
 QUEUE_MAX = 100
 """Messages that may wait in one session; the next one is refused as if queueing were off."""
 EPOCHS_KEPT_MAX = 64
-"""Epochs of which a session remembers when they began: clients that come back are in one of the last."""
+"""Epochs of which a session keeps when they began: clients that come back are in one of the last."""
 UNSETTLED_MAX = 64
 """Calls closed as `unknown` whose late results a session still takes; the oldest goes first."""
 CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
-"""What the model is told where a resumed turn had stopped in the middle of its words."""
+"""Text that the model gets where a resumed turn had stopped in the middle of its words."""
 
 
 class Unsettled(Struct, frozen=True, gc=False):
@@ -202,7 +202,7 @@ class Session(Struct, frozen=True, gc=False):
     """Whose loop runs the open turn, where it is not our own."""
     last_turn: TurnEnded | None = None
     found: frozenset[str] = frozenset()
-    """The tools that come and go, as its readers were told last."""
+    """The tools that come and go, as its readers received them last."""
     unreachable: frozenset[str] = frozenset()
     """The sources of tools that could not be asked then."""
     started_at: float = 0.0
@@ -308,7 +308,7 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
         message = f"this session runs a call of another session; send to {session.parent.session!r} instead"
         raise Refused(UsageError(message))
     if session.parent is not None:
-        return ()  # TURN-50: told again, by an node that did not know, it is the same task
+        return ()  # TURN-50: appended again, by a node that did not have it, it is the same task
     if isinstance(session.turn, Idle):
         return deciding.opening(session.turns + 1, said, at=at)
     if said.when_busy is WhenBusy.REFUSE or session.driver:
@@ -420,7 +420,7 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
     elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
         command = Withdraw(known.queued)  # nor one that came before it
     if isinstance(command, CallFinished) and not _is_for_client(session, command):
-        command = None  # TURN-15: nobody but the server speaks for a tool of the server
+        command = None  # TURN-15: only the server sends results of the server's tools
     begun = _take_stream(known, received) if known else (_open_stream(received),)
     taken = CommandAccepted(received.stream, received.seqno, received.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)

@@ -111,7 +111,7 @@ class Memory(MemoryKeyValue):
         self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, node: str) -> None:
-        """Let an node die: its sessions are free for the next claim."""
+        """Let a node die: its sessions are free for the next claim."""
         self.living.discard(node)
         self.wake_watchers()
 
@@ -144,7 +144,7 @@ class MemoryStore(Store):
         self._memory = Memory() if memory is None else memory
         self._world = world
         self._told: set[tuple[str | int, int]] = set()
-        """Orphans and forwarded commands, each with the epoch under which it was told."""
+        """Orphans and forwarded commands, each with the epoch under which it was reported."""
         self._peers_told = -1
 
     @override

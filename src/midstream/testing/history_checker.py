@@ -54,7 +54,7 @@ class Rule(StrEnum):
     """Rule that can be broken."""
 
     ACKED_NOT_STORED = "acked_not_stored"
-    """A client was told that a command is in the journal, and it is not."""
+    """A command was acknowledged, and is not in the journal."""
     STORED_OTHERWISE = "stored_otherwise"
     """A stored command is not what its client sent under that number, or stands there twice."""
     SEEN_GAP = "seen_gap"
@@ -72,7 +72,7 @@ class Rule(StrEnum):
     OUTCOME_TWICE = "outcome_twice"
     """A call has two outcomes."""
     OUTCOME_INVENTED = "outcome_invented"
-    """A call is said to have succeeded and never ran to its end."""
+    """A call is recorded as succeeded and never ran to its end."""
     RAN_UNANNOUNCED = "ran_unannounced"
     """A tool ran without the intent in the journal."""
     RAN_TWICE = "ran_twice"
@@ -80,11 +80,11 @@ class Rule(StrEnum):
     RAN_AGAIN = "ran_again"
     """A call ran more often than its policy, and the people who were asked, allow."""
     RAN_UNASKED = "ran_unasked"
-    """A call that a person must allow ran more often than somebody allowed it."""
+    """A call that a person must allow ran more often than it was allowed."""
     CHILD_SHOWN = "child_shown"
     """The journal of a call's child was not shown as it is: every record once, in order, none left out."""
     CHILD_OUTCOME = "child_outcome"
-    """The outcome of a call is not what its child said last, or its child has not ended."""
+    """The outcome of a call is not its child's last response, or its child has not ended."""
     QUEUE_BROKEN = "queue_broken"
     """A queued message opened two turns, or one after it was taken back, or not in its order."""
     QUEUE_LOST = "queue_lost"
@@ -261,7 +261,7 @@ _GOES_ON = (AttemptStarted, AttemptContinued, AttemptResumable, Delta, AttemptFa
 def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]:
     cancelled: set[int] = set()
     stopped: set[int] = set()
-    """Cancelled by somebody, not by a limit of their own."""
+    """Cancelled by a client, not by a limit of their own."""
     ended: set[int] = set()
     for position, record in enumerate(records, start=1):
         turn = getattr(record, "turn", 0)

@@ -37,9 +37,9 @@ from midstream.store.memory import Memory, MemoryStore
 LIMIT_S = 60.0
 """Seconds after which an answer that should be there is missing."""
 PATIENCE_S = 30.0
-"""Seconds of silence that an agent may have. Nobody waits for them where it is silence that goes wrong."""
+"""Seconds of silence that an agent may have. No test waits for them where it is silence that goes wrong."""
 NAMING_S = 0.1
-"""Seconds for what an agent says before it falls silent; one that takes longer was mute, which is right as well."""
+"""Seconds for the events of an agent before it falls silent; one that takes longer was mute, which is right as well."""
 PAUSE_S = 1.0
 """Seconds that are no silence: a pool waits as long before it tries something again."""
 LOOK_S = 0.005
@@ -51,7 +51,7 @@ class PoolSituation(StrEnum):
     """Situation of a host when it asks."""
 
     FIRST = "first"
-    """Nothing was said before."""
+    """No message was sent before."""
     CONTINUED = "continued"
     """One message more, in the same process."""
     RESTARTED = "restarted"
@@ -77,11 +77,11 @@ class UpstreamFault(StrEnum):
     WRONG_ID = "wrong-id"
     """It resumes an empty conversation as if nothing were wrong; that takes a resumption."""
     SILENT = "silent"
-    """It takes the message and says nothing."""
+    """It takes the message and sends no text."""
     MUTE = "mute"
-    """It takes the message and says nothing at all, not even that it took it."""
+    """It takes the message and sends nothing at all, not even that it took it."""
     LOST = "lost"
-    """It takes the message, and dies, or the connection to it, before it says so."""
+    """It takes the message, and dies, or the connection to it, before it reports that."""
     DIES = "dies"
     """Its answer breaks off after the first words."""
     KEY_REFUSED = "key-refused"
@@ -110,7 +110,7 @@ class Case(Struct, frozen=True):
 
 
 _REPLAYED = {PoolSituation.EDITED, PoolSituation.REPEATED, PoolSituation.REBASED}
-"""Situations in which a fresh agent is told everything, unless the upstream can fork or take other instructions."""
+"""Situations in which a fresh agent is sent everything, unless the upstream can fork or take other instructions."""
 _TOUCHES_RESUMED = {UpstreamFault.EXPIRED, UpstreamFault.BUSY, UpstreamFault.WRONG_ID}
 """Faults that only an agent with a past can have."""
 
@@ -241,7 +241,7 @@ class _Host:
         self.history = History()
         self.system = ""
         self.answer = ""
-        """The last one: the peer answers with all that its agent was told."""
+        """The last one: the peer answers with all messages that its agent received."""
         self.pools: list[Pooled] = []
         self.pool = self.start()
         self._words = 0
@@ -270,7 +270,7 @@ class _Host:
                 is_whole = is_whole or isinstance(event, Finished)
         assert is_whole
         self.answer = words
-        # Not the words: they would be told again with the next transcript, and count twice.
+        # Not the words: they would be sent again with the next transcript, and count twice.
         self.history = self.history.then(Step(Response((Text("noted"),))))
 
     async def close(self) -> None:

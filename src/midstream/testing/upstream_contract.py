@@ -74,7 +74,7 @@ LOOK_S = 0.02
 CHILDREN_LOOKS_MAX = 1000
 """How often threads may end under the eyes of who counts what they have started."""
 STEPS_MAX = 100
-"""How often an upstream may wait, from what it is told to its answer, at the most."""
+"""How often an upstream may wait, from a message to its answer, at the most."""
 
 CONTENT = "what stands in a.txt"
 """What a tool of a peer reads."""
@@ -90,7 +90,7 @@ class Trait(StrEnum):
     BUSY = "busy"
     """A conversation can be in another run."""
     ECHO = "echo"
-    """It says which conversation it went on from."""
+    """It reports which conversation it went on from."""
     CALLS = "calls"
     """It runs tools of its own."""
     USAGE = "usage"
@@ -98,7 +98,7 @@ class Trait(StrEnum):
     CACHE_WRITES = "cache-writes"
     """It counts the tokens that are written to a cache."""
     KEYS = "keys"
-    """It is told the idempotency key."""
+    """It receives the idempotency key."""
     STARTS = "starts"
     """It takes a while to start, such as a program does, and may be closed meanwhile."""
     VERIFY = "verify"
@@ -170,7 +170,7 @@ class UpstreamContract:
 
     pytestmark = pytest.mark.asyncio
 
-    # --- what it says of itself
+    # --- what it declares of itself
 
     async def test_it_has_a_name_and_an_identity_of_plain_text(self, peer: UpstreamPeer) -> None:
         async with _connect(peer) as upstream:
@@ -326,7 +326,7 @@ class UpstreamContract:
         async with _connect(peer) as upstream:
             try:
                 events = await _answer_by(upstream, name, "two")
-            except UpstreamGoneError:  # noticed before anything was said
+            except UpstreamGoneError:  # noticed before anything was sent
                 assert [told.text for told in peer.messages()] == ["one"]
                 return
             assert _opening_of(events).resumed not in {name, ""}
@@ -390,7 +390,7 @@ class UpstreamContract:
         async with _host(upstream) as host:
             await run_turn(host, "s", "one")
         first, *others = (told.text for told in peer.messages())
-        again = "\n".join(others)  # some tell of each part by itself
+        again = "\n".join(others)  # some report each part by itself
         assert first == "one"
         assert DONE in again
         if can_call and not upstream.abilities.takes_history:  # else the history has it, and not the message

@@ -33,7 +33,7 @@ TRANSACTION_S = 1.0
 """Seconds a tool may take that runs in the transaction of its outcome, whatever timeout it names: all sessions of the
 process wait for it, and so do other processes on the same database, which give up after two."""
 RESULT_CHARS_MAX = 4 * 1024 * 1024
-"""Characters of one result; a longer one is cut, with a mark that says by how much. People get all of it, a model
+"""Characters of one result; a longer one is cut, with a mark of how much is missing. People get all of it, a model
 `core.blobs.SHOWN_CHARS_MAX` of them."""
 PROGRESS_CHARS_MAX = 2000
 """Characters of one progress report; more is cut off."""
@@ -54,7 +54,7 @@ class DidNotHappen(Struct, frozen=True):
 
 
 Probed = Happened | DidNotHappen | None
-"""The answer of a `probe`; None where the outside world cannot tell."""
+"""The answer of a `probe`; None where the outside world has no answer."""
 
 
 class Tool(Struct, frozen=True):
@@ -379,7 +379,7 @@ async def probe_call(found: Tool, call: ToolCall, context: CallContext) -> tuple
         keywords = _read_arguments(found, call)
         async with asyncio.timeout(found.timeout_s):
             answer = await _invoke(found.probe, keywords)
-    except (Exception, SystemExit):  # noqa: BLE001 - foreign code: a probe that fails does not know
+    except (Exception, SystemExit):  # noqa: BLE001 - foreign code: a probe that fails has no answer
         _log.exception("the probe of a tool failed", extra={"session": context.session})
         return None, False
     finally:
@@ -512,7 +512,7 @@ async def _in_thread(work: Callable[[], object]) -> object:
             failure = RuntimeError(f"{type(error).__name__}: {error}") if is_odd else error  # type: ignore[assignment]
         finally:
             _free_threads.release()
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
             loop.call_soon_threadsafe(settle, value, failure)
 
     threading.Thread(target=run, name="midstream tool", daemon=True).start()
@@ -529,7 +529,7 @@ def _result_of(call: ToolCall, value: object) -> ToolResult:
         try:
             content = msgspec.json.encode(value).decode()
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            # The tool has run: the model must know that only its answer is lost.
+            # The tool has run: the message has to state that only its answer is lost.
             problem = f"{call.name!r} finished, but its answer has no JSON form ({error})."
             return ToolResult(call.id, problem, Outcome.ERROR)
     if len(content) > RESULT_CHARS_MAX:

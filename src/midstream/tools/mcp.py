@@ -51,9 +51,9 @@ with extra("mcp"):
 CONNECT_S = 60.0
 """Seconds a server has to start and greet: a first `npx` or `uvx` downloads its program."""
 START_WAIT_S = 8.0
-"""Seconds of them that somebody waits for its tools; whoever comes later does without them until it is there."""
+"""Seconds of them that a turn waits for its tools; later turns go on without them until it is there."""
 LIST_S = 5.0
-"""Seconds a server has to say what tools it has, where it is not busy with a call."""
+"""Seconds a server has to list its tools, where it is not busy with a call."""
 PAGES_MAX = 100
 TOOLS_MAX = 1000
 """Tools that are taken of one server; no model can be shown more."""
@@ -68,9 +68,9 @@ _TIMEOUT = httpx2.Timeout(connect=10.0, read=None, write=30.0, pool=5.0)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 _FOREIGN_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 _GATEWAY_FAULT = (wire.INTERNAL_ERROR, "Server returned an error response")
-"""How the SDK says that HTTP failed where JSON-RPC should have answered."""
+"""The SDK's error where HTTP failed in place of an answer in JSON-RPC."""
 _OFF_THE_LINE = (wire.CONNECTION_CLOSED, "Connection closed")
-"""How the SDK says that nobody is at the other end any more."""
+"""The SDK's errors where the other end is gone."""
 
 _Streams = AsyncGenerator[Any]  # a pair of streams whose type the SDK keeps to itself
 
@@ -201,7 +201,7 @@ class McpServer:
             except Exception as error:  # whatever it is, there is no list
                 if is_last_try:
                     raise self._fail(link, _reason_of(error)) from error
-                self._drop(link)  # it died since it was asked last
+                self._drop(link)  # it died since its last request
             else:
                 self._failures = 0
                 return self._take(listed)
@@ -217,7 +217,7 @@ class McpServer:
 
     async def _open_link(self) -> _Link:
         link = self._link
-        if link is not None and link.failure is not None:  # while nobody waited for it
+        if link is not None and link.failure is not None:  # while no request waited for it
             raise self._fail(link, _reason_of(link.failure))
         if link is None or link.is_over:
             left_s = self._retry_at - self._world.monotonic()
@@ -270,7 +270,7 @@ class McpServer:
         schema = remote.input_schema
         try:
             validator_for(schema).check_schema(schema)
-        except Exception:  # noqa: BLE001 - a foreign schema in a foreign validator, which not only says SchemaError
+        except Exception:  # noqa: BLE001 - a foreign schema in a foreign validator, which raises more than SchemaError
             _log.warning("a tool of %r is left out: its schema is not a JSON schema", self.name)
             return None
         has_effects, on_doubt = _policy_of(remote.annotations if self._hints == "trusted" else None)
@@ -292,7 +292,7 @@ class McpServer:
             if context.run > 1:
                 return StatedOutcome(f"Not run again: {error.message}. {_MAY_HAVE_RUN}", doubtful)
             return StatedOutcome(f"Not run: {error.message}.", Outcome.ERROR)
-        # The SDK's type knows the protocol's own members only; the specification lets anybody add some.
+        # The SDK's type has the protocol's own members only; the specification allows additional ones.
         meta = cast("wire.RequestParamsMeta", {EFFECT_KEY: context.effect_key})
         link.calls += 1
         try:
@@ -308,7 +308,7 @@ class McpServer:
             if error.code == wire.CONNECTION_CLOSED or (error.code, error.message) == _GATEWAY_FAULT:
                 return StatedOutcome(f"The MCP server {self.name!r} went away. {_MAY_HAVE_RUN}", doubtful)
             return StatedOutcome(error.message, Outcome.ERROR)
-        except Exception as error:  # noqa: BLE001 - an SDK over a network: nobody knows what the server did
+        except Exception as error:  # noqa: BLE001 - an SDK over a network: what the server did is unknown
             kind = type(error).__name__
             _log.warning("no usable answer of %r: %s", self.name, kind, extra={"session": context.session})
             return StatedOutcome(
@@ -372,7 +372,7 @@ class _Link:
                     limit.reschedule(None)
                     self._ready.set_result(client)
                     await self._leaving.wait()
-        except Exception as error:  # noqa: BLE001 - whatever ends a connection is said to those who wait for it
+        except Exception as error:  # noqa: BLE001 - any end of a connection is raised in the tasks that wait for it
             if not self._ready.done():
                 self._ready.set_exception(error)
             else:

@@ -71,7 +71,7 @@ class Engine:
         def take(chunk: dict[str, Any]) -> bool:
             try:
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-            except RuntimeError:  # the loop was closed under us: nobody listens any more
+            except RuntimeError:  # the loop was closed under us, and its readers with it
                 return True
             return is_unwanted.is_set()
 
@@ -81,7 +81,7 @@ class Engine:
 
         def end(done: asyncio.Future[None]) -> None:
             if not done.cancelled():
-                done.exception()  # seen: where the reader has gone, nobody else asks for it
+                done.exception()  # retrieved here: where the reader has gone, nothing else does that
             chunks.put_nowait(None)
 
         done = loop.run_in_executor(self._threads, generate)

@@ -27,8 +27,8 @@ ARGUMENTS_TOKENS_MAX = 256
 SEED = 7
 """Decoding is greedy; a seed is one thing less that could differ."""
 
-# A prompt that goes on from the kept state of an earlier one is rounded differently, hence says other words now and
-# then; a new process, which has kept nothing, would not say the same. These prompts are short enough to be read anew.
+# A prompt that goes on from the kept state of an earlier one is rounded differently, hence gives other words now and
+# then; a new process, which has kept nothing, would not give the same. These prompts are short enough to be read anew.
 _ANEW = {"cache_prompt": False}
 
 
@@ -87,7 +87,7 @@ class LocalModel:
                 yield event
 
     async def _native(self, engine: Engine, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        # The template of somebody else's weights may be as strict as any.
+        # The template of other weights may be as strict as any.
         sent = render(request.history, request.instructions, "strict-template")
         body: dict[str, Any] = {"messages": sent.messages}
         if request.tools:

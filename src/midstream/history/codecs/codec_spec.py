@@ -17,7 +17,7 @@ from msgspec import Struct
 from midstream.history.messages import File
 
 Value = Any
-"""A JSON value of a provider. `Any`: providers add fields faster than anybody could type them."""
+"""A JSON value of a provider. `Any`: providers add fields faster than types could follow."""
 Json = dict[str, Any]
 """A JSON object of a provider."""
 
@@ -204,7 +204,7 @@ class CodecSpec(Struct, frozen=True, kw_only=True):
     has_outcomes: bool = False
     """A result states under `outcome` how its call ended."""
     claude_profile: str = ""
-    """The profile that is meant for a Claude when nobody names one: it is reached through a proxy; or empty."""
+    """The profile that is meant for a Claude when none is named: it is reached through a proxy; or empty."""
     takes_plain: bool = False
     """A message of one text is `{"role", "content"}`."""
     takes_addresses: bool = True
@@ -234,7 +234,7 @@ class Format(Protocol):
     layout: ResultPlacement
     spec: CodecSpec
     profile: str
-    """The name of the profile that is meant when nobody names one."""
+    """The name of the profile that is meant when none is named."""
     wire: str
     """The name, in `profiles.WIRES`, of the rules that come with the format itself, whoever serves it; or empty."""
 

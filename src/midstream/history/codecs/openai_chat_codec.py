@@ -78,7 +78,7 @@ class OpenAIChat:
     profile = "openai-chat"
     wire = ""
     is_type_needed = True
-    """A call says that it is one of a function."""
+    """A call is marked as one of a function."""
 
     def parse(self, message: Json, at: int) -> MessageTurn:
         """Read one message."""

@@ -57,7 +57,7 @@ _ABOUT = frozenset(
     }
     | {"stop_sequence", "parent_id", "state", "index", "refusal", "annotations", "audio", "function_call"}
 )
-"""Keys that say something about a message and nothing in it."""
+"""Keys with data about a message that are no part of it."""
 
 
 def read_as_foreign(message: Json, at: int, form: Format) -> list[MessageTurn]:

@@ -37,7 +37,7 @@ class Pairing:
         self.by_item: dict[Value, Part] = {}
         """Calls by the provider's item id, which some put where the call id belongs."""
         self.strays: list[tuple[int, bool, Part]] = []
-        """Results nobody waited for: the response before them, whether words came between, the result."""
+        """Results without a waiting call: the response before them, whether words came between, the result."""
         self.copies: set[int] = set()
         self.named: dict[str, deque[Part]] = {}
         """Calls of the present response that have an id, by name: Gemini's responses may lack theirs."""

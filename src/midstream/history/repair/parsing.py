@@ -84,7 +84,7 @@ def _read(message: Json, at: int, task: Task) -> list[MessageTurn]:
             task.report.note("content-shape", at, "kept what it holds as words")
     elif not turn.parts and (words := foreign_words(named, task.form)):
         if turn.role is Role.OTHER:
-            turn.role = Role.USER  # no new message can be written for a role that nobody knows
+            turn.role = Role.USER  # no new message can be written for an unknown role
         turn.parts, turn.source, turn.is_changed = [task.form.text(words, turn.role)], None, True
         task.report.note("content-shape", at, "kept what it holds as words")
     return [turn]

@@ -22,7 +22,7 @@ from midstream.history.repair.tidy import tidy_turns
 from midstream.history.repair.turn_order import settle_edges, trim_prefill
 
 Thinking = Literal[True, False, "every"] | None
-"""Whether the coming request has thinking on, if known; `every`: and wants the reasoning of every response."""
+"""Whether the coming request has thinking on, if known; `every`: and needs the reasoning of every response."""
 
 
 def repair_messages(
@@ -83,7 +83,7 @@ def advice_for(
 def _has_lost_thinking(turns: list[MessageTurn]) -> bool:
     """Whether the tool loop in progress began without a thought: then thinking cannot go on in it."""
     opening: MessageTurn | None = None
-    is_tail = True  # what the user says behind the last results is read as one turn with them
+    is_tail = True  # a user's message behind the last results is read as one turn with them
     for turn in reversed(turns):
         if turn.role is Role.ASSISTANT:
             if not turn.has_calls:

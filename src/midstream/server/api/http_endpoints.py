@@ -61,7 +61,7 @@ CURSOR_MARK = "~"
 """Stands between the time and the id of a session in the cursor of a listing."""
 CURSOR = rf"[0-9]{{1,12}}\.[0-9]{{1,9}}{CURSOR_MARK}[!-~]{{1,512}}"
 QUESTIONS_MAX = 500
-"""Open questions in one answer; nobody decides about more at a time."""
+"""Open questions in one answer; no person decides about more at a time."""
 RECORDS_PER_READ = 1000
 """Records of an export that are in memory at a time."""
 
@@ -413,7 +413,7 @@ class EventsEndpoint:
         if connection.is_gone:
             return
         if failure is not None or not connection.has_told_turn:
-            with suppress(Exception):  # it is refused, or whoever has the body fails
+            with suppress(Exception):  # it is refused, or the reader of the body fails
                 await send({"type": UNKNOWN})
             raise StreamCutError(failure.code if failure else "closed") from failure
         await send({"type": "http.response.body", "body": b""})

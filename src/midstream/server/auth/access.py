@@ -26,11 +26,11 @@ from midstream.server.auth.principals import OPERATOR, Action, Principal
 
 T = TypeVar("T")
 Authenticate = Callable[[HTTPConnection], Principal | Awaitable[Principal | None] | None]
-"""Say who makes this request; None for a stranger."""
+"""Return who makes this request; None for a stranger."""
 Verify = Callable[[str], Principal | Awaitable[Principal | None] | None]
-"""Say who shows this token or cookie; None where it is not good."""
+"""Return who shows this token or cookie; None where it is not good."""
 Authorize = Callable[[Principal, Action, str, Owner | None], bool | Awaitable[bool]]
-"""Say whether somebody may do something with a session (its name in the store), which has this owner or none yet."""
+"""Return whether one may do something with a session (its name in the store), which has this owner or none yet."""
 
 RECHECK_S = 300.0
 """Seconds after which a living stream is asked again whether it may live."""
@@ -205,5 +205,5 @@ def _stamp_of(path: Path) -> tuple[int, int]:
 
 
 def _digest_of(token: str) -> bytes:
-    # Looked up by digest, so that the time it takes says nothing of how much was right.
+    # Looked up by digest, so that its duration does not reveal how much was right.
     return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=32).digest()

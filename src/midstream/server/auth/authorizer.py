@@ -33,7 +33,7 @@ class AccessLevel(IntEnum):
     LOOK = 1
     ALL = 2
     BEGIN = 3
-    """It is nobody's, and not there: who begins it owns it."""
+    """It has no owner, and is not there: who begins it owns it."""
 
 
 class Authorizer:
@@ -72,7 +72,7 @@ class Authorizer:
         if asked != (taken.session, taken.origin):
             raise UnauthorizedError("this ticket is for another session or page")
         await self._require_still_good(taken)
-        if taken.action == Action.READ:  # good for looking, whoever asked for it
+        if taken.action == Action.READ:  # valid for reads of any caller
             return replace(taken.principal, session=root_of(taken.session))
         return taken.principal
 

@@ -30,7 +30,7 @@ REQUEST_HEADERS = (
 ANSWER_HEADERS = ("allow", "retry-after", "www-authenticate", "x-midstream-replayed")
 """What a page may read besides status, body and what every page may."""
 PREFLIGHT_S = 600
-"""Seconds a browser remembers what it was told about further requests."""
+"""Seconds a browser caches the answer to a preflight."""
 
 _PREFLIGHT = [
     (b"access-control-allow-methods", ", ".join(METHODS).encode()),
@@ -82,7 +82,7 @@ class Cors:
         await send({"type": "http.response.body", "body": b""})
 
     def _headers_for(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        # What one page was told is not for another one: a cache in between has to know.
+        # The headers for one page do not hold for another one: `Vary` declares that to caches in between.
         named = [(b"access-control-allow-origin", origin) for origin in self._origins & _origins_in(scope)]
         return [*named, _EXPOSED, _VARY] if len(named) == 1 else [_VARY]
 

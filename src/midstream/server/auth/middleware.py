@@ -36,7 +36,7 @@ SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.D
 _OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login")
 """What strangers may ask for: the page's own files, whether the server lives, and to become known."""
 _LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/commands|/tickets|/stream")
-"""Open to whoever may look; a stream, a frame or a ticket that speaks is asked for more when it says so."""
+"""Open to all who may read; a stream, a frame or a ticket that speaks is checked again when it does so."""
 _SPEAKS = frozenset({"/cancel", "/answer", "/resume", "/withdraw"})
 _STREAMS = frozenset({"/events", "/poll", "/stream"})
 """What a ticket opens."""

@@ -42,7 +42,7 @@ class TokenKind(StrEnum):
     """Is exchanged for a cookie, once."""
     COOKIE = "cookie"
     VIEWER = "viewer"
-    """Lets whoever shows it look at one session."""
+    """Lets its bearer read one session."""
 
 
 class AccessToken(Struct, frozen=True):

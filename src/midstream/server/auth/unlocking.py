@@ -26,13 +26,13 @@ from midstream.server.auth.tokens import TokenKind
 from midstream.server.transports.stream_headers import secrets_of
 
 REFUSAL_S = 0.02
-"""Seconds of which a whole number passes before somebody is refused: the time says nothing of what was found."""
+"""Seconds of which a whole number passes before a refusal: the time does not reveal what was found."""
 HELD = "midstream.held"
 """Where the scope of a request has what its secret opened."""
 _SAID_IN_BODY = re.compile(r"/events|/poll|/stream|/commands")
-"""Streams, and what is said on them: they ask when the `open` or the frame has come."""
+"""Streams, and the frames on them: they are checked when the `open` or the frame has come."""
 _NOTHING_SAID = re.compile(r"/tickets|/owner|/readers/[^/]+")
-"""What says nothing of what was said in a session, and is for those whom the door knows."""
+"""What has no text of a session, and is for authenticated principals."""
 
 
 class PresentedSecrets(Struct, frozen=True):

@@ -69,7 +69,7 @@ class FrameTransport(Protocol):
     """Transport of the frames of one connection."""
 
     ends_with_turn: bool
-    """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
+    """Whether it is over when the turn of its stream is, as a body is that a client reads to its end."""
     gap_s: float
     """Seconds that may be between it and the next one of the same connection, where a connection is several; else 0."""
 
@@ -107,7 +107,7 @@ class Connections:
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self._told: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
-        """What the welcome of a named connection told, by its session and its name."""
+        """Settings in the welcome of a named connection, by its session and its name."""
         self._under_way: dict[tuple[str, str], list[int]] = {}
         """Commands of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
@@ -115,7 +115,7 @@ class Connections:
         self._presence: Presence | None = None
         self.stays = ClientStays()
         self.notices = Notices()
-        """What other processes are to know of the connections here."""
+        """Data of the connections here that other processes need."""
         self.ahead = 0
         """How often a client showed an event that is behind the end here (STREAM-100)."""
 
@@ -190,7 +190,7 @@ class Connections:
         return self._told.get((session_id, name), self.settings)
 
     def choose_settings(self, session_id: str, name: str) -> StreamSettings:
-        """Return how a new connection is served, and remember it for the other requests that show its name."""
+        """Return how a new connection is served, and keep it for the other requests that show its name."""
         if name:
             self._told[session_id, name] = self.settings
             self._told.move_to_end((session_id, name))
@@ -477,7 +477,7 @@ class Connection:
             return
         try:
             await self._send_all_of(self._runner)
-        except JournalMovedError:  # by another process: whoever asks again meets another session, or none
+        except JournalMovedError:  # by another process: a retry finds another session, or none
             self.end(SessionNotFoundError(f"session {self._session_id!r} was deleted"))
         except MidstreamError as error:
             self.end(error)
@@ -488,7 +488,7 @@ class Connection:
         """Send what there is and what comes; raises what ended the session here."""
         stream, journal, coalesce_s = self._stream, runner.events, self._stream.coalesce_s
         copies = self._among.copies_of(runner, stream.wire)
-        is_numbered = self.number > 0  # of readers nothing is asked with each delivery
+        is_numbered = self.number > 0  # readers need no check with each delivery
         while self._stage is not _Stage.OVER:
             if is_numbered and stream.is_fenced_by(runner.state):
                 raise fencing_error()
@@ -633,7 +633,7 @@ class Connection:
             raise InternalError(INTERNAL) from error
 
     async def _admit(self, request: Admit) -> None:
-        # A stream may begin a session; who has seen events of it knows that there was one. The first command may
+        # A stream may begin a session; a client with events of it has proof that there was one. The first command may
         # come after the second request of its connection.
         has_seen_none = request.event_id is None or request.event_id == START
         is_new = bool(request.open.stream) and (has_seen_none or self.is_continued)

@@ -88,7 +88,7 @@ class CommandsEndpoint:
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
                 self._connections.check((session_id, by.stream), by.connection)
-            # A later one may overtake the first, also on its way to another server: it is told which is expected.
+            # A later one may overtake the first, also on its way to another server: the error names the expected one.
             runner = await self._host.session(session_id, create=True)
             opening = Open(by.stream, by.secret, old_secret=by.old_secret)
             digest = stream_digest_of(held) or digest_of_shown_secret(runner.state, opening)
@@ -102,7 +102,7 @@ class CommandsEndpoint:
         return is_replayed
 
     async def _heartbeat(self, session_id: str, by: FrameSender, request: Request) -> HeartbeatFrame:
-        if by.stream:  # a stream may be open in a session in which nothing was said yet
+        if by.stream:  # a stream may be open in a session without a message yet
             await visitor_of(request.scope).require(Action.SPEAK)
         with await unlock(self._host, session_id, secrets_in(request), Action.READ):
             runner = await self._host.session(session_id, create=bool(by.stream))

@@ -38,7 +38,7 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 
 QUESTIONS_MAX = 64
-"""Questions of one attempt that may wait for a person at once; the next one is refused, and the agent told so."""
+"""Questions of one attempt that may wait for a person at once; the next one is refused, which the agent sees."""
 
 _KIND = QuestionKind.APPROVAL
 

@@ -106,7 +106,7 @@ def end_call(state: RunningCalls, result: ToolResult, *, epoch: int, at: float) 
     taken = (end_record(state, _with_notice(state, result), at=at),)
     others = [call.runs for call in state.calls if call.result is None and call.call.id != result.call_id]
     if others and 0 not in others:
-        return taken  # nobody is to be asked, nothing to be started: most results of a large batch
+        return taken  # no question is due, nothing to be started: most results of a large batch
     return and_then_settle(state, taken, epoch=epoch, at=at)
 
 
@@ -251,7 +251,7 @@ def take_answer(
         return and_then_settle(
             state, (answered, end_record(state, _with_notice(state, result), at=at)), epoch=epoch, at=at
         )
-    if call.runs:  # in doubt until now; whoever lets it run again was told so
+    if call.runs:  # in doubt until now; the question stated that
         edited = evolve(state, answered, epoch=epoch)
         assert isinstance(edited, RunningCalls)
         again = next(each for each in edited.calls if each.call.id == call.call.id)

@@ -173,7 +173,7 @@ def _decide_awaiting_model(
             return approvals.decide(state, command, at=at)
         case _:
             did = _end_attempt(state, command, epoch=epoch, at=at)
-            # Nobody waits any more for what the attempt had asked (TURN-80).
+            # Nothing waits any more for an answer to the attempt's questions (TURN-80).
             return (*approvals.close_open_questions(state, at=at), *did) if did else did
 
 
@@ -252,7 +252,7 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
         case ChildStreamed() if is_open(state, command.ref):
             return call_batches.show_child(state, command)
         case Cancel() if command.turn in (None, state.turn) and state.status is not TurnStatus.CANCELLED:
-            # Its own time limit was stopping it; somebody who stops it wants no hand-in either.
+            # Its own time limit was stopping it; a cancellation has no hand-in either.
             return (CancelRequested(state.turn, at, state.deadline_at),)
         case CancelExpired() if command.turn == state.turn:
             return call_batches.close(state, state.status, at=at)

@@ -206,7 +206,7 @@ class FileKeys(OperatorKeys):
             UsageError: There is a file already, or it cannot be made. Nothing was changed.
         """
         line = f"{name} {b64encode(fresh_key(world)).decode()}\n"
-        # Made beside it and linked: nobody ever reads half a key, and of two that make one the first wins.
+        # Made beside it and linked: half a key is never read, and of two processes that make one the first wins.
         fresh = Path(path).with_name(f".{world.new_id('keys')}")
         try:
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

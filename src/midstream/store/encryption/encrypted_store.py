@@ -93,7 +93,7 @@ class SessionKeys(Protocol):
         """
 
     async def writing(self, session: str, epoch: int) -> OperatorKeys:
-        """Return the keys for what an node is about to append first under its epoch.
+        """Return the keys for what a node is about to append first under its epoch.
 
         Raises:
             MidstreamError: As `reading` does; or another node has the lease.
@@ -200,7 +200,7 @@ class EncryptedReader(StoreReader):
             raise _cut_error(session, "has no seal (`is_mixed` reads what was written before)")
         try:
             keys = await self.keys.reading(session)
-        except SessionLockedError:  # nobody reads, or writes, anything of it until its client is here
+        except SessionLockedError:  # nothing of it can be read or written until its client is here
             return
         sealed = int(await self._plain(session, found.seal, _place_of_end(session), keys))
         if found.end < sealed:
@@ -396,7 +396,9 @@ class EncryptedStore(EncryptedReader, Store):
                 body = await ciphers.decrypt_alone(
                     forwarded.body, _place_of_forwarded(forwarded.session), keys
                 )
-            except SessionLockedError:  # its sender has the key, and is told again once it owns the session
+            except (
+                SessionLockedError
+            ):  # its sender has the key, and is notified again once it owns the session
                 _log.debug("a command waits for its client", extra={"session": forwarded.session})
             except MidstreamError as error:
                 _log.error("a command cannot be read: %s", error.code, extra={"session": forwarded.session})

@@ -130,7 +130,7 @@ class ClientKeys(SessionKeys, Escrow):
     def __init__(self, store: Store, house: OperatorKeys, *, world: World, is_mixed: bool) -> None:
         self.house = house
         self.on_locked: Callable[[str], None] = lambda _session: None
-        """Told of a session whose root key was forgotten."""
+        """Called with a session whose root key was dropped."""
         self._store = store
         self._world = world
         self._is_mixed = is_mixed
@@ -163,7 +163,7 @@ class ClientKeys(SessionKeys, Escrow):
                 before = await self._try_secret(place, row, old_secret, has_records=has_records)
                 if opened is None and before is not None and before.is_client:
                     if not await self._rewrap(place, kept, secret):
-                        continue  # somebody changed the row at this moment
+                        continue  # another writer changed the row at this moment
                     opened = before
             if opened is None and begins and not has_records and place not in self._roots:
                 opened = await self._begin_session(place, secret)
@@ -237,7 +237,7 @@ class ClientKeys(SessionKeys, Escrow):
         root = self._roots.get(place)
         if root is None or root.unwritten is None:
             return kept.row
-        if has_records:  # somebody else was faster, in another process
+        if has_records:  # another process was faster
             self.lock(place)
             return kept.row
         return root.unwritten
@@ -357,7 +357,7 @@ class ClientKeys(SessionKeys, Escrow):
             return await self._house_for(session)
         if root.unwritten is not None:
             kept = await self._read_row(place)
-            found = await self._store.find(place)  # after the row: whoever wrote that was the node then
+            found = await self._store.find(place)  # after the row: its writer was the node then
             if found is None or found.epoch != epoch:
                 raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
             if found.end > 0:

@@ -100,7 +100,7 @@ class Effects:
             self._db.execute(f"rollback to {SAVEPOINT}")
             self._db.execute(f"release {SAVEPOINT}")
         else:
-            self._begin()  # SQLite itself has undone everything: interrupted in the middle of a write, or told to
+            self._begin()  # SQLite itself has undone everything: interrupted in the middle of a write, or on command
 
     @contextmanager
     def _guard(self, opened: OpenTransaction) -> Iterator[None]:

@@ -22,15 +22,15 @@ from midstream.store.sqlite.worker_thread import WorkThread
 T = TypeVar("T")
 
 Durability = Literal["default", "power", "process"]
-"""What `Sync` means: as the records say; every append survives a power cut; none does."""
+"""What `Sync` means: by the kind of the records; every append survives a power cut; none does."""
 _SYNCS = {"power": Sync.FULL, "process": Sync.NORMAL}
 
 BATCH_MAX = 1000
 """Operations in one commit; bounds how long the first of them waits for the last."""
 IDLE_CHECKPOINT_PAGES = 2000
-"""Pages in the write-ahead log from which it is copied back when nobody waits (4 MB)."""
+"""Pages in the write-ahead log from which it is copied back when no append waits (4 MB)."""
 BUSY_CHECKPOINT_PAGES = 16_000
-"""Pages from which it is copied back even if somebody waits (32 MB)."""
+"""Pages from which it is copied back even if an append waits (32 MB)."""
 AT_ONCE_SHARE = 0.1
 """Most of its time that the event loop spends on commits. A disk that takes its time even for a write that is not
 synced soon reaches it, and so do many sessions, which had better share commits: then they are the thread's."""
@@ -112,7 +112,7 @@ class Commits:
         self._waiting.append(QueuedOperation(write, self._sync or sync, answer, is_alone))
         if not self._is_busy:
             self._become_busy()
-            if self._is_shared:  # who asks in the same moment shares the commit
+            if self._is_shared:  # submissions of the same moment share the commit
                 self._loop.call_soon(self._commit_next)
             else:
                 self._commit_next()

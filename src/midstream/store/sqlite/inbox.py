@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 LETTERS_MAX = 100
-"""Commands told at once: more wait for the next look."""
+"""Commands reported at once: more wait for the next look."""
 
 PUT = "insert into inbox (session, sender, body) values (?, ?, ?) returning number"
 FIND_LETTER = """

@@ -32,7 +32,7 @@ BUSY_S = 0.002
 """Seconds between two looks right after there were news, or while an answer is awaited. From there the pause grows by
 half a look at a time: a stream of words is followed closely, a silence costs little."""
 BACKSTOP_S = 1.0
-"""Seconds after which everything is looked at, whatever the signs say."""
+"""Seconds after which everything is looked at, whatever the signs are."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Watcher:
         self._waiting: _Waiting | None = None
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
         self._asked = 0
-        """How often somebody here began to wait for something."""
+        """How often a task here began to wait for something."""
         self._told = _Told(News(peers=-1), frozenset(), frozenset(), changes=-1)
         self._seen = (-1, -1)
         """What `_asked` and the version of the database were at the last look."""
@@ -115,7 +115,7 @@ class Watcher:
         waiting = self._waiting = _Waiting(followed)
         self._check_soon()
         try:
-            self._told = await waiting.told  # only now: a cancelled call has told nothing
+            self._told = await waiting.told  # only now: a cancelled call has reported nothing
         finally:
             if self._waiting is waiting:
                 self._waiting = None
@@ -153,7 +153,7 @@ class Watcher:
                     self._nudged.wait(self._next_pause_s())
                     self._nudged.clear()
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
                 self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
     def _has_waiting(self) -> bool:
@@ -221,7 +221,7 @@ class Watcher:
 
     def _orphans(self, sight: Sight) -> list[tuple[str, int]]:
         living = {self._node, *self._peers.living}
-        # Asked again: an node that came a moment ago is alive, and what is told of it now is not told again.
+        # Queried again: a node that came a moment ago is alive, and what is reported of it now is not reported again.
         return [(name, epoch) for name, epoch, node in sight.orphans(living) if self._is_ours(node)]
 
     def _is_ours(self, node: str | None) -> bool:
@@ -239,7 +239,7 @@ class Watcher:
 
 
 def _deliver(future: asyncio.Future[T], result: T) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
         future.get_loop().call_soon_threadsafe(_settle, future, result)
 
 

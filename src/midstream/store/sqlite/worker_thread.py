@@ -60,10 +60,10 @@ class WorkThread:
             error, result = None, None
             try:
                 result = work()
-            except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to who asked
+            except BaseException as raised:  # noqa: BLE001 - the submitter raises it, whatever it is
                 error = raised
-            self._done += 1  # written by this thread only, as the other number is by those who ask
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            self._done += 1  # written by this thread only, as the other number is by submitters
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
                 loop.call_soon_threadsafe(then, result, error)
             del question, loop, then, work, error, result
 

@@ -91,7 +91,7 @@ class ClientTrial:
 
     def _settle(self) -> None:
         if self._stream.needs_secret:
-            self._stream.show(SECRET)  # which nobody changes
+            self._stream.show(SECRET)  # which no client changes
         for write in self._stream.writes():
             self._checkpoint = checkpoint_after(self._checkpoint, write)
         self._sent += [msgspec.json.decode(frame) for frame in self._stream.frames_to_send()]
@@ -187,4 +187,4 @@ class ClientTrial:
 
 
 STATES = frozenset({"acknowledged", "reconnecting", "degraded", "kept"})
-"""Steps that ask what a client says of itself."""
+"""Steps that check what a client reports of itself."""

@@ -26,7 +26,7 @@ WAIT_S = 20.0
 LOOK_S = 0.02
 """Seconds between two looks at a client."""
 GRACE_S = 0.5
-"""Seconds for what a client does that cannot tell what it has heard and said."""
+"""Seconds for the actions of a client that cannot report what it has received and sent."""
 
 
 class ClientView(Struct, frozen=True):
@@ -156,7 +156,7 @@ class WireTrial:
                 await self._subject.mark_handled(event_id)
                 await (
                     self._subject.snapshot()
-                )  # a cursor may be written down later; what follows wants it there
+                )  # a cursor may be written down later; what follows needs it there
             case {"restart": _}:
                 while not (arrived := self._server.new_connections(self._session)).empty():
                     arrived.get_nowait()

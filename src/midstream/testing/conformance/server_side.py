@@ -49,14 +49,14 @@ WAIT_S = 30.0
 BUSY_S = 120.0
 """Seconds a script waits, all in all, for a server that has had enough: two of the minutes that one counts in."""
 BUSY_S_MIN = 1.0
-"""Seconds to wait where it does not say how long."""
+"""Seconds to wait where it does not set how long."""
 _PING = b'{"type":"ping"}'
 _HEARTBEAT: Json = {
     "event_id": {"$event_id": True},
     "waiting_on": {"$one_of": ["model", "tool", "client", "person", "nothing"]},
 }
 _ENDED = frozenset(("completed", "cancelled", "failed", "interrupted", "ended"))
-"""What a welcome says of a turn that is over."""
+"""Part of a welcome for a turn that is over."""
 
 
 class ProbedConnection(Protocol):
@@ -98,7 +98,7 @@ class ScriptOutcome(Struct, frozen=True):
 
 
 _PLACED = {"welcome": "resume_from", "gone": "resume_from", "snapshot": "event_id"}
-"""Frames that say from where events go on, and by which member."""
+"""Frames with the place from which events go on, and in which member."""
 
 
 class _DifferenceError(Exception):
@@ -122,7 +122,7 @@ class _Heard:
         self.is_turn_over = False
         """The turn of its stream has ended."""
         self.is_encrypted = False
-        """The server said so of the session."""
+        """The server reported so of the session."""
         self.heartbeat_s = HEARTBEAT_S
         self.newest_said = -1
         """The highest number of a command that the server has, or was sent here."""
@@ -384,7 +384,7 @@ class ServerTrial:
         try:
             frame = await _within(self._wait_s, self._answer(heard, pattern))
         except ConnectionLostError as error:
-            # The end of the turn may overtake the answer to what was said in it.
+            # The end of the turn may overtake the answer to a command in it.
             is_told = pattern.get("type") == "ack" and heard.has_accepted(fill(pattern, names))
             if not (is_told and self._ends_with_turn(heard)):
                 raise _DifferenceError("the server ended the connection") from error
