@@ -13,8 +13,8 @@ from midstream.session.records import Delta, Sync, encode
 from midstream.store.contract import Batch, Store
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import DataKey, FileKeys
-from midstream.store.encryption.encrypted_store import encrypted
-from midstream.store.encryption.escrow import EscrowedStore, escrowed
+from midstream.store.encryption.encrypted_store import encrypt_store
+from midstream.store.encryption.escrow import EscrowedStore, escrow_store
 from midstream.store.sqlite import SQLiteStore
 
 EVENTS = 20_000
@@ -91,8 +91,8 @@ def run(folder: Path) -> list[Point]:
     plain, closed, held, opening = [], [], [], []
     for number in range(ROUNDS):
         plain.append(asyncio.run(_through(SQLiteStore(folder / f"{number}.db"))))
-        closed.append(asyncio.run(_through(encrypted(SQLiteStore(folder / f"{number}e.db"), keys))))
-        store = escrowed(SQLiteStore(folder / f"{number}c.db"), keys)
+        closed.append(asyncio.run(_through(encrypt_store(SQLiteStore(folder / f"{number}e.db"), keys))))
+        store = escrow_store(SQLiteStore(folder / f"{number}c.db"), keys)
         held.append(asyncio.run(_held(store)))
         opening.append(asyncio.run(_opened(store)))
     points = [

@@ -58,7 +58,7 @@ async def _own(path: str) -> None:
     tools = [tool(name="work")(hang), tool(name="look", has_effects=False)(hang)]
     host = Host(Agent(ScriptedModel(response), tools=tools), SQLiteStore(path))
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     if host.recovery.total:
         assert host.recovery.resumed == host.recovery.total == SESSIONS
         print(began, time.monotonic(), time.process_time(), flush=True)

@@ -22,7 +22,7 @@ from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
 from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
-from midstream.agents.pool_records import answered, asked_fresh, confirmed
+from midstream.agents.pool_records import confirm, create_fresh, with_answer
 from midstream.agents.reuse_classification import RequestRelation, classify
 from midstream.agents.upstreams import UpstreamEvent
 from midstream.dialects import dialect_registry
@@ -140,8 +140,8 @@ def _classifying() -> list[Time]:
     entries.pop()
     now = History(tuple(entries))
     asked = outline("Be brief.", (), (), IDENTITY, before)
-    record = confirmed(asked_fresh(asked, upstream="bench", now=0.0), "agent", now=0.0)
-    record = answered(record, agent="agent", mark="", open_calls=(), now=0.0)
+    record = confirm(create_fresh(asked, upstream="bench", now=0.0), "agent", now=0.0)
+    record = with_answer(record, agent="agent", mark="", open_calls=(), now=0.0)
 
     def cold() -> None:
         assert (
@@ -253,7 +253,7 @@ async def _keeping(folder: Path) -> list[Time]:
         for number in range(KEEPINGS):
             place = place.then([_question(number)])
             start = time.perf_counter()
-            await conversations.said("conversation-1", place, Response((Text(f"answer {number}"),)))
+            await conversations.add_response("conversation-1", place, Response((Text(f"answer {number}"),)))
             waits.append((time.perf_counter() - start) * 1e3)
             place = place.then([Step(Response((Text(f"answer {number}"),)))])
         times.append(

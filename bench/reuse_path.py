@@ -54,7 +54,7 @@ async def _passage(contestant: str, turns: int, said: int, responded: int) -> Pa
                 await _converse(server, Path(folder), contestant, turns, said, responded)
     bodies = [body for method, path, body in server.requests if (method, path) == ("POST", "/responses")]
     sizes = [len(msgspec.json.encode(body)) for body in bodies]
-    return Passage(contestant, turns, len(server.told()), sum(sizes), sizes[0], sizes[-1])
+    return Passage(contestant, turns, len(server.messages()), sum(sizes), sizes[0], sizes[-1])
 
 
 async def _converse(

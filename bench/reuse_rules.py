@@ -15,12 +15,12 @@ from msgspec import Struct
 from midstream.agents.abilities import Abilities
 from midstream.agents.pool_records import (
     PoolRecord,
-    answered,
-    asked_again,
-    asked_fork,
-    asked_fresh,
-    confirmed,
-    noted,
+    confirm,
+    create_fork,
+    create_fresh,
+    create_resumed,
+    with_answer,
+    with_side_call,
 )
 from midstream.agents.reuse_classification import Fork, Fresh, ResumeAgent, action, classify
 from midstream.history.messages import Entry, File, History, Step, Text, UserMessage
@@ -130,25 +130,25 @@ class Ours:
                 assert record is not None
                 agent = record.agent
                 known, count = self._minds[agent], delivery.users
-                self._record = asked_again(record, asked, now=0.0)
+                self._record = create_resumed(record, asked, now=0.0)
             case Fork(mark, count):
                 assert record is not None
                 known = self._minds[mark.agent][: mark.users]
-                self._record = asked_fork(record, asked, mark.users, now=0.0)
+                self._record = create_fork(record, asked, mark.users, now=0.0)
             case Fresh(is_pooled):
                 if not is_pooled:
-                    self._record = None if record is None else noted(record, asked)
+                    self._record = None if record is None else with_side_call(record, asked)
                     return Told(transcript_bytes(request.entries), is_right=True)
                 known, count = [], len(users)
-                self._record = asked_fresh(asked, upstream="bench", now=0.0)
+                self._record = create_fresh(asked, upstream="bench", now=0.0)
         new = users[len(users) - count :]
         is_replay = isinstance(chosen, Fresh)
         sent = transcript_bytes(request.entries) if is_replay else sum(map(said_bytes, new))
         if request.is_failing:
             return Told(sent, is_right=True)
         self._minds[agent] = [*known, *new]
-        self._record = answered(
-            confirmed(self._record, agent, now=0.0),
+        self._record = with_answer(
+            confirm(self._record, agent, now=0.0),
             agent=agent,
             mark=f"mark-{len(users)}",
             open_calls=(),

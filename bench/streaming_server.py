@@ -197,7 +197,7 @@ class Midstream:
             routes=[Route(place, self.start_turn, methods=["PUT"]), Route(place, self.say, methods=["POST"])]
         )
 
-        self.world, self.asks_who, self.open_streams = self._app.world, False, 0
+        self.world, self.requires_authentication, self.open_streams = self._app.world, False, 0
         self.start, self.drain, self.stop = self._app.start, self._app.drain, self._app.stop
 
     async def serve(self) -> None:

@@ -42,7 +42,7 @@ async def _own(path: str) -> None:
     began = time.monotonic()
     host = Host(Agent(ScriptedModel(lambda _: [Stall()])), SQLiteStore(path))
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     if host.recovery.total:
         print(began, time.monotonic(), flush=True)
     else:

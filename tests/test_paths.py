@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.paths import Paths, made
+from midstream.paths import Paths, make_folder
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_xdg_folders_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    places = Paths.found()
+    places = Paths.find()
     assert (places.store.name, places.store.parents[1]) == ("sessions.db", places.data / "projects")
     assert places.state == tmp_path / "state" / "midstream"
     assert places.secrets == tmp_path / "state" / "midstream" / "secrets.db"
@@ -30,7 +30,7 @@ def test_the_xdg_folders_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_a_relative_xdg_folder_counts_as_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "data")
-    assert Paths.found().data == tmp_path / ".local" / "share" / "midstream"
+    assert Paths.find().data == tmp_path / ".local" / "share" / "midstream"
 
 
 def test_home_overrides_all_and_the_flag_overrides_the_variable(
@@ -38,8 +38,8 @@ def test_home_overrides_all_and_the_flag_overrides_the_variable(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
-    assert Paths.found() == Paths(tmp_path / "home", tmp_path / "home")
-    assert Paths.found(tmp_path / "flag") == Paths(tmp_path / "flag", tmp_path / "flag")
+    assert Paths.find() == Paths(tmp_path / "home", tmp_path / "home")
+    assert Paths.find(tmp_path / "flag") == Paths(tmp_path / "flag", tmp_path / "flag")
 
 
 def test_each_project_has_a_store_of_its_own_and_a_chosen_home_has_one(
@@ -49,21 +49,21 @@ def test_each_project_has_a_store_of_its_own_and_a_chosen_home_has_one(
     for folder in ("a/my agent", "b/my agent"):
         (tmp_path / folder).mkdir(parents=True)
         monkeypatch.chdir(tmp_path / folder)
-        stores.append(Paths.found().store)
-        assert Paths.found().store == stores[-1]
+        stores.append(Paths.find().store)
+        assert Paths.find().store == stores[-1]
         assert stores[-1].parent.name.startswith("my-agent-")
-        assert Paths.found(tmp_path / "home").store == tmp_path / "home" / "sessions.db"
+        assert Paths.find(tmp_path / "home").store == tmp_path / "home" / "sessions.db"
     assert len({*stores}) == 2
 
 
 def test_macos_and_windows_have_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert Paths.found().data == tmp_path / "Library" / "Application Support" / "midstream"
+    assert Paths.find().data == tmp_path / "Library" / "Application Support" / "midstream"
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert Paths.found().state == tmp_path / "local" / "midstream"
+    assert Paths.find().state == tmp_path / "local" / "midstream"
 
 
 def test_a_made_folder_is_for_its_user_alone(tmp_path: Path) -> None:
-    assert made(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
-    assert made(tmp_path / "a" / "b").is_dir()
+    assert make_folder(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    assert make_folder(tmp_path / "a" / "b").is_dir()

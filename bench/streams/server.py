@@ -24,7 +24,7 @@ from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.store.contract import Store
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.encrypted_store import encrypted
+from midstream.store.encryption.encrypted_store import encrypt_store
 from midstream.store.sqlite import SQLiteStore
 
 CALLS = 20
@@ -64,7 +64,7 @@ def _store(folder: Path, options: list[str]) -> tuple[Store, Counting | None]:
     store: Store = SQLiteStore(folder / "bench.db", vfs="counting" if counting else None)
     if "encrypted" in options:
         FileKeys.make(folder / "key")
-        store = encrypted(store, FileKeys(folder / "key"))
+        store = encrypt_store(store, FileKeys(folder / "key"))
     return store, counting
 
 

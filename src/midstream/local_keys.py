@@ -16,22 +16,22 @@ from urllib.parse import urlsplit
 
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.paths import Paths, made
+from midstream.paths import Paths, make_folder
 
 KEY_FILE = "server-key"
 TOKEN_VARIABLE = "MIDSTREAM_TOKEN"  # noqa: S105 - the name of a variable
 """Its value is shown, as a bearer token, to every server that is talked to."""
 
 
-def made_key(folder: Path) -> str:
+def read_or_make_key(folder: Path) -> str:
     """Return the key that lies in a folder; it is made where there is none.
 
     Raises:
         UsageError: Others than its owner may read it.
     """
-    path = made(folder) / KEY_FILE
+    path = make_folder(folder) / KEY_FILE
     if not path.exists():
-        # Made beside it and linked: nobody ever reads half a key, and of two that make one the first wins.
+        # Made beside it and linked: half a key is never read, and of two processes that make one the first wins.
         fresh = path.with_name(f".{World().new_id(KEY_FILE)}")
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(World().new_secret() + "\n")
@@ -53,7 +53,7 @@ def token_for(key: str, port: int) -> str:
     return hmac.digest(key.encode(), b"midstream server on port %d" % port, hashlib.sha256).hex()
 
 
-def shown_to(url: str, places: Paths | None = None) -> dict[str, str]:
+def headers_for(url: str, places: Paths | None = None) -> dict[str, str]:
     """Return the headers that authenticate us at a server; none where we have no key for it.
 
     Args:
@@ -73,7 +73,7 @@ def shown_to(url: str, places: Paths | None = None) -> dict[str, str]:
     if not is_loopback(parts.hostname or ""):
         return {}
     try:
-        key = ((places or Paths.found()).data / KEY_FILE).read_text(encoding="ascii").strip()
+        key = ((places or Paths.find()).data / KEY_FILE).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError, RuntimeError):  # the last one of pathlib: this user has no home
         return {}
     return {"authorization": f"Bearer {token_for(key, port)}"} if key else {}

@@ -22,12 +22,12 @@ class Paths:
     data: Path
     """What must not be lost: the store."""
     state: Path
-    """What this machine remembers: where a client stands, the last session, a crash."""
+    """State of this machine: where a client stands, the last session, a crash."""
     project: Path | None = None
     """The folder whose sessions these are, as each project has a store of its own; None in a home that was chosen."""
 
     @classmethod
-    def found(cls, home: Path | None = None) -> Paths:
+    def find(cls, home: Path | None = None) -> Paths:
         """Return the paths below `home`, else below MIDSTREAM_HOME, else the system's own folders.
 
         In the system's own folders the project is the current folder.
@@ -73,7 +73,7 @@ def _current() -> Path | None:
         return None
 
 
-def made(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     """Make a folder that only this user may look into, unless it is there, and return it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder

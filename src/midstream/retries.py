@@ -36,7 +36,7 @@ class Backoff(Struct, frozen=True, gc=False):
         return wait * (1.0 - self.jitter * chance)
 
 
-# --- pauses that a server asks for -----------------------------------------------------------------------------------
+# --- pauses that a server requests ----------------------------------------------------------------------------------
 
 RETRY_AFTER_S = 1.0
 """Pause that clients are asked for where an error that passes by itself names none."""

@@ -123,7 +123,7 @@ class CursorBridge(RememberingServer):
         self._busy.discard(agent)
         text = message["message"]["text"]
         self._agents[agent].append(text)
-        self._told.append(PeerMessage(agent, text, message.get("idempotencyKey", "")))
+        self._messages.append(PeerMessage(agent, text, message.get("idempotencyKey", "")))
         self._stopped[run] = asyncio.Event()
         try:
             await _begin(send)

@@ -70,7 +70,7 @@ class Room:
 
     async def open(self) -> Room:
         await self.host.start()
-        await self.host.recovered()
+        await self.host.wait_for_recovery()
         return self
 
     async def asked(self, words: str = "one") -> tuple[Runner, Question]:

@@ -129,7 +129,9 @@ class OpenAIMemory(RememberingServer):
         self._texts[made] = texts
         if self.memory == "conversation":
             self._texts[named] = texts
-        self._told += [PeerMessage(made if self.memory == "responses" else named, text, key) for text in new]
+        self._messages += [
+            PeerMessage(made if self.memory == "responses" else named, text, key) for text in new
+        ]
         if self._loses or self._is_mute:
             is_mute, self._loses, self._is_mute = self._is_mute, False, False
             await send({"type": "http.response.start", "status": 200, "headers": []})

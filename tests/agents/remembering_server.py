@@ -18,14 +18,14 @@ class RememberingServer:
         self.url = ""
         self.retry_after = ""
         """The pause that a server without room asks for."""
-        self._told: list[PeerMessage] = []
+        self._messages: list[PeerMessage] = []
         self._tools: list[tuple[str, str, str]] = []
         """Name, arguments and result of each tool that the next answer runs."""
         self._is_mute = self._loses = False
         self._hangs = self._errs = self._dies = self._refuses = False
 
-    def told(self) -> list[PeerMessage]:
-        return list(self._told)
+    def messages(self) -> list[PeerMessage]:
+        return list(self._messages)
 
     def hang(self) -> None:
         self._hangs = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midstream.agents.pool_records import PoolRecord, answered, asked_fresh, confirmed
+from midstream.agents.pool_records import PoolRecord, confirm, create_fresh, with_answer
 from midstream.history.messages import (
     Entry,
     History,
@@ -54,10 +54,10 @@ def talk(*texts: str) -> tuple[Entry, ...]:
 
 def known(asked: Outline, *, agent: str = "agent-1", calls: Sequence[str] = ()) -> PoolRecord:
     """The record of an agent that was asked this, answered it whole and gave a mark."""
-    record = confirmed(asked_fresh(asked, upstream="scripted", now=1.0), agent, now=2.0)
-    return answered(record, agent=agent, mark=f"mark-{asked.fingerprint.count}", open_calls=calls, now=3.0)
+    record = confirm(create_fresh(asked, upstream="scripted", now=1.0), agent, now=2.0)
+    return with_answer(record, agent=agent, mark=f"mark-{asked.fingerprint.count}", open_calls=calls, now=3.0)
 
 
 def pending(asked: Outline) -> PoolRecord:
     """The record of an agent that was being asked this when its process died."""
-    return asked_fresh(asked, upstream="scripted", now=1.0)
+    return create_fresh(asked, upstream="scripted", now=1.0)

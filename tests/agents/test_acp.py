@@ -100,7 +100,7 @@ class Program:
     def ran(self) -> list[object]:
         return [line["arguments"] for line in self.orders.recorded("ran")]
 
-    def told(self) -> list[PeerMessage]:
+    def messages(self) -> list[PeerMessage]:
         return [
             PeerMessage(line["agent"], line["text"], line["key"]) for line in self.orders.recorded("told")
         ]
@@ -308,7 +308,7 @@ async def test_an_agent_without_a_memory_is_asked_nothing(tmp_path: Path, addres
     name = name_in(await asked(forgetful.agent(), "one"))
     with pytest.raises(UpstreamGoneError, match="cannot resume earlier"):
         await resumed(forgetful.agent(), name, "two")
-    assert [told.text for told in forgetful.told()] == ["one"]
+    assert [told.text for told in forgetful.messages()] == ["one"]
 
 
 @pytest.mark.parametrize("code", [-32001, -32002, -32601, -32602])

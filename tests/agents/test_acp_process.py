@@ -94,7 +94,7 @@ async def test_what_fails_in_the_middle_is_not_explained_by_old_words() -> None:
         raise ConnectionError("Connection closed")
 
     with pytest.raises(UpstreamFailedError, match="ended before its answer did"):
-        await started.ask(broken(), limit_s=None)
+        await started.wait_for(broken(), limit_s=None)
 
 
 async def test_who_does_not_listen_is_told_no_more_than_it_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +104,8 @@ async def test_who_does_not_listen_is_told_no_more_than_it_can_hold(monkeypatch:
         await started._listener.session_update("s", helpers.update_agent_message_text("x"))
     turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with pytest.raises(UpstreamFailedError, match="sends output faster than it can be read"):
-        [update async for update in started.hear(turn)]
-    assert len(started.heard()) == 4
+        [update async for update in started.read_updates(turn)]
+    assert len(started.take_updates()) == 4
 
 
 async def test_leave_is_given_or_not_by_what_the_agent_offers() -> None:
@@ -117,7 +117,9 @@ async def test_leave_is_given_or_not_by_what_the_agent_offers() -> None:
 
 def test_the_details_of_a_refusal_count() -> None:
     started = process("true")
-    error = started.typed(RequestError(-32603, "Internal error", {"details": "Overloaded", "code": "x"}))
+    error = started.classify_error(
+        RequestError(-32603, "Internal error", {"details": "Overloaded", "code": "x"})
+    )
     assert (type(error).__name__, str(error)) == (
         "ModelUnavailableError",
         "agent failed: Internal error: Overloaded",

@@ -121,9 +121,9 @@ def test_a_tool_that_was_refused_is_denied_unless_it_ran_all_the_same() -> None:
     for status, outcome in (("failed", Outcome.DENIED), ("completed", Outcome.OK)):
         reader = AcpReader()
         given: dict[str, Any] = {"tool_call_id": "1", "title": "Edit a.txt", "kind": "edit"}
-        asked = reader.asked(ToolCallUpdate(**given, raw_input={"a": 1}))
+        asked = reader.describe_request(ToolCallUpdate(**given, raw_input={"a": 1}))
         assert asked == ("Edit a.txt", "edit", '{"a":1}', False)
-        reader.refused("1", "no")
+        reader.note_refusal("1", "no")
         told: Any = status
         assert events_of(reader, helpers.update_tool_call("1", status=told)) == [
             UpstreamCallStarted("1", "edit", '{"a":1}'),

@@ -88,7 +88,7 @@ class Cli:
     def ran(self) -> list[object]:
         return [line["arguments"] for line in self.orders.recorded("ran")]
 
-    def told(self) -> list[PeerMessage]:
+    def messages(self) -> list[PeerMessage]:
         return [PeerMessage(line["agent"], line["text"]) for line in self.orders.recorded("told")]
 
     def runs(self) -> int:
@@ -192,7 +192,7 @@ async def test_a_conversation_goes_on_elsewhere_from_a_store_of_ours(cli: Cli, t
     assert text_of(await answered(agent, "two")) == "one | two"
     await second.aclose()
     assert not [*cli.home.glob("projects/*/*")], "it was resumed from where it was not"
-    await second.forget(opened.agent)
+    await second.delete(opened.agent)
     with pytest.raises(UpstreamGoneError):
         await answered(await second.open(Setup(), resume=opened.agent), "three")
     await second.aclose()

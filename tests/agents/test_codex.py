@@ -77,7 +77,7 @@ class CodexPeer:
         path = self._folder / f"{name}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def told(self) -> list[PeerMessage]:
+    def messages(self) -> list[PeerMessage]:
         path = self._folder / "told.jsonl"
         return (
             [PeerMessage(*json.loads(line)) for line in path.read_text().splitlines()]

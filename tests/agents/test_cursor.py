@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("cursor_sdk", reason="the package is not installed here: `make test` installs it")
 
 from midstream.agents import cursor
-from midstream.agents.cursor import RULES_FILE, RULES_SENTINEL, Cursor, _launched, write_rules
+from midstream.agents.cursor import RULES_FILE, RULES_SENTINEL, Cursor, _launch, write_rules
 from midstream.agents.upstreams import MessageTaken, Setup, UpstreamAgent, UpstreamEvent, UpstreamMessage
 from midstream.environment import World
 from midstream.errors import (
@@ -102,7 +102,7 @@ async def test_only_a_message_that_never_left_is_said_again(tmp_path: Path) -> N
             await _said(agent, "two")
         assert type(raised.value) is ModelUnavailableError
         assert (raised.value.retry_after_s or 0.0) > RETRY_AFTER_MAX_S
-        assert [told.text for told in bridge.told()] == ["one"]
+        assert [told.text for told in bridge.messages()] == ["one"]
 
 
 async def test_what_finds_no_bridge_never_left(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ threading.Event().wait()
 
 async def test_a_bridge_that_is_frozen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursor, "STOP_S", 0.05)
-    running = await _launched([sys.executable, "-c", FROZEN], tmp_path, World())
+    running = await _launch([sys.executable, "-c", FROZEN], tmp_path, World())
     process = running.bridge.process
     assert process is not None
     async with asyncio.timeout(WAIT_S):
@@ -233,7 +233,7 @@ for _ in range(64):
 
 async def test_what_a_bridge_says_does_not_stop_it(tmp_path: Path) -> None:
     async with cursor_bridge(tmp_path) as bridge:
-        running = await _launched([sys.executable, "-c", TALKATIVE, bridge.command()[3]], tmp_path, World())
+        running = await _launch([sys.executable, "-c", TALKATIVE, bridge.command()[3]], tmp_path, World())
         process = running.bridge.process
         assert process is not None
         try:

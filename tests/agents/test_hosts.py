@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from midstream.agents.abilities import Abilities
 from midstream.agents.pool_records import (
     PoolRecord,
-    answered,
-    asked_again,
-    asked_fork,
-    asked_fresh,
-    confirmed,
+    confirm,
+    create_fork,
+    create_fresh,
+    create_resumed,
     decode,
     encode,
-    noted,
+    with_answer,
+    with_side_call,
 )
 from midstream.agents.reuse_classification import (
     Action,
@@ -153,7 +153,7 @@ class Host:
         elif isinstance(chosen, ResumeAgent):
             assert chosen.delivery.results == ()
         if isinstance(chosen, Fresh) and not chosen.is_pooled:
-            self.record = None if record is None else noted(record, outline)
+            self.record = None if record is None else with_side_call(record, outline)
             return responded()
         self.record = pending
         if self.chance.random() < 0.05:  # died before it was sent
@@ -164,7 +164,7 @@ class Host:
         assert mind.model == self.model
         if self.chance.random() < 0.05:  # died before the first event
             return None
-        self.record = confirmed(pending, agent, now=2.0)
+        self.record = confirm(pending, agent, now=2.0)
         if self.chance.random() < 0.05:  # died before the end
             return None
         return self._response(agent, mind)
@@ -178,7 +178,7 @@ class Host:
             case ResumeAgent(delivery):
                 assert record is not None
                 new = told[len(told) - delivery.users :]
-                return record.agent, self.minds[record.agent], new, asked_again(record, outline, now=1.0)
+                return record.agent, self.minds[record.agent], new, create_resumed(record, outline, now=1.0)
             case Fork(mark, users):
                 assert record is not None
                 origin = self.marks[mark.mark]
@@ -187,11 +187,11 @@ class Host:
                     fresh,
                     mind,
                     told[len(told) - users :],
-                    asked_fork(record, outline, mark.users, now=1.0),
+                    create_fork(record, outline, mark.users, now=1.0),
                 )
             case Fresh():
                 mind = self.minds[fresh] = Mind([], self.model)
-                return fresh, mind, told, asked_fresh(outline, upstream="scripted", now=1.0)
+                return fresh, mind, told, create_fresh(outline, upstream="scripted", now=1.0)
 
     def _response(self, agent: str, mind: Mind) -> Step:
         count = self.chance.choice([0, 0, 1, 2]) if self.abilities.takes_tools else 0
@@ -203,7 +203,7 @@ class Host:
         mark = f"mark-{len(self.marks)}"
         self.marks[mark] = Mind(list(mind.told), mind.model)
         assert self.record is not None
-        self.record = answered(self.record, agent=agent, mark=mark, open_calls=calls, now=3.0)
+        self.record = with_answer(self.record, agent=agent, mark=mark, open_calls=calls, now=3.0)
         return response
 
 
@@ -252,9 +252,9 @@ def test_a_clean_conversation_sends_each_user_message_once() -> None:
         chosen = action(classify(host.record, outline), outline, host.record, host.abilities)
         assert chosen == (ResumeAgent(Delivery(1)) if turn else Fresh(is_pooled=True))
         asked = (
-            asked_fresh(outline, upstream="scripted", now=1.0)
+            create_fresh(outline, upstream="scripted", now=1.0)
             if host.record is None
-            else asked_again(host.record, outline, now=1.0)
+            else create_resumed(host.record, outline, now=1.0)
         )
-        host.record = confirmed(asked, "agent-1", now=2.0)
+        host.record = confirm(asked, "agent-1", now=2.0)
         host.entries.append(responded())

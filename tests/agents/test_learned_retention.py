@@ -23,9 +23,9 @@ HOUR = 3600.0
 def seen(*dead: float, alive: tuple[float, ...] = ()) -> LearnedRetention:
     retention = LearnedRetention()
     for age_s in alive:
-        retention = retention.learned("alive", age_s, now=0.0)
+        retention = retention.with_outcome("alive", age_s, now=0.0)
     for age_s in dead:
-        retention = retention.learned("dead", age_s, now=0.0)
+        retention = retention.with_outcome("dead", age_s, now=0.0)
     return retention
 
 
@@ -48,7 +48,7 @@ def test_what_was_seen_is_forgotten_so_that_one_agent_is_tried_again() -> None:
     retention = seen(HOUR, HOUR, HOUR)
     assert retention.limit_s(now=SEEN_AGE_MAX_S) == HOUR
     assert retention.limit_s(now=SEEN_AGE_MAX_S + 1) is None
-    assert retention.learned("alive", 1.0, now=SEEN_AGE_MAX_S + 1).seen == (
+    assert retention.with_outcome("alive", 1.0, now=SEEN_AGE_MAX_S + 1).seen == (
         ResumeObservation(1.0, is_alive=True, at=SEEN_AGE_MAX_S + 1),
     )
 
@@ -57,7 +57,7 @@ def test_what_was_seen_is_forgotten_so_that_one_agent_is_tried_again() -> None:
 def test_only_the_newest_are_kept() -> None:
     retention = LearnedRetention()
     for number in range(SEEN_MAX + 5):
-        retention = retention.learned("alive", float(number), now=float(number))
+        retention = retention.with_outcome("alive", float(number), now=float(number))
     assert [one.age_s for one in retention.seen] == [float(number) for number in range(5, SEEN_MAX + 5)]
 
 
@@ -67,7 +67,7 @@ def test_a_death_never_lengthens_the_limit_nor_a_life_shortens_it(outcomes: list
     retention = LearnedRetention()
     for is_alive, age_s in outcomes[: SEEN_MAX - 1]:
         before = retention.limit_s(now=0.0)
-        retention = retention.learned("alive" if is_alive else "dead", age_s, now=0.0)
+        retention = retention.with_outcome("alive" if is_alive else "dead", age_s, now=0.0)
         after = retention.limit_s(now=0.0)
         shorter, longer = (before, after) if is_alive else (after, before)
         assert (math.inf if shorter is None else shorter) <= (math.inf if longer is None else longer)

@@ -49,7 +49,7 @@ async def test_there_are_never_more_than_the_cap_but_for_those_in_a_turn() -> No
 async def test_what_is_forgotten_is_closed_first() -> None:
     upstream, world, live = _made()
     await _spoken(live, "agent-1")
-    live.forget("agent-1")
+    live.delete("agent-1")
     await world.settle()
     assert (upstream.live, upstream.memory.forgotten) == (0, ["agent-1"])
 
@@ -66,7 +66,7 @@ async def test_closing_waits_for_all_of_them() -> None:
 
 async def test_an_agent_that_cannot_be_closed_or_forgotten_hurts_nobody() -> None:
     class Stubborn(ScriptedUpstream):
-        async def forget(self, agent: str) -> None:
+        async def delete(self, agent: str) -> None:
             raise OSError(agent)
 
     upstream = Stubborn()

@@ -19,12 +19,12 @@ LOCAL: tuple[Transport, ...] = ("stdio",)
 def test_who_is_left_out_is_told_of_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
     forwarding = Forwarding("some-agent", Abilities())
     for _ in range(2):
-        assert forwarding.kept((WEB, SHOP, FILES)) == (FILES, WEB)
-    assert forwarding.kept((WEB, SHOP, FILES), LOCAL) == (FILES,)
+        assert forwarding.select((WEB, SHOP, FILES)) == (FILES, WEB)
+    assert forwarding.select((WEB, SHOP, FILES), LOCAL) == (FILES,)
     told = [record.message.split(" is left out")[0] for record in caplog.records]
     assert told == [f"some-agent: the MCP server {name!r}" for name in ("shop", "shop", "web")]
 
 
 def test_what_the_upstream_can_do_decides() -> None:
-    assert Forwarding("a", Abilities(can_oauth=True, can_secret=True)).kept((SHOP,)) == (SHOP,)
-    assert Forwarding("a", Abilities(can_oauth=True)).kept((SHOP,)) == ()
+    assert Forwarding("a", Abilities(can_oauth=True, can_secret=True)).select((SHOP,)) == (SHOP,)
+    assert Forwarding("a", Abilities(can_oauth=True)).select((SHOP,)) == ()

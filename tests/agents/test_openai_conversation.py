@@ -100,7 +100,7 @@ async def test_what_a_broken_connection_may_have_left_in_a_conversation_is_not_s
     async with openai_memory(memory) as server:
         server.die_unopened()
         assert await _failure(server.upstream()) is expected
-        assert len(server.told()) == 1
+        assert len(server.messages()) == 1
 
 
 @pytest.mark.parametrize("memory", ["responses", "conversation"])
@@ -163,7 +163,7 @@ async def test_a_background_response_goes_on_over_new_connections() -> None:
         ("GET", "/responses/resp_1"),
         ("GET", "/responses/resp_1"),
     ]
-    assert len(server.told()) == 1
+    assert len(server.messages()) == 1
 
 
 async def test_tools_of_the_host_are_asked_for_and_answered_in_the_chain() -> None:
@@ -197,7 +197,7 @@ async def test_a_conversation_in_which_another_response_is_made_is_busy() -> Non
             await _said(agent, UpstreamMessage(UserMessage.of("one")))
         await _said(agent, UpstreamMessage(UserMessage.of("one")))
         await upstream.aclose()
-    assert [told.text for told in server.told()] == ["one"]
+    assert [told.text for told in server.messages()] == ["one"]
 
 
 ANSWERING = """
@@ -219,7 +219,7 @@ async def answered():
             server.cuts = 1 if is_background else 0
             said = [each async for each in agent.send(UpstreamMessage(UserMessage.of("one")), key="k")]
             assert len(said) > 2, said
-            await upstream.forget("resp_1")
+            await upstream.delete("resp_1")
             await upstream.aclose()
 
 before = worked_out(BaseModel)
@@ -240,4 +240,4 @@ async def test_a_conversation_without_a_name_is_not_gone_on_with() -> None:
     async with openai_memory("conversation") as server:
         server.is_nameless = True
         assert await _failure(server.upstream()) is UpstreamFailedError
-        assert server.told() == []
+        assert server.messages() == []

@@ -16,7 +16,7 @@ from midstream.agents.permission_rules import (
     Permission,
     Rules,
     Verdict,
-    decided,
+    decide_permission,
 )
 from tests.spec import spec
 
@@ -61,9 +61,9 @@ async def test_code_may_decide() -> None:
     async def decide(permission: Permission) -> Verdict:
         return True if permission.tool == "yes" else "no"
 
-    assert await decided(decide, asking("edit", "yes")) == Allowed()
-    assert await decided(decide, asking("read", "other")) == "no"
-    assert await decided(CAUTIOUS, asking("read")) == Allowed()
+    assert await decide_permission(decide, asking("edit", "yes")) == Allowed()
+    assert await decide_permission(decide, asking("read", "other")) == "no"
+    assert await decide_permission(CAUTIOUS, asking("read")) == Allowed()
 
 
 class People:
@@ -82,11 +82,11 @@ async def test_a_person_is_asked_where_the_rules_say_so_and_about_nothing_else()
     people, terms = People(), Ask("It writes.", 60.0)
     rules = Rules(tools=frozenset({"build"}), refused=frozenset({"push"}), others=terms)
     wanted = asking("edit", "write")
-    assert await decided(rules, wanted, people.decide) == Allowed('{"path":"b"}')
-    assert await decided(rules, asking("read"), people.decide) == Allowed()
-    assert await decided(rules, asking("execute", "build"), people.decide) == Allowed()
-    assert isinstance(await decided(rules, asking("execute", "push"), people.decide), str)
-    assert isinstance(await decided(CAUTIOUS, wanted, people.decide), str)
+    assert await decide_permission(rules, wanted, people.decide) == Allowed('{"path":"b"}')
+    assert await decide_permission(rules, asking("read"), people.decide) == Allowed()
+    assert await decide_permission(rules, asking("execute", "build"), people.decide) == Allowed()
+    assert isinstance(await decide_permission(rules, asking("execute", "push"), people.decide), str)
+    assert isinstance(await decide_permission(CAUTIOUS, wanted, people.decide), str)
     assert people.asked == [(wanted, terms)]
 
 
@@ -97,13 +97,13 @@ async def test_code_may_leave_it_to_a_person() -> None:
     async def unsure(_: Permission) -> Verdict:
         return Ask("I do not know.")
 
-    assert await decided(unsure, asking("edit"), people.decide) == Allowed('{"path":"b"}')
+    assert await decide_permission(unsure, asking("edit"), people.decide) == Allowed('{"path":"b"}')
     assert people.asked == [(asking("edit"), Ask("I do not know."))]
 
 
 @spec("TURN-82")
 async def test_where_nobody_is_there_what_a_person_would_decide_is_refused_with_the_reason() -> None:
-    words = await decided(ASK_FIRST, asking("delete", "rm"))
+    words = await decide_permission(ASK_FIRST, asking("delete", "rm"))
     assert isinstance(words, str)
     assert words.startswith("'rm' (delete) is not allowed here: no person can be asked")
-    assert await decided(ASK_FIRST, asking("search")) == Allowed()
+    assert await decide_permission(ASK_FIRST, asking("search")) == Allowed()

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from midstream.agents.pool import Pooled, PoolLimits
 from midstream.agents.pool_entries import POOL_NAMESPACE, Eviction, PoolEntries, key_of, session_of
-from midstream.agents.pool_records import PoolRecord, answered, asked_fresh, confirmed
+from midstream.agents.pool_records import PoolRecord, confirm, create_fresh, with_answer
 from midstream.errors import EntryMovedError, StoreBusyError, UsageError
 from midstream.history.messages import History, UserMessage
 from midstream.models.fingerprint import Outline, outline
@@ -51,7 +51,7 @@ async def test_who_was_taken_over_writes_and_removes_nothing_any_more() -> None:
     _store, entries, world = await _made()
     first = await entries.claim("s", await entries.find("s"), _asked(world))
     second = await entries.claim("s", await entries.find("s"), _asked(world))
-    await first.hold(confirmed(_asked(world), "agent-1", now=world.now()))
+    await first.hold(confirm(_asked(world), "agent-1", now=world.now()))
     assert first.is_lost
     await first.release(_told(world))
     await first.drop()
@@ -129,12 +129,12 @@ async def test_only_unwanted_records_of_this_upstream_are_dropped() -> None:
 async def test_what_is_learned_of_an_upstream_is_kept() -> None:
     _, entries, _ = await _made()
     for _ in range(3):
-        await entries.learn(age_s=600.0, is_alive=False)
+        await entries.note_resume(age_s=600.0, is_alive=False)
     assert (await entries.retention()).limit_s(now=1_000_000.0) == 600.0
 
 
 def test_a_key_names_the_upstream_and_the_session() -> None:
-    record = asked_fresh(_outline("x"), upstream="claude:opus", now=1.0)
+    record = create_fresh(_outline("x"), upstream="claude:opus", now=1.0)
     assert session_of(key_of("claude:opus", "a/b"), record) == "a/b"
 
 
@@ -149,12 +149,12 @@ def _outline(text: str, *, system: str = "") -> Outline:
 
 
 def _asked(world: FakeWorld) -> PoolRecord:
-    return asked_fresh(_outline("one"), upstream="up", now=world.now())
+    return create_fresh(_outline("one"), upstream="up", now=world.now())
 
 
 def _told(world: FakeWorld, *, agent: str = "agent-1") -> PoolRecord:
-    asked = confirmed(_asked(world), agent, now=world.now())
-    return answered(asked, agent=agent, mark="", open_calls=(), now=world.now())
+    asked = confirm(_asked(world), agent, now=world.now())
+    return with_answer(asked, agent=agent, mark="", open_calls=(), now=world.now())
 
 
 @spec("REUSE-25")

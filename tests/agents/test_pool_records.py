@@ -13,33 +13,35 @@ from midstream.agents.pool_records import (
     RECORD_AGE_MAX_S,
     RECORDS_MAX,
     ForkPoint,
-    answered,
-    asked_again,
-    asked_fork,
-    asked_fresh,
-    confirmed,
+    confirm,
+    create_fork,
+    create_fresh,
+    create_resumed,
     decode,
     encode,
-    expired,
-    noted,
+    find_expired,
+    with_answer,
+    with_side_call,
 )
 from midstream.models.fingerprint import LINK_BYTES
 from tests.agents.sayings import known, pending, responded, said, sent, talk
 from tests.spec import spec
 
-RECORD = noted(known(sent(*talk("a", "b")), calls=["c1", "c2"]), sent(said("title"), system="Titles."))
+RECORD = with_side_call(
+    known(sent(*talk("a", "b")), calls=["c1", "c2"]), sent(said("title"), system="Titles.")
+)
 
 
 @spec("REUSE-22")
 def test_a_record_is_pending_until_the_upstream_speaks() -> None:
-    record = asked_fresh(sent(said("a")), upstream="scripted", now=10.0)
+    record = create_fresh(sent(said("a")), upstream="scripted", now=10.0)
     assert (record.phase, record.agent, record.is_resumable) == ("pending", "", False)
-    record = confirmed(record, "agent-1", now=11.0)
+    record = confirm(record, "agent-1", now=11.0)
     assert (record.phase, record.agent, record.is_resumable) == ("confirmed", "agent-1", True)
-    record = answered(record, agent="agent-2", mark="m1", open_calls=(), now=12.0)
+    record = with_answer(record, agent="agent-2", mark="m1", open_calls=(), now=12.0)
     assert (record.agent, record.marks, record.used_at) == ("agent-2", (ForkPoint(1, "agent-2", "m1"),), 12.0)
 
-    record = asked_again(record, sent(*talk("a", "b")), now=13.0)
+    record = create_resumed(record, sent(*talk("a", "b")), now=13.0)
     assert (record.phase, record.agent, record.is_resumable) == ("pending", "agent-2", False)
     assert (record.fingerprint.count, record.marks, record.created_at) == (
         2,
@@ -50,16 +52,16 @@ def test_a_record_is_pending_until_the_upstream_speaks() -> None:
 
 @spec("REUSE-22")
 def test_a_confirmed_record_without_a_name_cannot_be_resumed() -> None:
-    assert not confirmed(pending(sent(said("a"))), "", now=1.0).is_resumable
+    assert not confirm(pending(sent(said("a"))), "", now=1.0).is_resumable
 
 
 @spec("REUSE-23")
 def test_no_place_to_fork_from_while_calls_are_open() -> None:
     record = known(sent(said("a")), calls=["c1"])
     assert (record.marks, record.open_calls, record.answered) == ((), ("c1",), ())
-    record = asked_again(record, sent(said("a"), responded(calls=["c1"])), now=4.0)
+    record = create_resumed(record, sent(said("a"), responded(calls=["c1"])), now=4.0)
     assert (record.open_calls, record.answered) == ((), ("c1",))
-    record = answered(record, agent="agent-1", mark="m", open_calls=(), now=5.0)
+    record = with_answer(record, agent="agent-1", mark="m", open_calls=(), now=5.0)
     assert record.marks == (ForkPoint(1, "agent-1", "m"),)
 
 
@@ -67,9 +69,9 @@ def test_no_place_to_fork_from_while_calls_are_open() -> None:
 def test_another_answer_to_the_same_message_takes_the_place_of_its_mark() -> None:
     record = known(sent(*talk("a", "b")))
     assert record.marks == (ForkPoint(2, "agent-1", "mark-2"),)
-    record = asked_fork(record, sent(*talk("a", "b")), 1, now=4.0)
+    record = create_fork(record, sent(*talk("a", "b")), 1, now=4.0)
     assert (record.agent, record.marks, record.created_at) == ("", (), 4.0)
-    record = answered(record, agent="fork", mark="new", open_calls=(), now=5.0)
+    record = with_answer(record, agent="fork", mark="new", open_calls=(), now=5.0)
     assert record.marks == (ForkPoint(2, "fork", "new"),)
 
 
@@ -77,24 +79,24 @@ def test_another_answer_to_the_same_message_takes_the_place_of_its_mark() -> Non
 def test_only_the_newest_marks_are_kept() -> None:
     record = known(sent(said("0")))
     for turn in range(1, MARKS_MAX + 10):
-        record = asked_again(record, sent(*talk(*map(str, range(turn + 1)))), now=1.0)
-        record = answered(record, agent="agent-1", mark=f"m{turn}", open_calls=(), now=1.0)
+        record = create_resumed(record, sent(*talk(*map(str, range(turn + 1)))), now=1.0)
+        record = with_answer(record, agent="agent-1", mark=f"m{turn}", open_calls=(), now=1.0)
     assert [mark.users for mark in record.marks] == list(range(11, MARKS_MAX + 11))
 
 
 @spec("REUSE-13")
 def test_a_noted_side_call_changes_nothing_else_and_goes_with_the_next_turn() -> None:
     before = known(sent(said("a")))
-    after = noted(before, sent(said("title"), system="Titles."))
+    after = with_side_call(before, sent(said("title"), system="Titles."))
     assert replace(after, asides=()) == before
-    assert asked_again(after, sent(*talk("a", "b")), now=1.0).asides == ()
+    assert create_resumed(after, sent(*talk("a", "b")), now=1.0).asides == ()
 
 
 def test_of_side_calls_with_one_system_prompt_the_newest_is_kept_and_four_of_all() -> None:
     record = known(sent(said("a")))
     for number in range(6):
         for name in ("first", "second"):
-            record = noted(record, sent(said(f"{name} {number}"), system=f"Titles {number}."))
+            record = with_side_call(record, sent(said(f"{name} {number}"), system=f"Titles {number}."))
     newest = [
         sent(said(f"second {number}"), system=f"Titles {number}.").fingerprint for number in range(2, 6)
     ]
@@ -152,21 +154,21 @@ def test_records_go_after_seven_days_without_use() -> None:
         "new": now,
         "future": now + 1e9,
     }
-    assert expired(used.items(), now=now) == ("old",)
+    assert find_expired(used.items(), now=now) == ("old",)
 
 
 @spec("REUSE-25")
 def test_the_least_recently_used_go_beyond_the_cap() -> None:
     used = [(f"k{at}", float(at)) for at in range(RECORDS_MAX + 3)]
-    assert sorted(expired(used, now=1000.0)) == ["k0", "k1", "k2"]
-    assert expired(used[3:], now=1000.0) == ()
+    assert sorted(find_expired(used, now=1000.0)) == ["k0", "k1", "k2"]
+    assert find_expired(used[3:], now=1000.0) == ()
 
 
 @spec("REUSE-25")
 @given(st.lists(st.floats(0, 2e6), max_size=300))
 def test_what_stays_is_young_enough_and_not_too_many(times: list[float]) -> None:
     used = {str(place): at for place, at in enumerate(times)}
-    gone = set(expired(used.items(), now=1e6))
+    gone = set(find_expired(used.items(), now=1e6))
     stay = used.keys() - gone
     assert len(stay) <= RECORDS_MAX
     assert all(1e6 - used[key] <= RECORD_AGE_MAX_S for key in stay)

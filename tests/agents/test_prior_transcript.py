@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.agents.prior_transcript import TranscriptBudget, replayed, transcript, without_base64
+from midstream.agents.prior_transcript import TranscriptBudget, prepend_transcript, transcript, without_base64
 from midstream.history.messages import (
     UPSTREAM_CUT,
     File,
@@ -72,7 +72,7 @@ def test_a_conversation_is_told_between_two_marks_that_say_what_it_is() -> None:
 
 def test_nothing_said_is_nothing_told() -> None:
     assert told() == ""
-    assert replayed(History(), UserMessage.of("hi"), takes_files=False) == UserMessage.of("hi")
+    assert prepend_transcript(History(), UserMessage.of("hi"), takes_files=False) == UserMessage.of("hi")
 
 
 @spec("REUSE-52")
@@ -98,7 +98,7 @@ def test_the_fence_stands_in_no_word_of_the_history(history: History) -> None:
 @spec("REUSE-52")
 def test_the_users_newest_words_stand_whole_outside_the_frame() -> None:
     words = "and now " * 100_000
-    said = replayed(
+    said = prepend_transcript(
         History((UserMessage.of("hi"), answer("hello"))), UserMessage.of(words), takes_files=False
     )
 
@@ -112,7 +112,7 @@ def test_the_users_newest_words_stand_whole_outside_the_frame() -> None:
 @spec("REUSE-52")
 def test_messages_that_nobody_answered_stand_outside_the_frame_in_order() -> None:
     history = History((UserMessage.of("hi"), answer("hello"), UserMessage.of("one"), UserMessage.of("two")))
-    said = replayed(history, UserMessage.of("three"), takes_files=False)
+    said = prepend_transcript(history, UserMessage.of("three"), takes_files=False)
 
     assert said.parts[1::2] == (Text("one"), Text("two"), Text("three"))
     assert {*said.parts[2::2]} == {Text("\n\n")}
@@ -120,7 +120,9 @@ def test_messages_that_nobody_answered_stand_outside_the_frame_in_order() -> Non
 
 
 def test_new_results_at_the_end_are_to_be_answered() -> None:
-    said = replayed(History((UserMessage.of("read"), ran("words"))), UserMessage(()), takes_files=False)
+    said = prepend_transcript(
+        History((UserMessage.of("read"), ran("words"))), UserMessage(()), takes_files=False
+    )
 
     assert [type(part) for part in said.parts] == [Text, Text]
     assert "tool results of the prior conversation are new" in str(said.parts[1])
@@ -193,7 +195,7 @@ def test_attachments_are_named_and_never_inlined() -> None:
     linked = File("image/png", url="data:image/png;base64," + PNG)
     web = File("image/png", url="https://example.org/a.png")
     history = History((UserMessage((Text("look"), IMAGE, linked, web)), answer("seen")))
-    said = replayed(history, UserMessage((Text("and"), IMAGE, linked)), takes_files=False)
+    said = prepend_transcript(history, UserMessage((Text("and"), IMAGE, linked)), takes_files=False)
 
     text = "".join(part.text for part in said.parts if isinstance(part, Text))
     assert "[attached file: shot.png image/png, not repeated here]" in text
@@ -204,7 +206,7 @@ def test_attachments_are_named_and_never_inlined() -> None:
 
 def test_an_agent_that_reads_files_gets_those_of_the_newest_message_only() -> None:
     history = History((UserMessage((IMAGE,)), answer("seen")))
-    said = replayed(history, UserMessage((Text("and"), IMAGE)), takes_files=True)
+    said = prepend_transcript(history, UserMessage((Text("and"), IMAGE)), takes_files=True)
 
     assert said.parts[1:] == (Text("and"), IMAGE)
     assert "not repeated here" in str(said.parts[0])

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from midstream.agents.abilities import Abilities
-from midstream.agents.pool_records import ForkPoint, PoolRecord, answered, asked_again, confirmed, noted
+from midstream.agents.pool_records import (
+    ForkPoint,
+    PoolRecord,
+    confirm,
+    create_resumed,
+    with_answer,
+    with_side_call,
+)
 from midstream.agents.reuse_classification import (
     Action,
     Classification,
@@ -46,8 +53,8 @@ def marked(*texts: str) -> PoolRecord:
     """The record of an agent that was asked one after the other and gave a mark each time."""
     record = known(sent(said(texts[0])))
     for count in range(2, len(texts) + 1):
-        asked = asked_again(record, sent(*talk(*texts[:count])), now=4.0)
-        record = answered(asked, agent="agent-1", mark=f"mark-{count}", open_calls=(), now=5.0)
+        asked = create_resumed(record, sent(*talk(*texts[:count])), now=4.0)
+        record = with_answer(asked, agent="agent-1", mark=f"mark-{count}", open_calls=(), now=5.0)
     return record
 
 
@@ -190,7 +197,7 @@ def test_a_record_that_nobody_confirmed_is_not_continued() -> None:
 
 @spec("REUSE-17")
 def test_after_an_unknown_send_an_upstream_that_can_fork_goes_on_from_what_it_surely_knew() -> None:
-    record = asked_again(known(sent(said("a"))), sent(*talk("a", "b")), now=9.0)
+    record = create_resumed(known(sent(said("a"))), sent(*talk("a", "b")), now=9.0)
     fork = Fork(ForkPoint(1, "agent-1", "mark-1"), 1)
     assert done(record, sent(*talk("a", "b")), FORKS) == fork
     assert done(record, sent(*talk("a", "b", "c")), FORKS) == Fresh(is_pooled=True)
@@ -227,7 +234,7 @@ def test_what_looked_like_a_side_call_and_goes_on_takes_the_record() -> None:
     record = known(sent(said("title of a"), system=TITLE))
     first = sent(said("a"))
     assert kind_of(record, first) == RequestRelation.SIDE_CALL
-    record = noted(record, first)
+    record = with_side_call(record, first)
     second = sent(*talk("a", "b"))
     assert (kind_of(record, second), done(record, second)) == (RequestRelation.REBASE, Fresh(is_pooled=True))
     assert kind_of(known(second), sent(*talk("a", "b", "c"))) == RequestRelation.CONTINUATION
@@ -235,7 +242,7 @@ def test_what_looked_like_a_side_call_and_goes_on_takes_the_record() -> None:
 
 @spec("REUSE-14")
 def test_a_side_call_that_is_only_repeated_takes_nothing() -> None:
-    record = noted(known(sent(said("a"))), sent(said("t"), system=TITLE))
+    record = with_side_call(known(sent(said("a"))), sent(said("t"), system=TITLE))
     assert kind_of(record, sent(said("t"), system=TITLE)) == RequestRelation.SIDE_CALL
     assert kind_of(record, sent(*talk("t", "u"), system="A third one.")) == RequestRelation.SIDE_CALL
     assert kind_of(record, sent(*talk("another", "u"), system=TITLE)) == RequestRelation.SIDE_CALL
@@ -353,8 +360,8 @@ def test_results_of_calls_that_the_agent_never_made_are_a_divergence() -> None:
 @spec("REUSE-11", "REUSE-12")
 def test_ids_that_are_used_again_do_not_make_old_results_new_ones() -> None:
     once = sent(said("a"), responded(calls=["c1"]))
-    record = answered(
-        asked_again(known(sent(said("a")), calls=["c1"]), once, now=4.0),
+    record = with_answer(
+        create_resumed(known(sent(said("a")), calls=["c1"]), once, now=4.0),
         agent="agent-1",
         mark="",
         open_calls=["c1"],
@@ -370,8 +377,8 @@ def test_ids_that_are_used_again_do_not_make_old_results_new_ones() -> None:
 @spec("REUSE-11")
 def test_a_host_that_leaves_out_what_tools_said_is_still_a_continuation() -> None:
     given_results = sent(said("a"), responded(calls=["c1"]))
-    record = asked_again(known(sent(said("a")), calls=["c1"]), given_results, now=4.0)
-    record = answered(record, agent="agent-1", mark="m", open_calls=(), now=5.0)
+    record = create_resumed(known(sent(said("a")), calls=["c1"]), given_results, now=4.0)
+    record = with_answer(record, agent="agent-1", mark="m", open_calls=(), now=5.0)
     for entries in (talk("a", "b"), (said("a"), responded(calls=["c1"]), responded(), said("b"))):
         assert done(record, sent(*entries)) == ResumeAgent(Delivery(1))
     assert done(record, sent(said("a"), responded(calls=["c1"]), said("b"))) == ResumeAgent(Delivery(1))
@@ -456,7 +463,7 @@ _outlines = st.builds(
     st.sampled_from(["", "m"]),
 )
 _records = st.builds(
-    lambda outline, calls, aside, is_confirmed: noted(
+    lambda outline, calls, aside, is_confirmed: with_side_call(
         known(outline, calls=calls) if is_confirmed else pending(outline), aside
     ),
     _outlines,
@@ -557,5 +564,5 @@ def test_all_kinds_occur_in_the_examples_of_the_properties() -> None:
 
 
 def test_an_agent_without_a_name_is_nobody_to_resume() -> None:
-    record = confirmed(pending(sent(said("a"))), "", now=2.0)
+    record = confirm(pending(sent(said("a"))), "", now=2.0)
     assert done(record, sent(*talk("a", "b"))) == Fresh(is_pooled=True)

@@ -45,7 +45,7 @@ def _kept(*events: ModelEvent, after: tuple[UserMessage | Step, ...] = (ASKED,))
 
 @spec("REUSE-80")
 def test_a_call_stands_where_it_was_made() -> None:
-    answer = _kept(*SAID).kept(is_whole=True)
+    answer = _kept(*SAID).collect(is_whole=True)
     history = History((ASKED, Step(Response((Text("I pay. Paid."),))), MORE))
     restored = with_own_calls(history, decode_calls(encode_calls((answer,))))
     parts = (Text("I pay. "), CALL, Text("Paid."))
@@ -56,7 +56,7 @@ def test_a_call_stands_where_it_was_made() -> None:
 
 @spec("REUSE-80")
 def test_a_call_is_not_told_twice_nor_in_another_conversation() -> None:
-    answer = _kept(*SAID).kept(is_whole=True)
+    answer = _kept(*SAID).collect(is_whole=True)
     whole = History((ASKED, Step(Response((Text("I pay. "), CALL, Text("Paid.")))), MORE))
     other = History((MORE, Step(Response((Text("I pay. Paid."),)))))
     for history in (whole, other, History((ASKED,))):
@@ -66,8 +66,8 @@ def test_a_call_is_not_told_twice_nor_in_another_conversation() -> None:
 @spec("REUSE-80")
 def test_answers_of_one_turn_are_told_apart_by_the_results_before_them() -> None:
     asks = Step(Response((Text("First."), ToolCall("h", "look")), Finish.CALLS), (ToolResult("h", "seen"),))
-    first = _kept(STARTED).kept(is_whole=True)
-    second = _kept(TextDelta("Then."), STARTED, after=(ASKED, asks)).kept(is_whole=True)
+    first = _kept(STARTED).collect(is_whole=True)
+    second = _kept(TextDelta("Then."), STARTED, after=(ASKED, asks)).collect(is_whole=True)
     restored = with_own_calls(History((ASKED, asks, Step(Response((Text("Then."),))))), (first, second))
     doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
     assert [each.response.parts for each in restored.entries if isinstance(each, Step)] == [
@@ -78,7 +78,7 @@ def test_answers_of_one_turn_are_told_apart_by_the_results_before_them() -> None
 
 @spec("REUSE-79", "REUSE-80")
 def test_an_answer_that_was_cut_is_the_end_of_the_history() -> None:
-    answer = _kept(*SAID[:2]).kept(is_whole=False)
+    answer = _kept(*SAID[:2]).collect(is_whole=False)
     restored = with_own_calls(History((ASKED,)), (answer,))
     doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
     assert restored.entries[1:] == (Step(Response((Text("I pay. "), doubtful), Finish.INTERRUPTED)),)
@@ -88,7 +88,7 @@ def test_an_answer_that_was_cut_is_the_end_of_the_history() -> None:
 def test_what_is_kept_is_as_short_as_it_is_told_and_bounded() -> None:
     long = "a word " * 10_000
     calls = _kept(UpstreamCallStarted("c", "read", long), UpstreamCallEnded("c", long))
-    answer = calls.kept(is_whole=True)
+    answer = calls.collect(is_whole=True)
     (own,) = answer.calls
     assert len(own.call.arguments) <= ARGUMENTS_CHARS_MAX
     assert len(own.call.content) <= RESULT_CHARS_MAX

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from midstream.client.local_tools import offered
+from midstream.client.local_tools import declare
 from midstream.history.messages import Outcome, ToolResult, UserMessage
 from midstream.protocol.frames import CancelPayload, EventId, ResultPayload, SendPayload, digest_of, encode
 from midstream.session.calls import UNKNOWN_CONTENT
@@ -134,7 +134,7 @@ class _Payloads:
     """What the client says in a turn, by digest."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._tools = offered(client_tools(ledger))
+        self._tools = declare(client_tools(ledger))
 
     def sent(self, turn: int, stream: str, records: Sequence[Record]) -> dict[int, str]:
         """Return the digest of each command of a stream: first the message, then any of what may follow it."""

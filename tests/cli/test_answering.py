@@ -191,7 +191,7 @@ async def test_a_server_that_is_away_is_asked_again_what_is_open() -> None:
         url="http://x",
         world=world,
     )
-    await answering.look()
+    await answering.refresh()
     for _ in range(2):
         assert (told, answering.work is not None) == ([], True)
         await world.settle()
@@ -208,7 +208,7 @@ async def test_a_server_that_is_away_is_asked_again_what_is_open() -> None:
 class Silent(Keyboard):
     """At which nobody types."""
 
-    def forget(self) -> None:
+    def discard_input(self) -> None:
         """There is nothing."""
 
     async def line(self) -> str | None:
@@ -222,7 +222,7 @@ async def test_a_question_that_is_closed_is_no_longer_put_to_anybody() -> None:
     answering = Answering(
         Flaky(0), "s", screen, prompts.append, PLAIN, 80, keyboard=Silent(), url="http://x", world=FakeWorld()
     )
-    await answering.look()
+    await answering.refresh()
     assert answering.work is not None
     await answering.take(Event("1-9", QuestionClosed(1, 1, "c1", CloseReason.WITHDRAWN, 6.0)))
     assert answering.work is None

@@ -22,7 +22,7 @@ from midstream.cli.terminal import width_of
 from midstream.client.sync import connect
 from midstream.errors import StoreFullError
 from midstream.local_keys import KEY_FILE
-from midstream.paths import Paths, made
+from midstream.paths import Paths, make_folder
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import WAIT_S, Serving, run
@@ -40,14 +40,14 @@ def server(tmp_path: Path, port: int) -> Iterator[Serving]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, Path]]:
     """One server for all tests that leave it as it is, and the file of its key."""
     with Serving(tmp_path_factory.mktemp("shared")) as serving:
-        yield serving, Paths.found().data / KEY_FILE
+        yield serving, Paths.find().data / KEY_FILE
 
 
 @pytest.fixture
 def running(shared: tuple[Serving, Path], home: Path) -> Serving:
     """The shared server, with its key in the home of this test; sessions have the names of their tests."""
     serving, key = shared
-    shutil.copy2(key, made(Paths.found().data) / KEY_FILE)
+    shutil.copy2(key, make_folder(Paths.find().data) / KEY_FILE)
     return serving
 
 
@@ -137,9 +137,9 @@ def test_why_nothing_gets_through_is_said_once(tmp_path: Path, capsys: pytest.Ca
     talk = ChatSession(Surroundings(places, "never"), Chats(tmp_path), "http://nowhere", "s", is_json=False)
     full = StoreFullError("no space left")
     for is_reconnecting in (True, False, True, False):
-        talk._tell_of_connection(full, is_reconnecting=is_reconnecting)
-    talk._tell_of_connection(None, is_reconnecting=True)
-    talk._tell_of_connection(None, is_reconnecting=False)
+        talk._print_connection(full, is_reconnecting=is_reconnecting)
+    talk._print_connection(None, is_reconnecting=True)
+    talk._print_connection(None, is_reconnecting=False)
     told = capsys.readouterr().err.splitlines()
     assert [line.strip() for line in told] == [
         "~ retrying: no space left [store_full]",

@@ -14,9 +14,9 @@ def test_the_last_session_is_remembered_for_each_address(tmp_path: Path) -> None
     chats = Chats(tmp_path / "chats")
     with pytest.raises(SessionNotFoundError):
         chats.last("http://a")
-    chats.remember("http://a", "one")
-    chats.remember("http://b", "two")
-    chats.remember("http://a", "three")
+    chats.set_last("http://a", "one")
+    chats.set_last("http://b", "two")
+    chats.set_last("http://a", "three")
     assert (Chats(tmp_path / "chats").last("http://a"), chats.last("http://b")) == ("three", "two")
 
 
@@ -25,7 +25,7 @@ def test_a_damaged_memory_is_no_memory(tmp_path: Path) -> None:
     (tmp_path / "last.json").write_text("{")
     with pytest.raises(SessionNotFoundError):
         chats.last("http://a")
-    chats.remember("http://a", "one")
+    chats.set_last("http://a", "one")
     assert chats.last("http://a") == "one"
 
 
@@ -37,31 +37,31 @@ def test_each_session_has_its_own_checkpoint(tmp_path: Path) -> None:
 
 def test_what_was_shown_survives_the_process(tmp_path: Path) -> None:
     chats = Chats(tmp_path)
-    with chats.shown("one") as shown:
+    with chats.find_last_shown("one") as shown:
         assert not shown.has("1-1")
         shown.end("1-12")
-    with chats.shown("one") as shown:
+    with chats.find_last_shown("one") as shown:
         assert (shown.has("1-12"), shown.has("1-3"), shown.has("2-13")) == (True, True, False)
         shown.end("2-9")  # the server lost what came after, and said so
         assert not shown.has("2-10")
-    with chats.shown("two") as shown:
+    with chats.find_last_shown("two") as shown:
         assert not shown.has("1-1")
 
 
 def test_an_event_that_was_being_shown_is_in_doubt_for_the_next_process(tmp_path: Path) -> None:
-    with Chats(tmp_path).shown("one") as shown:
+    with Chats(tmp_path).find_last_shown("one") as shown:
         shown.begin("1-3")
         shown.end("1-3")
         shown.begin("1-4")
-    with Chats(tmp_path).shown("one") as shown:
+    with Chats(tmp_path).find_last_shown("one") as shown:
         assert (shown.has("1-3"), shown.has("1-4")) == (True, False)
         assert (shown.may_have("1-4"), shown.may_have("1-5")) == (True, False)
         shown.end("1-4")
-    with Chats(tmp_path).shown("one") as shown:
+    with Chats(tmp_path).find_last_shown("one") as shown:
         assert (shown.has("1-4"), shown.may_have("1-4")) == (True, False)
 
 
 def test_a_damaged_note_is_no_note(tmp_path: Path) -> None:
     (tmp_path / "one.shown").write_bytes(b"\xff\x00 nonsense")
-    with Chats(tmp_path).shown("one") as shown:
+    with Chats(tmp_path).find_last_shown("one") as shown:
         assert not shown.has("1-1")

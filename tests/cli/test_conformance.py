@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from midstream.cli import midstream_command
 from midstream.cli.exits import FAILURE, USAGE, VERIFICATION
 from midstream.client.transport_selection import TransportKind
-from midstream.local_keys import made_key, shown_to
+from midstream.local_keys import headers_for, read_or_make_key
 from midstream.paths import Paths
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.auth.access import Access, this_user
@@ -31,7 +31,7 @@ async def tried(*arguments: str, access: Access | None = None) -> tuple[Result, 
         server.app.settings = StreamSettings(heartbeat_s=0.1)
         command = ["conformance", server.url, "--wait", "5", *arguments]
         result = await asyncio.to_thread(CliRunner().invoke, midstream_command, command)
-        left = (await server.http.get("/v1/sessions?limit=200", headers=shown_to(server.url))).json()[
+        left = (await server.http.get("/v1/sessions?limit=200", headers=headers_for(server.url))).json()[
             "sessions"
         ]
         return result, len(left)
@@ -61,7 +61,7 @@ async def test_a_server_of_this_user_is_shown_who_asks(
 ) -> None:
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
     monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
-    access = Access(authenticate=this_user(made_key(Paths.found().data)))
+    access = Access(authenticate=this_user(read_or_make_key(Paths.find().data)))
     result, _ = await tried("--only", "STREAM-31", access=access)
     assert (result.exit_code, result.stdout.count("kept")) == (0, 6)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from midstream.client.sync import SyncClient, connect
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 from midstream.session.records import CallProgressed, Delta, QuestionAsked, TurnEnded, TurnStatus
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving, run
@@ -214,7 +214,7 @@ def ask(server: Serving, words: str, session: str = "mine") -> None:
 
 def http(url: str, body: object = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
-    headers = {"content-type": "application/json", **shown_to(url)}
+    headers = {"content-type": "application/json", **headers_for(url)}
     request = urllib.request.Request(url, data, headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return dict(json.loads(answer.read() or "{}"))

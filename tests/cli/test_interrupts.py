@@ -16,11 +16,11 @@ async def test_every_ctrl_c_is_counted_and_wakes_who_waits() -> None:
     async with asyncio.timeout(WAIT_S):
         with Interrupts() as interrupts:
             os.kill(os.getpid(), signal.SIGINT)
-            await interrupts.reached(1)
-            waiting = asyncio.create_task(interrupts.reached(2))
+            await interrupts.wait_for_count(1)
+            waiting = asyncio.create_task(interrupts.wait_for_count(2))
             await asyncio.sleep(0)
             os.kill(os.getpid(), signal.SIGINT)
             await waiting
             assert interrupts.count == 2
-            await interrupts.reached(1)
+            await interrupts.wait_for_count(1)
     assert signal.getsignal(signal.SIGINT) is before

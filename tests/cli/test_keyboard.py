@@ -49,7 +49,7 @@ async def test_what_was_typed_before_is_no_answer(keys: int) -> None:
     keyboard = Keyboard()
     os.write(keys, b"yes\nyes\n")
     assert await asyncio.wait_for(keyboard.line(), WAIT_S) == "yes"
-    keyboard.forget()
+    keyboard.discard_input()
     os.write(keys, b"no\n")
     assert await asyncio.wait_for(keyboard.line(), WAIT_S) == "no"
 

@@ -21,7 +21,7 @@ from midstream.cli.listening import (
     collect_less,
     log_to_stderr,
     loop_factory,
-    telling_options,
+    report_options,
 )
 from midstream.cli.serve import serve
 
@@ -40,7 +40,7 @@ def test_serve_and_gateway_listen_by_the_same_options() -> None:
 def test_an_address_has_a_port_of_its_own_and_no_names_unless_they_are_given() -> None:
     @click.command()
     @address_options(port=81)
-    @telling_options
+    @report_options
     def listen(**options: object) -> None:
         click.echo(sorted(options.items()))
 

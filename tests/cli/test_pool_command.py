@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from midstream.agents.pool_entries import POOL_NAMESPACE, key_of
-from midstream.agents.pool_records import answered, asked_fresh, confirmed, encode
+from midstream.agents.pool_records import confirm, create_fresh, encode, with_answer
 from midstream.cli.terminal import width_of
 from midstream.history.messages import History, UserMessage
 from midstream.models.fingerprint import outline
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.encrypted_store import encrypted
+from midstream.store.encryption.encrypted_store import encrypt_store
 from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
@@ -27,9 +27,11 @@ async def pooled(tmp_path: Path) -> Path:
     path = tmp_path / "sessions.db"
     store = SQLiteStore(path)
     await store.open()
-    asked = asked_fresh(outline("be brief", (), (), {}, HISTORY), upstream="claude:opus", now=1_700_000_000.0)
-    ready = answered(
-        confirmed(asked, "agent-1", now=1_700_000_001.0),
+    asked = create_fresh(
+        outline("be brief", (), (), {}, HISTORY), upstream="claude:opus", now=1_700_000_000.0
+    )
+    ready = with_answer(
+        confirm(asked, "agent-1", now=1_700_000_001.0),
         agent="agent-1",
         mark="",
         open_calls=(),
@@ -148,7 +150,7 @@ def at_the_gateway(tmp_path: Path, pooled: Path) -> Path:
 async def pooled_by_both(tmp_path: Path, at_the_gateway: Path) -> None:
     store = SQLiteStore(tmp_path / "sessions.db")
     await store.open()
-    record = asked_fresh(outline("", (), (), {}, HISTORY), upstream="codex", now=1_700_000_003.0)
+    record = create_fresh(outline("", (), (), {}, HISTORY), upstream="codex", now=1_700_000_003.0)
     for session in ("served", "h:quay"):
         key = key_of("codex", session)
         await store.kv_put(POOL_NAMESPACE, key, encode(record), expected=0, at=record.used_at)
@@ -170,10 +172,12 @@ def test_without_a_name_it_looks_where_the_gateway_and_serve_keep_theirs(run: Ru
 async def encrypted_pool(tmp_path: Path) -> tuple[Path, Path]:
     path, keys = tmp_path / "encrypted.db", tmp_path / "keys"
     FileKeys.make(keys)
-    store = encrypted(SQLiteStore(path), FileKeys(keys))
+    store = encrypt_store(SQLiteStore(path), FileKeys(keys))
     await store.open()
-    asked = asked_fresh(outline("be brief", (), (), {}, HISTORY), upstream="claude:opus", now=1_700_000_000.0)
-    record = answered(confirmed(asked, "agent-1", now=1.0), agent="agent-1", mark="", open_calls=(), now=2.0)
+    asked = create_fresh(
+        outline("be brief", (), (), {}, HISTORY), upstream="claude:opus", now=1_700_000_000.0
+    )
+    record = with_answer(confirm(asked, "agent-1", now=1.0), agent="agent-1", mark="", open_calls=(), now=2.0)
     await store.kv_put(POOL_NAMESPACE, key_of("claude:opus", "harbour"), encode(record), expected=0, at=2.0)
     await store.close()
     return path, keys

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 from tests.cli.conftest import Run
 from tests.cli.processes import APP, WAIT_S, Serving, run
 
@@ -143,7 +143,7 @@ def test_events_are_counted_in_whole_numbers(run: Run) -> None:
 
 def _welcome(server: Serving) -> dict[str, Any]:
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)) as connection:
-        keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43, **shown_to(server.url)}
+        keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43, **headers_for(server.url)}
         connection.request("GET", "/v1/sessions/s1/poll?n=0", headers=keys)
         welcome: dict[str, Any] = json.loads(connection.getresponse().read())["frames"][0]
         return welcome
@@ -152,7 +152,7 @@ def _welcome(server: Serving) -> dict[str, Any]:
 def test_it_can_be_watched(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--metrics", "--otel", "--log-format", "json"]) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-        connection.request("GET", "/metrics", headers=shown_to(server.url))
+        connection.request("GET", "/metrics", headers=headers_for(server.url))
         page = connection.getresponse().read().decode()
         connection.close()
     assert "midstream_streams 0.0" in page

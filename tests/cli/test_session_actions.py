@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
 from tests.cli.processes import Serving
@@ -23,7 +23,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 
 
 def keys(server: Serving, key: str) -> dict[str, str]:
-    return {"x-idempotency-key": key, "x-idempotent-encryption-key": "s" * 43, **shown_to(server.url)}
+    return {"x-idempotency-key": key, "x-idempotent-encryption-key": "s" * 43, **headers_for(server.url)}
 
 
 def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
@@ -144,7 +144,7 @@ def test_a_failed_turn_is_resumed(run: Run, server: Serving) -> None:
     done = run("sessions", "resume", "a", "--url", server.url)
     assert (done.exit_code, done.stdout) == (0, "")
     events_of_a = f"{server.url}/v1/sessions/a/events?after=0-0"
-    with httpx2.stream("GET", events_of_a, headers=shown_to(server.url), timeout=20) as events:
+    with httpx2.stream("GET", events_of_a, headers=headers_for(server.url), timeout=20) as events:
         assert any('"status":"completed"' in line for line in events.iter_lines())
     again = run("sessions", "resume", "a", "--turn", "1", "--url", server.url)
     assert (again.exit_code, "[nothing_to_resume]" in again.stderr) == (4, True)

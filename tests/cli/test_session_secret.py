@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.session_secret import brought_secret, forget_for, shown_for
+from midstream.cli.session_secret import delete_secret, read_env_secret, read_secrets
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SecretsToShow, SessionSecrets
 from midstream.environment import World
@@ -27,21 +27,21 @@ SECRET = "s" * 43
 def test_a_secret_is_brought_by_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert brought_secret() == ""
+    assert read_env_secret() == ""
     monkeypatch.setenv("MIDSTREAM_SECRET", SECRET)
-    assert brought_secret() == SECRET
+    assert read_env_secret() == SECRET
     file = tmp_path / "secret"
     file.write_text("f" * 43 + "\n")
     file.chmod(0o600)
     monkeypatch.setenv("MIDSTREAM_SECRET_FILE", str(file))
-    assert brought_secret() == "f" * 43
-    assert shown_for("http://127.0.0.1:1", "s", None) == SecretsToShow("f" * 43)
+    assert read_env_secret() == "f" * 43
+    assert read_secrets("http://127.0.0.1:1", "s", None) == SecretsToShow("f" * 43)
     file.chmod(0o644)
     with pytest.raises(UsageError, match="readable by other users"):
-        brought_secret()
+        read_env_secret()
     file.unlink()
     with pytest.raises(UsageError, match="cannot be read"):
-        brought_secret()
+        read_env_secret()
 
 
 async def _kept(path: Path) -> None:
@@ -51,15 +51,15 @@ async def _kept(path: Path) -> None:
 
 
 def test_else_the_one_is_shown_that_chat_keeps(tmp_path: Path) -> None:
-    places = Paths.found(tmp_path)
-    assert shown_for("http://127.0.0.1:1", "s", places) == SecretsToShow()
+    places = Paths.find(tmp_path)
+    assert read_secrets("http://127.0.0.1:1", "s", places) == SecretsToShow()
     asyncio.run(_kept(places.secrets))
-    assert shown_for("http://127.0.0.1:1/", "s::child", places) == SecretsToShow(SECRET)
-    assert shown_for("http://127.0.0.1:1", "other", places) == SecretsToShow()
-    forget_for("http://127.0.0.1:1", "s::child", places)  # a part was deleted, and the whole is there
-    assert shown_for("http://127.0.0.1:1", "s", places) == SecretsToShow(SECRET)
-    forget_for("http://127.0.0.1:1/", "s", places)
-    assert shown_for("http://127.0.0.1:1", "s", places) == SecretsToShow()
+    assert read_secrets("http://127.0.0.1:1/", "s::child", places) == SecretsToShow(SECRET)
+    assert read_secrets("http://127.0.0.1:1", "other", places) == SecretsToShow()
+    delete_secret("http://127.0.0.1:1", "s::child", places)  # a part was deleted, and the whole is there
+    assert read_secrets("http://127.0.0.1:1", "s", places) == SecretsToShow(SECRET)
+    delete_secret("http://127.0.0.1:1/", "s", places)
+    assert read_secrets("http://127.0.0.1:1", "s", places) == SecretsToShow()
 
 
 @spec("STREAM-84", "STREAM-95")
@@ -93,9 +93,9 @@ def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
     with Serving(tmp_path, port=port, options=["--encrypt", "client"]) as server:
         assert "canary-7f3a" in run("sessions", "show", "s", "--url", server.url).stdout
         assert run_process("chat", server.url, "--session", "t", said="of another one").returncode == 0
-        assert "x-idempotent-encryption-key" in shown_for(server.url, "t", None).headers
+        assert "x-idempotent-encryption-key" in read_secrets(server.url, "t", None).headers
         assert run("sessions", "delete", "t", "--yes", "--url", server.url).exit_code == 0
-        assert shown_for(server.url, "t", None) == SecretsToShow()
+        assert read_secrets(server.url, "t", None) == SecretsToShow()
         assert server.interrupt() == (0, "")
     assert run("sessions", "delete", "s", "--yes", "--store", server.store).exit_code == 0
     with reading(server.store) as reader:

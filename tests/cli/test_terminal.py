@@ -13,10 +13,10 @@ from midstream.cli.terminal import (
     Ink,
     clean,
     columns,
-    escaped_json,
-    indented,
-    padded,
-    shortened,
+    escape_json,
+    indent_lines,
+    pad,
+    shorten,
     width_of,
 )
 
@@ -52,24 +52,24 @@ def test_one_line_is_one_line() -> None:
 
 @given(st.text())
 def test_escaped_json_is_harmless_and_the_same_value(text: str) -> None:
-    document = escaped_json(json.dumps({"said": text}, ensure_ascii=False))
+    document = escape_json(json.dumps({"said": text}, ensure_ascii=False))
     assert clean(document) == document
     assert json.loads(document) == {"said": text}
 
 
 @given(st.text(alphabet="ab日本é\u0301", max_size=20), st.integers(2, 30))
 def test_a_cell_has_exactly_its_width(text: str, width: int) -> None:
-    assert width_of(padded(text, width)) == width
+    assert width_of(pad(text, width)) == width
 
 
 def test_what_is_cut_is_marked() -> None:
-    assert shortened("a long title", 6) == "a lon…"
-    assert shortened("日本語", 5) == "日本…"
-    assert shortened("short", 5) == "short"
+    assert shorten("a long title", 6) == "a lon…"
+    assert shorten("日本語", 5) == "日本…"
+    assert shorten("short", 5) == "short"
 
 
 def test_lines_are_wrapped_and_set_in() -> None:
-    assert indented("one two three\n\nfour", "  ", 9) == ["  one two", "  three", "", "  four"]
+    assert indent_lines("one two three\n\nfour", "  ", 9) == ["  one two", "  three", "", "  four"]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ from midstream.session.records import (
     TurnStatus,
     encode,
 )
-from midstream.session.session import fold, pruned
+from midstream.session.session import fold, prune_session
 from midstream.timing import StalledOn
 
 ASKED = MessageAccepted(1, UserMessage.of("hi"), at=10.0)
@@ -253,7 +253,7 @@ def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times(
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.FAILED, 15.0, "model_rejected"),
     ]
-    begins = pruned(fold((1, record) for record in records), at=99.0)
+    begins = prune_session(fold((1, record) for record in records), at=99.0)
     again = MessageAccepted(2, UserMessage.of("again"), at=100.0)
     first, second = read([begins, again])
     called = Called("read", "{}", outcome="ok", content="it says")
@@ -262,7 +262,7 @@ def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times(
     shown = list(lines([first], PLAIN, 70))
     assert "turn 1 · its events are no longer kept" in shown[0]
     assert shown[-1].strip() == "failed"
-    running = read([pruned(fold((1, record) for record in records[:-1]), at=99.0)])
+    running = read([prune_session(fold((1, record) for record in records[:-1]), at=99.0)])
     assert [turn.status for turn in running] == ["running"]
 
 

@@ -63,7 +63,7 @@ async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(
         "KEYRING_PROPERTY_PATH": ring.path,
     }
     more = {"MIDSTREAM_HOME": str(home), **(more if is_in_keyring else {})}
-    state, ledger, secrets = tmp_path / "client" / "state.db", tmp_path / "ledger", Paths.found(home).secrets
+    state, ledger, secrets = tmp_path / "client" / "state.db", tmp_path / "ledger", Paths.find(home).secrets
     ledger.touch()
     script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
     with chosen(ring if is_in_keyring else load_keyring(NO_KEYRING)):

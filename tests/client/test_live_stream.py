@@ -171,7 +171,7 @@ async def test_a_lost_connection_is_made_anew_and_the_user_is_told() -> None:
         assert again.sent == [frames.encode(Open("a", "secret", None, 1, 2)), bench.wires[0].sent[1]]
         assert bench.reconnecting == [True]
         again.hears(Welcome("a", "0-0", "0-0"), Ack(0))
-        await asyncio.wait_for(bench.attachment.acknowledged(), WAIT_S)
+        await asyncio.wait_for(bench.attachment.wait_for_acks(), WAIT_S)
         assert bench.reconnecting == [True, False]
 
 

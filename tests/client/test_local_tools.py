@@ -10,7 +10,7 @@ from midstream.client.local_tools import (
     RESULT_BYTES_MAX,
     LocalTools,
     StartLocally,
-    offered,
+    declare,
     refuse_foreign,
 )
 from midstream.errors import ToolDefinitionError
@@ -55,8 +55,8 @@ def test_a_call_is_noted_then_asked_then_run() -> None:
 def test_an_outcome_is_kept_and_answered_once() -> None:
     tools = _started()
     result = ToolResult("c1", "found")
-    tools.ended(PLACE, result)
-    tools.ended(PLACE, ToolResult("c1", "found again"))
+    tools.note_end(PLACE, result)
+    tools.note_end(PLACE, ToolResult("c1", "found again"))
     tools.take(STARTED)
     assert tools.writes() == [CallAnswered(1, 1, result), CallAsked(*PLACE)]
     assert tools.answers() == [ResultPayload(1, 1, result)]
@@ -121,7 +121,7 @@ def test_a_call_that_has_its_outcome_is_left_alone() -> None:
 
 def test_another_call_in_the_same_place_is_another_call() -> None:
     tools = _started()
-    tools.ended(PLACE, ToolResult("c1", "of the first"))
+    tools.note_end(PLACE, ToolResult("c1", "of the first"))
     tools.writes()
     other = CallPlan("c1", "another digest", Site.CLIENT)
     tools.take(_response(other))
@@ -134,7 +134,7 @@ def test_the_servers_word_ends_a_call_that_still_runs() -> None:
     tools = _started()
     tools.take(CallEnded(1, 1, ToolResult("c1", "too late", Outcome.UNKNOWN), 0.0))
     assert tools.to_stop() == [PLACE]
-    tools.ended(PLACE, ToolResult("c1", "found"))
+    tools.note_end(PLACE, ToolResult("c1", "found"))
     assert (tools.answers(), tools.writes()) == ([], [])
 
 
@@ -154,7 +154,7 @@ async def test_a_tool_that_this_client_no_longer_has_is_told_to_the_model() -> N
 def test_a_result_is_cut_to_fit_its_frame(letter: str) -> None:
     tools = _started()
     content = letter * 2_000_000
-    tools.ended(PLACE, ToolResult("c1", content))
+    tools.note_end(PLACE, ToolResult("c1", content))
     (answer,) = tools.answers()
     kept, _, mark = answer.result.content.rpartition("\n")
     assert len(encode(answer)) <= RESULT_BYTES_MAX
@@ -199,12 +199,12 @@ async def test_a_call_in_doubt_with_a_probe_is_asked_about(says: Probed, content
     tools = LocalTools("s1", by_name([probed]), epoch=7, kept=[_kept(OnDoubt.PROBE, runs=1)])
     (probe,) = tools.to_start()
     assert probe == StartLocally(PLACE, CALL, 1, is_probe=True)
-    tools.ended(PLACE, await tools.run(probe))
+    tools.note_end(PLACE, await tools.run(probe))
     again = tools.to_start()
     assert len(again) == runs
     for start in again:
         assert tools.writes() == [CallIntended(*PLACE, 2, 7)]
-        tools.ended(PLACE, await tools.run(start))
+        tools.note_end(PLACE, await tools.run(start))
     assert [answer.result.content for answer in tools.answers()] == [content]
 
 
@@ -213,7 +213,7 @@ def test_what_did_not_happen_and_was_allowed_once_does_not_run_without_another_p
     plan = CallPlan("c1", "digest", Site.CLIENT, on_doubt=OnDoubt.PROBE, needs_approval=True)
     tools = _tools(KeptCall(1, 1, CallState(CALL, plan, runs=1, epoch=3), is_asked=True))
     assert [start.is_probe for start in tools.to_start()] == [True]
-    tools.ended(PLACE, None)
+    tools.note_end(PLACE, None)
     assert tools.to_start() == []
     assert [answer.result for answer in tools.answers()] == [
         ToolResult("c1", ALLOWED_ONCE_CONTENT, Outcome.ERROR)
@@ -222,7 +222,7 @@ def test_what_did_not_happen_and_was_allowed_once_does_not_run_without_another_p
 
 async def test_a_probe_is_not_believed_for_ever_and_a_lost_one_knows_nothing() -> None:
     tools = _tools(_kept(OnDoubt.PROBE, runs=RERUNS_MAX + 1))
-    tools.ended(PLACE, None)
+    tools.note_end(PLACE, None)
     assert [answer.result.outcome for answer in tools.answers()] == [Outcome.UNKNOWN]
     gone = LocalTools("s1", {}, epoch=7, kept=[_kept(OnDoubt.PROBE, runs=1)])
     (probe,) = gone.to_start()
@@ -245,8 +245,8 @@ def test_a_call_in_doubt_that_only_a_person_could_decide_is_answered_as_unknown(
 def test_a_person_is_asked_about_every_call_of_a_tool_with_a_rule() -> None:
     sometimes = tool(name="some", needs_approval=lambda path: path == "/")(lambda: None)
     always = tool(name="all", needs_approval=True, answer_s=60.0)(lambda: None)
-    assert [offer.needs_approval for offer in offered([look, sometimes, always])] == [False, True, True]
-    assert [offer.answer_s for offer in offered([look, always])] == [0.0, 60.0]
+    assert [offer.needs_approval for offer in declare([look, sometimes, always])] == [False, True, True]
+    assert [offer.answer_s for offer in declare([look, always])] == [0.0, 60.0]
 
 
 def test_a_tool_that_a_person_answers_is_refused() -> None:
@@ -256,7 +256,7 @@ def test_a_tool_that_a_person_answers_is_refused() -> None:
 
 
 def test_what_the_server_is_told_of_a_tool() -> None:
-    (offer,) = offered([look])
+    (offer,) = declare([look])
     assert (offer.spec, offer.has_effects, offer.on_doubt, offer.timeout_s) == (
         look.spec,
         True,

@@ -12,7 +12,7 @@ import pytest
 from midstream.cli.network import network_lines
 from midstream.cli.terminal import COLUMNS, Ink
 from midstream.client.client import REMEMBERED
-from midstream.client.network_probe import NetworkReport, Pace, Probed, ProbeOutcome, judged
+from midstream.client.network_probe import NetworkReport, Pace, Probed, ProbeOutcome, judge
 from midstream.client.transport_selection import FIRST_FRAME_S, TransportKind
 from midstream.protocol.client_stream import STALL_AFTER_S
 from midstream.testing import text
@@ -45,7 +45,7 @@ def test_the_script_talks(
 def test_what_the_doctor_prints_is_what_the_guide_shows() -> None:
     probed = (
         Probed("websocket", ProbeOutcome.REFUSED, detail="it was answered with HTTP status 403"),
-        judged("sse", arrived(2.4, 2.4, 2.4, 2.4, 2.4), Pace()),
+        judge("sse", arrived(2.4, 2.4, 2.4, 2.4, 2.4), Pace()),
         Probed("poll", ProbeOutcome.WORKS, 5, 0.03),
         Probed("post", ProbeOutcome.WORKS, 1, 0.02),
     )

@@ -17,7 +17,7 @@ from midstream.client.network_probe import (
     Pace,
     Probed,
     ProbeOutcome,
-    judged,
+    judge,
 )
 from midstream.client.transport_selection import TransportKind
 from midstream.errors import ConnectionLostError, NotFoundError, UsageError
@@ -59,17 +59,17 @@ def arrived(*times: float, refusal: str = "") -> Arrivals:
     ],
 )
 def test_when_chunks_come_says_what_is_in_between(arrivals: Arrivals, finding: ProbeOutcome) -> None:
-    assert judged("sse", arrivals, PACE).finding is finding
+    assert judge("sse", arrivals, PACE).finding is finding
 
 
 def test_chunks_out_of_order_are_no_stream_and_a_login_page_is_no_chunk() -> None:
     mixed = Arrivals()
     for number in (0, 2, 1, 3, 4):
         mixed.take(b'{"probe":%d}' % number, 0.5 * number)
-    assert judged("sse", mixed, PACE).finding is ProbeOutcome.INCOMPLETE
+    assert judge("sse", mixed, PACE).finding is ProbeOutcome.INCOMPLETE
     page = Arrivals()
     page.take(b"<html>log in", 0.1)
-    assert judged("poll", page, PACE).finding is ProbeOutcome.REFUSED
+    assert judge("poll", page, PACE).finding is ProbeOutcome.REFUSED
 
 
 def test_a_doctor_takes_three_seconds_and_sees_what_is_held_back_for_two() -> None:

@@ -36,8 +36,8 @@ def test_an_entry_is_kept_told_and_forgotten(ring: FileKeyring) -> None:
     assert ours.get("a") is None
     ours.put("a", "secret")
     assert (ours.get("a"), ring.get_password(SERVICE, "a")) == ("secret", "secret")
-    ours.forget("a")
-    ours.forget("a")
+    ours.delete("a")
+    ours.delete("a")
     assert (ours.get("a"), ring.kept()) == (None, [])
 
 

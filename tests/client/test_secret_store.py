@@ -107,16 +107,16 @@ async def test_a_secret_is_kept_for_a_session_and_for_each_of_its_streams(place:
     second = make()
     found = [await second.get(key) for key in (SESSION, STREAM, SecretKey("http://other", "s1"))]
     assert found == [SECRET, OTHER, None]
-    await second.forget(SESSION)
-    await second.forget(SESSION)
+    await second.delete(SESSION)
+    await second.delete(SESSION)
     assert [await second.get(key) for key in (SESSION, STREAM)] == [None, OTHER]
 
 
 async def test_one_that_was_replaced_meanwhile_is_not_forgotten(place: str, store: SecretStore) -> None:
     await store.put(SESSION, SECRET)
-    await store.forget(SESSION, only=OTHER)
+    await store.delete(SESSION, only=OTHER)
     assert await store.get(SESSION) == SECRET
-    await store.forget(SESSION, only=SECRET)
+    await store.delete(SESSION, only=SECRET)
     assert await store.get(SESSION) is None
 
 
@@ -129,7 +129,7 @@ async def test_what_a_keyring_keeps_stands_nowhere_else(
         await store.close()
         assert SECRET.encode() not in _bytes(path)
         assert SERVER not in str(ring._all()), "a list of the keyring tells nothing of servers"
-        await store.forget(STREAM)
+        await store.delete(STREAM)
     assert (ring.kept(), _rows(path)) == ([], [])
 
 
@@ -141,7 +141,7 @@ async def test_without_a_keyring_it_is_a_file_of_its_owner_and_what_is_forgotten
     assert set(modes.values()) == {0o600}
     assert (_mode(path.parent), survey(path)) == (0o700, SecretFileSummary(in_file=1))
     assert SECRET.encode() in _bytes(path)
-    await store.forget(STREAM)
+    await store.delete(STREAM)
     assert SECRET.encode() not in _bytes(path)
 
 
@@ -206,7 +206,7 @@ async def test_a_keyring_that_fails_is_an_error_and_the_file_has_no_secret(
         with pytest.raises(UnavailableError) as caught:
             await store.put(STREAM, SECRET)
         assert await store.get(STREAM) is None
-        await store.forget(STREAM)
+        await store.delete(STREAM)
     assert _rows(path) == []
     assert SECRET not in str(caught.value)
 
@@ -218,7 +218,7 @@ async def test_a_keyring_that_is_locked_later_loses_nothing(
     with chosen(ring):
         await store.put(STREAM, SECRET, keeper=ours)
         await store.put(SESSION, SECRET)
-    for call in (store.get(STREAM), store.put(SESSION, OTHER), store.forget(STREAM)):
+    for call in (store.get(STREAM), store.put(SESSION, OTHER), store.delete(STREAM)):
         with pytest.raises(UnavailableError):
             await call
     await store.settle(ours, ())
@@ -315,7 +315,7 @@ async def main(path, name, *_):
         key = SecretKey("server", "s1", f"{name}-{number}")
         assert await store.put(key, f"of {name} {number}") == f"of {name} {number}"
         if number % 2:
-            await store.forget(key)
+            await store.delete(key)
     await store.close()
     print(told)
 

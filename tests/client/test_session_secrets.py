@@ -50,26 +50,26 @@ def test_what_is_shown_is_not_written_anywhere() -> None:
 
 async def test_a_session_and_its_sub_agents_have_one_secret_for_good(store: SecretStore) -> None:
     secrets = _secrets(store)
-    assert await secrets.known("s") == SecretsToShow()
-    made = await secrets.made("s")
+    assert await secrets.read("s") == SecretsToShow()
+    made = await secrets.read_or_create("s")
     assert len(made.secret) == 43
-    assert await secrets.made("s::child") == made
+    assert await secrets.read_or_create("s::child") == made
     assert root_of("s::child::grandchild") == "s"
-    assert await _secrets(store).known("s") == made  # another process
-    assert (await secrets.made("t")).secret != made.secret
+    assert await _secrets(store).read("s") == made  # another process
+    assert (await secrets.read_or_create("t")).secret != made.secret
 
 
 async def test_of_two_that_make_one_the_same_counts_for_both(store: SecretStore) -> None:
     one, other = _secrets(store), _secrets(store)
-    assert await one.known("s") == await other.known("s") == SecretsToShow()
-    assert await one.made("s") == await other.made("s")
+    assert await one.read("s") == await other.read("s") == SecretsToShow()
+    assert await one.read_or_create("s") == await other.read_or_create("s")
 
 
 async def test_another_one_is_kept_in_its_place(store: SecretStore) -> None:
     secrets = _secrets(store)
-    await secrets.made("s")
+    await secrets.read_or_create("s")
     assert await secrets.keep("s", OTHER) == SecretsToShow(OTHER)
-    assert await _secrets(store).known("s") == SecretsToShow(OTHER)
+    assert await _secrets(store).read("s") == SecretsToShow(OTHER)
 
 
 @spec("STREAM-95")
@@ -81,7 +81,7 @@ async def test_what_is_forgotten_opens_nothing_and_is_not_kept(tmp_path: Path) -
     ):
         assert isinstance([event async for event in client.send("s", "hi")][-1].record, TurnEnded)
         assert survey(secrets) == SecretFileSummary(in_file=1)
-        await client.forget_secret("s")
+        await client.discard_secret("s")
         assert survey(secrets) == SecretFileSummary()
         with pytest.raises(WrongSecretError):
             await client.let_look("s")
@@ -90,12 +90,12 @@ async def test_what_is_forgotten_opens_nothing_and_is_not_kept(tmp_path: Path) -
 @spec("STREAM-95")
 async def test_none_is_kept_where_the_server_has_no_use_for_it(store: SecretStore) -> None:
     secrets = _secrets(store)
-    made = await secrets.made("s")
+    made = await secrets.read_or_create("s")
     await secrets.release("s::child")
-    assert await _secrets(store).known("s") == SecretsToShow()
-    assert (await secrets.made("s")).secret not in ("", made.secret)
-    assert await _secrets(store).known("s") == SecretsToShow()
-    assert await secrets.keep("s", OTHER) == await _secrets(store).known("s") == SecretsToShow(OTHER)
+    assert await _secrets(store).read("s") == SecretsToShow()
+    assert (await secrets.read_or_create("s")).secret not in ("", made.secret)
+    assert await _secrets(store).read("s") == SecretsToShow()
+    assert await secrets.keep("s", OTHER) == await _secrets(store).read("s") == SecretsToShow(OTHER)
 
 
 async def test_a_change_ends_also_where_a_stream_was_told_meanwhile_that_none_is_needed(
@@ -105,7 +105,7 @@ async def test_a_change_ends_also_where_a_stream_was_told_meanwhile_that_none_is
     both = await secrets.begin_change("s")
     await secrets.release("s")
     await secrets.end_change("s", both)
-    assert await _secrets(store).known("s") == SecretsToShow()
+    assert await _secrets(store).read("s") == SecretsToShow()
 
 
 @spec("STREAM-95")
@@ -128,27 +128,27 @@ async def test_a_secret_outlives_its_streams_where_it_opens_their_session(
 
 @spec("STREAM-88")
 async def test_while_it_is_changed_both_are_shown_also_by_the_next_process(store: SecretStore) -> None:
-    before = (await _secrets(store).made("s")).secret
+    before = (await _secrets(store).read_or_create("s")).secret
     both = await _secrets(store).begin_change("s")  # and the process dies
     assert both.old_secret == before
     again = _secrets(store)
-    assert await again.known("s") == both
+    assert await again.read("s") == both
     assert await again.begin_change("s") == both  # the same one, as the server may know it already
     await again.end_change("s", both)
-    assert await again.known("s") == SecretsToShow(both.secret) == await _secrets(store).known("s")
+    assert await again.read("s") == SecretsToShow(both.secret) == await _secrets(store).read("s")
 
 
 @spec("STREAM-96")
 async def test_what_another_process_changes_is_known_at_once(store: SecretStore) -> None:
     one, other = _secrets(store), _secrets(store)
-    made = await one.made("s")
-    assert await other.known("s") == made
+    made = await one.read_or_create("s")
+    assert await other.read("s") == made
     both = await other.begin_change("s")
-    assert await one.known("s") == both == SecretsToShow(both.secret, made.secret)
+    assert await one.read("s") == both == SecretsToShow(both.secret, made.secret)
     await other.end_change("s", both)
-    assert await one.made("s") == SecretsToShow(both.secret)
+    assert await one.read_or_create("s") == SecretsToShow(both.secret)
     await other.keep("s", OTHER)
-    assert await one.known("s") == SecretsToShow(OTHER)
+    assert await one.read("s") == SecretsToShow(OTHER)
 
 
 @spec("STREAM-88")
@@ -159,7 +159,7 @@ async def test_who_ends_a_change_late_does_not_end_the_next_one(store: SecretSto
     await other.end_change("s", both)
     following = await other.begin_change("s")
     await late.end_change("s", both)
-    assert await late.known("s") == following
+    assert await late.read("s") == following
 
 
 @spec("STREAM-88")
@@ -167,7 +167,7 @@ async def test_a_change_that_died_between_its_two_writes_is_ended_by_the_next_on
     secrets = _secrets(store)
     both = await secrets.begin_change("s")
     await store.put(SecretKey("http://here", "s"), both.secret, replaces=both.old_secret)
-    assert await secrets.known("s") == SecretsToShow(both.secret)
+    assert await secrets.read("s") == SecretsToShow(both.secret)
     again = await secrets.begin_change("s")
     await secrets.end_change("s", again)
     assert (await store.get(SecretKey("http://here", "s", NEXT)), again) == (None, SecretsToShow(both.secret))
@@ -176,7 +176,7 @@ async def test_a_change_that_died_between_its_two_writes_is_ended_by_the_next_on
 async def test_another_one_is_kept_also_while_it_is_being_changed(store: SecretStore) -> None:
     secrets = _secrets(store)
     await secrets.begin_change("s")
-    assert await secrets.keep("s", OTHER) == await _secrets(store).known("s") == SecretsToShow(OTHER)
+    assert await secrets.keep("s", OTHER) == await _secrets(store).read("s") == SecretsToShow(OTHER)
 
 
 @spec("STREAM-95")
@@ -185,11 +185,11 @@ async def test_a_session_that_needs_a_secret_after_all_keeps_the_one_it_was_begu
 ) -> None:
     secrets = _secrets(store)
     await secrets.release("s")
-    made = await secrets.made("s")
+    made = await secrets.read_or_create("s")
     await secrets.need("s::child", made.secret)
-    assert await secrets.known("s") == await secrets.made("s") == made
+    assert await secrets.read("s") == await secrets.read_or_create("s") == made
     await secrets.need("s", OTHER)
-    assert await secrets.known("s") == made
+    assert await secrets.read("s") == made
 
 
 async def _told(client: Client, session: str, words: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translated
+from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translate_errors
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 
 OURS, LAYOUT = 77, 3
@@ -98,6 +98,6 @@ def test_what_the_system_says_is_told_in_our_words(raised: Exception, kind: type
         raise raised
 
     with pytest.raises(kind) as caught:
-        translated(work, called="file of ours", busy="the file of ours is taken")
+        translate_errors(work, called="file of ours", busy="the file of ours is taken")
     assert "file of ours" in str(caught.value) or "an entry" in str(caught.value)
-    assert translated(lambda: 5, called="file", busy="") == 5
+    assert translate_errors(lambda: 5, called="file", busy="") == 5

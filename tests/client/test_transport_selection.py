@@ -416,8 +416,8 @@ async def test_what_was_kept_is_found_by_the_next_process_until_it_is_old(
     assert _only(kept) == (kept.name, 0o600)
     await world.advance(150.0)
     assert (again.get("http://a"), again.get("http://b")) == (None, Remembered(TransportKind.POLL, 1200.0))
-    again.forget("http://b")
-    again.forget("http://b")
+    again.delete("http://b")
+    again.delete("http://b")
     assert again.get("http://b") is None
 
 

@@ -34,7 +34,7 @@ class Stage:
 
 
 async def told(story: Story) -> DemoVerdict:
-    await story.tell("")
+    await story.run("")
     assert story.verdict is not None
     assert story.timings is not None
     return story.verdict
@@ -49,12 +49,12 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
 async def test_an_answer_too_short_to_be_cut_is_no_proof(stage: Stage) -> None:
     with pytest.raises(UnavailableError, match="nothing was cut"):
-        await stage.story(Lines(SHORT, LINES.write, LINES.again)).tell("")
+        await stage.story(Lines(SHORT, LINES.write, LINES.again)).run("")
 
 
 async def test_a_tool_that_was_not_called_is_no_proof(stage: Stage) -> None:
     with pytest.raises(UnavailableError, match="nothing could be killed"):
-        await stage.story(Lines(LINES.ask, SHORT, LINES.again)).tell("")
+        await stage.story(Lines(LINES.ask, SHORT, LINES.again)).run("")
 
 
 async def test_a_told_story_has_a_verdict_and_leaves_the_server_up(stage: Stage) -> None:

@@ -62,7 +62,7 @@ def test_what_is_not_granted_is_named_by_the_hosts_field() -> None:
         ModelSettings(temperature=1, tokens_max=5, stop=("END",)),
         {"temperature": "temperature", "tokens_max": "max_completion_tokens", "stop": "stop"},
     )
-    assert wished.refused({"stop"}) == ("temperature", "max_completion_tokens")
+    assert wished.find_refused({"stop"}) == ("temperature", "max_completion_tokens")
 
 
 @pytest.mark.parametrize(

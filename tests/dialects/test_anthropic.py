@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from midstream.dialects.anthropic import MessagesWriter, estimated_tokens, read_messages
+from midstream.dialects.anthropic import MessagesWriter, estimate_tokens, read_messages
 from midstream.dialects.dialect import Asked
 from midstream.dialects.fields import fields_of
 from midstream.history.messages import Finish, Usage
@@ -83,5 +83,5 @@ def test_the_block_in_which_claude_code_counts_is_no_part_of_the_instructions() 
 
 def test_tokens_are_estimated_by_length() -> None:
     fields = fields_of(msgspec.json.encode({"messages": ["x" * 400], "model": "m"}))
-    assert estimated_tokens(fields) == 101
-    assert estimated_tokens({}) == 1
+    assert estimate_tokens(fields) == 101
+    assert estimate_tokens({}) == 1

@@ -78,5 +78,5 @@ async def test_a_session_that_sleeps_does_not_forget_that_its_response_was_deliv
             assert len(gateway.model.requests) == count
             host = gateway.gateway._durable.host
             for live in gateway.gateway.responses.all():
-                assert await host.rest(live.found.session)
+                assert await host.put_to_sleep(live.found.session)
             await gateway.http.post("/v1/chat/completions", json=say(f"other {count}"))

@@ -10,9 +10,9 @@ from midstream.dialects.conversation_index import (
     SIDE_CALLS,
     ConversationIndex,
     is_ephemeral,
-    named_session,
     newest_words,
     place_of,
+    read_session_name,
     scope_of,
 )
 from midstream.dialects.dialect import Asked
@@ -55,16 +55,16 @@ def newest(text: str) -> str:
 def test_the_first_header_counts_then_the_notes() -> None:
     notes = asked(metadata={"session_id": "n"})
     both = {"x-session-affinity": "b", "x-midstream-session": "a"}
-    assert [named_session(headers, notes) for headers in (both, {"session_id": "c"}, {})] == [
+    assert [read_session_name(headers, notes) for headers in (both, {"session_id": "c"}, {})] == [
         "h:a",
         "h:c",
         "m:n",
     ]
-    assert named_session({}, asked(user="u", cache_key="k")) == ""
+    assert read_session_name({}, asked(user="u", cache_key="k")) == ""
 
 
 def test_a_long_name_is_kept_as_its_digest() -> None:
-    first, second = (named_session({"session-id": "x" * 5000 + end}, asked()) for end in "ab")
+    first, second = (read_session_name({"session-id": "x" * 5000 + end}, asked()) for end in "ab")
     assert first != second
     assert len(first) < KEY_CHARS_MAX
 
@@ -74,11 +74,11 @@ def test_a_conversation_goes_on_where_its_newest_response_stands() -> None:
     openings = ConversationIndex()
     first = place_of("m", told("hi"))
     assert openings.look_up(first) == ""
-    openings.said("s1", first, Response((Text("ho"),)))
+    openings.add_response("s1", first, Response((Text("ho"),)))
     second = place_of("m", told("hi", " h o\n", "more"))
     assert openings.look_up(second) == "s1"
     assert openings.look_up(place_of("other", told("hi", "ho", "more"))) == ""
-    openings.said("s1", second, Response((Text("end"),)))
+    openings.add_response("s1", second, Response((Text("end"),)))
     assert openings.look_up(second) == ""  # it has gone on from there: whoever stands there is somebody else
     assert openings.look_up(place_of("m", told("hi", "ho", "more", "end", "again"))) == "s1"
     assert len(openings) == 1
@@ -87,7 +87,7 @@ def test_a_conversation_goes_on_where_its_newest_response_stands() -> None:
 @spec("REUSE-73")
 def test_results_belong_to_the_conversation_whose_response_asked_for_them() -> None:
     openings = ConversationIndex()
-    openings.said("s1", place_of("m", told("hi")), Response((ToolCall("c1", "look"),)))
+    openings.add_response("s1", place_of("m", told("hi")), Response((ToolCall("c1", "look"),)))
     asks = Step(Response((ToolCall("c1", "look"),)), (ToolResult("c1", "a tree"),))
     other = Step(Response((ToolCall("c2", "look"),)), (ToolResult("c2", "a tree"),))
     assert openings.look_up(place_of("m", History((UserMessage.of("hi"), asks)))) == "s1"
@@ -102,7 +102,7 @@ def test_files_count_by_their_content() -> None:
 def test_the_longest_silent_conversation_is_forgotten_first() -> None:
     openings = ConversationIndex(limit=2)
     for number in range(3):
-        openings.said(f"s{number}", place_of("m", told(f"{number}")), Response((Text("x"),)))
+        openings.add_response(f"s{number}", place_of("m", told(f"{number}")), Response((Text("x"),)))
     found = [openings.look_up(place_of("m", told(f"{number}", "x", "y"))) for number in range(3)]
     assert found == ["", "s1", "s2"]
 

@@ -8,10 +8,12 @@ from midstream.dialects import dialect_registry
 def test_a_dialect_is_found_by_its_path_and_by_its_name() -> None:
     assert len({dialect.name for dialect in dialect_registry.DIALECTS}) == len(dialect_registry.DIALECTS)
     for dialect in dialect_registry.DIALECTS:
-        assert dialect_registry.at_path(dialect.path) is dialect_registry.named(dialect.name) is dialect
+        assert (
+            dialect_registry.at_path(dialect.path) is dialect_registry.find_dialect(dialect.name) is dialect
+        )
     assert dialect_registry.at_path(("elsewhere",)) is None
     with pytest.raises(KeyError):
-        dialect_registry.named("elsewhere")
+        dialect_registry.find_dialect("elsewhere")
 
 
 def test_an_error_is_written_in_the_dialect_of_its_address() -> None:

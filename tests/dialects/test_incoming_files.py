@@ -6,7 +6,7 @@ import pytest
 
 from midstream.dialects.incoming_files import attachment_of
 from midstream.history.codecs.codec_spec import Part, PartKind
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.messages import File, Text
 
 PNG = "iVBORw0KGgo="
@@ -75,4 +75,4 @@ CASES: list[tuple[str, dict[str, Any], File | Text]] = [
 
 @pytest.mark.parametrize(("form", "raw", "read"), CASES)
 def test_an_attachment_is_read_or_named(form: str, raw: dict[str, Any], read: File | Text) -> None:
-    assert attachment_of(format_named(form), Part(PartKind.MEDIA, raw)) == read
+    assert attachment_of(find_format(form), Part(PartKind.MEDIA, raw)) == read

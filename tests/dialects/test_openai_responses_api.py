@@ -10,7 +10,7 @@ import pytest
 from midstream.dialects.api_errors import CANCELLED, ApiError
 from midstream.dialects.dialect import Asked
 from midstream.dialects.fields import fields_of
-from midstream.dialects.openai_responses_api import ResponsesWriter, listed_items, read_responses
+from midstream.dialects.openai_responses_api import ResponsesWriter, list_items, read_responses
 from midstream.history.messages import Finish, Usage
 from midstream.models.openai_responses_stream import ResponsesReader
 from midstream.models.responses import (
@@ -89,8 +89,8 @@ def test_a_failure_and_a_stop_end_the_open_item_first() -> None:
 
 
 def test_a_text_is_one_message() -> None:
-    (item,) = listed_items(asked().messages, "resp_1")
+    (item,) = list_items(asked().messages, "resp_1")
     assert item["content"] == [{"type": "input_text", "text": "hi"}]
-    listed = listed_items([{"role": "assistant", "content": "a"}, 7], "resp_1")
+    listed = list_items([{"role": "assistant", "content": "a"}, 7], "resp_1")
     assert [each["id"] for each in listed] == ["in_1_0", "in_1_1"]
     assert listed[0]["content"][0]["type"] == "output_text"

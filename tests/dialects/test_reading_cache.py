@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from midstream.dialects.client_histories import Transcript
-from midstream.dialects.reading_cache import Gist, Memo, digests, joined
+from midstream.dialects.reading_cache import Gist, Memo, digests, join_instructions
 from midstream.history.messages import History, Response, Step, Text, UserMessage
 
 RAWS = [msgspec.Raw(b'{"n":%d}' % number) for number in range(5)]
@@ -76,4 +76,8 @@ def test_a_conversation_that_has_a_name_needs_no_place() -> None:
 
 
 def test_system_prompts_are_joined_without_blank_ones() -> None:
-    assert [joined("a", " ", "b"), joined("", "b"), joined()] == ["a\n\nb", "b", ""]
+    assert [join_instructions("a", " ", "b"), join_instructions("", "b"), join_instructions()] == [
+        "a\n\nb",
+        "b",
+        "",
+    ]

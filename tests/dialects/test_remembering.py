@@ -75,7 +75,7 @@ def asked(peer: OpenAIMemory) -> list[Json]:
 
 
 def texts(peer: OpenAIMemory) -> list[str]:
-    return [told.text for told in peer.told()]
+    return [told.text for told in peer.messages()]
 
 
 @pytest.mark.parametrize("headers", [{}, NAMED], ids=["known by its words", "named"])
@@ -113,7 +113,7 @@ async def test_a_clean_conversation_in_anthropics_words_reaches_cursor_once_and_
                 messages.append({"role": "assistant", "content": answer})
         sends = [message for method, message in bridge.requests if method == "Send"]
         made = [message for method, message in bridge.requests if method == "CreateAgent"]
-        assert [told.text for told in bridge.told()] == questions
+        assert [told.text for told in bridge.messages()] == questions
     sizes = [len(json.dumps(message)) for message in sends]
     assert (len(sizes), len(made)) == (TURNS, 1)
     assert max(sizes) - min(sizes) <= SLACK_BYTES
@@ -135,7 +135,7 @@ async def test_a_title_asked_for_in_between_is_no_part_of_the_conversation(
         assert await host.ask("two") == "one | two"
     assert texts(peer) == ["one", "one", "two"]
     first, _, third = asked(peer)
-    assert third["previous_response_id"] == peer.told()[0].agent
+    assert third["previous_response_id"] == peer.messages()[0].agent
     assert len(json.dumps(third)) - len(json.dumps(first)) <= SLACK_BYTES
 
 
@@ -149,7 +149,7 @@ async def test_an_edit_goes_on_from_where_the_conversations_part(peer: OpenAIMem
         assert await host.ask("other") == "one | other"
         assert await host.ask("more") == "one | other | more"
     assert texts(peer) == ["one", "two", "three", "other", "more"]
-    assert asked(peer)[3]["previous_response_id"] == peer.told()[0].agent
+    assert asked(peer)[3]["previous_response_id"] == peer.messages()[0].agent
 
 
 @spec("REUSE-73")
@@ -203,7 +203,7 @@ async def test_a_restart_of_the_gateway_between_two_turns_replays_nothing(
             await asyncio.to_thread(process.communicate, timeout=WAIT_S)
     assert texts(peer) == ["one", "two", "three"]
     before = [body.get("previous_response_id") for body in asked(peer)]
-    assert before == [None, *(told.agent for told in peer.told()[:2])]
+    assert before == [None, *(told.agent for told in peer.messages()[:2])]
 
 
 def _paying(talk: AgentConversation) -> list[UpstreamEvent]:

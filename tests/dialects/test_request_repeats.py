@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.dialects.request_repeats import KeyReused, KnownRun, Request, repeated, request_of
+from midstream.dialects.request_repeats import KeyReused, KnownRun, Request, find_repeated, request_of
 from tests.spec import spec
 
 
@@ -28,24 +28,24 @@ OVER = {"is_left": False, "has_readers": False}
 )
 def test_what_a_post_joins(state: dict[str, bool], *, plain: bool, retry: bool, named: bool) -> None:
     run = KnownRun(request(), at=1.0, **state)
-    assert (repeated(request(), [run]) is run) is plain
-    assert (repeated(request(retries="1"), [run]) is run) is retry
-    assert (repeated(request(is_named=True), [run]) is run) is named
+    assert (find_repeated(request(), [run]) is run) is plain
+    assert (find_repeated(request(retries="1"), [run]) is run) is retry
+    assert (find_repeated(request(is_named=True), [run]) is run) is named
 
 
 def test_another_body_path_or_session_is_another_request() -> None:
     run = KnownRun(request(), at=1.0, **LEFT)
     for other in (request(b"y"), request(session="s"), request_of("/messages", {}, b"x", is_named=False)):
-        assert repeated(other, [run]) is None
+        assert find_repeated(other, [run]) is None
 
 
 @spec("REUSE-70")
 def test_a_key_is_one_run_and_no_other() -> None:
     run = KnownRun(request(key="k"), at=1.0, **OVER)
-    assert repeated(request(key="k"), [run]) is run
-    assert repeated(request(b"y", key="k"), [run]) == KeyReused()
-    assert repeated(request(key="other"), [run]) is None
-    assert repeated(request(retries="3"), [run]) is None
+    assert find_repeated(request(key="k"), [run]) is run
+    assert find_repeated(request(b"y", key="k"), [run]) == KeyReused()
+    assert find_repeated(request(key="other"), [run]) is None
+    assert find_repeated(request(retries="3"), [run]) is None
 
 
 def test_each_retry_of_several_equal_requests_finds_a_run_that_was_left() -> None:
@@ -54,8 +54,8 @@ def test_each_retry_of_several_equal_requests_finds_a_run_that_was_left() -> Non
         KnownRun(request(), at=3.0, **OVER),
         KnownRun(request(), at=2.0, **READ),
     ]
-    assert repeated(request(retries="1"), runs) is runs[0]
-    assert repeated(request(retries="1"), runs[1:]) is runs[2]
+    assert find_repeated(request(retries="1"), runs) is runs[0]
+    assert find_repeated(request(retries="1"), runs[1:]) is runs[2]
 
 
 @pytest.mark.parametrize("count", ["", "x", "-1", "٣", "0"])

@@ -34,12 +34,12 @@ async def test_another_process_goes_on_with_a_conversation() -> None:
     world, memory = FakeWorld(), Memory()
     one = Conversations(await opened(memory, world), world)
     assert await one.look_up(place("hi")) == ""
-    await one.said("s1", place("hi"), ANSWER)
+    await one.add_response("s1", place("hi"), ANSWER)
 
     other = Conversations(await opened(memory, world), world)
     assert await other.look_up(place("hi", "and now")) == "s1"
     assert await other.look_up(place("ho", "and now")) == ""
-    await other.said("s1", place("hi", "and now"), ANSWER)
+    await other.add_response("s1", place("hi", "and now"), ANSWER)
     assert await one.look_up(place("hi", "and now", "and then")) == "s1"
 
 
@@ -50,7 +50,7 @@ async def test_a_conversation_takes_one_place_in_the_store_however_long_it_is() 
     conversations = Conversations(store, world)
     words = [f"message {number}" for number in range(9)]
     for count in range(1, len(words) + 1):
-        await conversations.said("s1", place(*words[:count]), ANSWER)
+        await conversations.add_response("s1", place(*words[:count]), ANSWER)
     (kept,) = await store.kv_list(CONVERSATIONS)
     assert (kept.key, kept.body) == (place(*words, "next").before.hex(), b"s1")
 
@@ -59,8 +59,8 @@ async def test_two_that_came_to_the_same_words_keep_one_name() -> None:
     world, memory = FakeWorld(), Memory()
     one = Conversations(await opened(memory, world), world)
     other = Conversations(await opened(memory, world), world)
-    await one.said("s1", place("hi"), ANSWER)
-    await other.said("s2", place("hi"), ANSWER)
+    await one.add_response("s1", place("hi"), ANSWER)
+    await other.add_response("s2", place("hi"), ANSWER)
     third = Conversations(await opened(memory, world), world)
     assert await third.look_up(place("hi", "and now")) == "s1"
 
@@ -69,9 +69,9 @@ async def test_what_nobody_went_on_with_is_removed() -> None:
     world, memory = FakeWorld(), Memory()
     store = await opened(memory, world)
     conversations = Conversations(store, world)
-    await conversations.said("old", place("hi"), ANSWER)
+    await conversations.add_response("old", place("hi"), ANSWER)
     await world.advance(RECORD_AGE_MAX_S)
-    await conversations.said("young", place("ho"), ANSWER)
+    await conversations.add_response("young", place("ho"), ANSWER)
     tending = world.spawn(conversations.tend(), name="tend")
     await world.advance(SWEEP_S + 1)
     tending.cancel()
@@ -92,5 +92,5 @@ async def test_a_store_out_of_order_fails_nobody() -> None:
     world = FakeWorld()
     conversations = Conversations(Busy(Memory(), world=world), world)
     assert await conversations.look_up(place("hi", "and now")) == ""
-    await conversations.said("s1", place("hi"), ANSWER)
+    await conversations.add_response("s1", place("hi"), ANSWER)
     assert await conversations.look_up(place("hi", "and now")) == "s1"

@@ -12,14 +12,14 @@ import pytest
 
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
-from midstream.doctor.journals import is_export, judged
+from midstream.doctor.journals import is_export, judge
 from midstream.errors import ConflictError
 from midstream.history.messages import UserMessage
 from midstream.session.records import EpochStarted, MessageAccepted, Sync, decode, encode
-from midstream.session.session import Session, fold, pruned
+from midstream.session.session import Session, fold, prune_session
 from midstream.store.contract import Batch, SessionListing
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.encrypted_store import encrypted
+from midstream.store.encryption.encrypted_store import encrypt_store
 from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture is found by its name
@@ -69,7 +69,7 @@ def test_the_database_of_another_program_is_no_history(tmp_path: Path) -> None:
 
 def test_gaps_and_records_that_cannot_be_read_are_findings() -> None:
     stored = [(1, 1, RECORDS[0]), (3, 1, RECORDS[1]), (4, 1, b'{"type": "of tomorrow"}')]
-    assert [(found.code, found.message) for found in judged(stored).findings] == [
+    assert [(found.code, found.message) for found in judge(stored).findings] == [
         ("journal-gap", 3),
         ("unreadable-record", 4),
     ]
@@ -136,19 +136,19 @@ def test_pages_that_are_not_where_they_belong_are_told(store: Path) -> None:
 
 
 def test_a_pruned_journal_is_no_gap_and_folds_from_where_it_begins() -> None:
-    begins = encode(pruned(Session(position=8, epoch=1, turns=0), at=1.0))
-    done = judged([(8, 1, begins), (9, 1, RECORDS[1])])
+    begins = encode(prune_session(Session(position=8, epoch=1, turns=0), at=1.0))
+    done = judge([(8, 1, begins), (9, 1, RECORDS[1])])
     assert done.findings == []
     assert done.session == fold([(1, decode(begins)), (1, decode(RECORDS[1]))])
-    assert [each.code for each in judged([(8, 1, begins), (10, 1, RECORDS[1])]).findings] == ["journal-gap"]
-    assert [each.code for each in judged([(2, 1, RECORDS[1])]).findings] == ["journal-gap"]
+    assert [each.code for each in judge([(8, 1, begins), (10, 1, RECORDS[1])]).findings] == ["journal-gap"]
+    assert [each.code for each in judge([(2, 1, RECORDS[1])]).findings] == ["journal-gap"]
 
 
 @pytest.fixture
 async def sealed(tmp_path: Path) -> tuple[Path, Path]:
     path, keys = tmp_path / "sessions.db", tmp_path / "keys"
     FileKeys.make(keys)
-    opened = encrypted(SQLiteStore(path), FileKeys(keys))
+    opened = encrypt_store(SQLiteStore(path), FileKeys(keys))
     await opened.open()
     epoch = await opened.claim("harbour", at=1.0)
     mark = SessionListing(is_live=True, at=2.0, title="Hello.", turns=1, status="running")

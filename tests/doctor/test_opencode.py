@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.doctor.opencode import StoredMessage, ended, is_open, messages_of
+from midstream.doctor.opencode import StoredMessage, end_call, is_open, messages_of
 from midstream.doctor.shapes import Json
 from midstream.history.repair.placeholders import UNKNOWN
 
@@ -37,7 +37,7 @@ def test_calls_carry_their_results_and_what_is_only_shown_is_not_sent() -> None:
 def test_an_open_call_is_closed_without_inventing_a_time() -> None:
     part = _tool({"status": "running", "input": {"a": 1}, "time": {"start": 7}})
     assert is_open(part)
-    closed = ended(part)
+    closed = end_call(part)
     assert closed["state"] == {
         "input": {"a": 1},
         "status": "error",
@@ -50,4 +50,4 @@ def test_an_open_call_is_closed_without_inventing_a_time() -> None:
         True,
         False,
     ]
-    assert ended(_tool(None))["state"]["time"] == {"start": 0, "end": 0}
+    assert end_call(_tool(None))["state"]["time"] == {"start": 0, "end": 0}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from midstream.doctor.file_reading import lines_of
 from midstream.doctor.jsonl_formats import MessageLine, Messages
-from midstream.doctor.rewriting import Patch, _rising, encoded, gathered, mend
+from midstream.doctor.rewriting import Patch, _rising, encode, gather, mend
 from midstream.doctor.shapes import Json
 from tests.doctor.files import called, line, said
 
@@ -19,7 +19,7 @@ def test_a_patch_replaces_leaves_out_and_inserts(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"1\n2\n3\n4")
     patch = Patch({2: b"two", 3: None}, {0: [b"zero"], 4: [b"five"]})
-    assert b"".join(patch.applied(lines_of(path))) == b"zero\n1\ntwo\n4\nfive\n"
+    assert b"".join(patch.apply(lines_of(path))) == b"zero\n1\ntwo\n4\nfive\n"
     assert Patch().is_empty
     assert not patch.is_empty
 
@@ -28,7 +28,7 @@ def test_lines_after_a_change_get_their_new_parent_and_those_before_keep_theirs(
     path = tmp_path / "f"
     path.write_bytes(b'{"parentUuid":"a"}\n{"parentUuid":"a"}\n{"parentUuid":"b"}\n')
     patch = Patch(parents={"a": (1, "new")})
-    written = patch.applied(lines_of(path), lambda value, parent: {**value, "parentUuid": parent})
+    written = patch.apply(lines_of(path), lambda value, parent: {**value, "parentUuid": parent})
     assert list(written) == [b'{"parentUuid":"a"}\n', b'{"parentUuid":"new"}\n', b'{"parentUuid":"b"}\n']
 
 
@@ -36,10 +36,8 @@ def test_a_moved_message_takes_its_line_along_and_the_others_stay() -> None:
     messages: list[Json] = [{"role": "user", "content": f"message number {at}"} for at in range(4)]
     entries = [MessageLine(at + 1, message, [message]) for at, message in enumerate(messages)]
     patch = Patch()
-    mend(
-        gathered(entries), entries, [messages[0], messages[3], messages[1], messages[2]], Messages("x"), patch
-    )
-    assert (patch.replaced, patch.inserted) == ({4: None}, {1: [encoded(messages[3])]})
+    mend(gather(entries), entries, [messages[0], messages[3], messages[1], messages[2]], Messages("x"), patch)
+    assert (patch.replaced, patch.inserted) == ({4: None}, {1: [encode(messages[3])]})
 
 
 def test_pieces_of_one_response_are_one_message_and_longer_states_take_the_place_of_shorter() -> None:
@@ -49,9 +47,7 @@ def test_pieces_of_one_response_are_one_message_and_longer_states_take_the_place
         line(3, 2, called("m", "a")),
         line(4, 3, called("m", "a")),
     ]
-    found = gathered(
-        [MessageLine(at, each, [each["message"]], None, "m") for at, each in enumerate(lines, 1)]
-    )
+    found = gather([MessageLine(at, each, [each["message"]], None, "m") for at, each in enumerate(lines, 1)])
     assert [block["type"] for block in found.messages[0]["content"]] == ["text", "tool_use"]
     assert found.messages[0]["content"][0]["text"] == "Hello"
     assert found.folded == 2
@@ -72,7 +68,7 @@ def _longest(numbers: list[int]) -> int:
 
 
 def test_json_is_written_as_people_read_it_and_never_as_what_is_no_json() -> None:
-    assert encoded({"ü": "half \ud83d"}) == rb'{"\u00fc":"half \ud83d"}'
-    assert encoded({"ü": 1}) == '{"ü":1}'.encode()
+    assert encode({"ü": "half \ud83d"}) == rb'{"\u00fc":"half \ud83d"}'
+    assert encode({"ü": 1}) == '{"ü":1}'.encode()
     with pytest.raises(ValueError, match="not JSON compliant"):
-        encoded(float("nan"))
+        encode(float("nan"))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from midstream.doctor.shapes import at, format_of, known_format, shape_of, with_value
+from midstream.doctor.shapes import at, format_of, resolve_format, shape_of, with_value
 from midstream.errors import UnreadableHistoryError, UsageError
-from midstream.history.codecs.recognition import speaks_for
+from midstream.history.codecs.recognition import recognize_by_marks
 
 USER = {"role": "user", "content": "hi"}
 
@@ -39,7 +39,7 @@ USER = {"role": "user", "content": "hi"}
     ],
 )
 def test_a_message_speaks_for_its_format(message: object, form: str) -> None:
-    assert speaks_for(message) == form
+    assert recognize_by_marks(message) == form
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_two_formats_at_once_are_told_with_their_places() -> None:
 
 
 def test_names_are_known_as_people_write_them() -> None:
-    assert [known_format(name) for name in ("Claude_Code", "google", "chat")] == [
+    assert [resolve_format(name) for name in ("Claude_Code", "google", "chat")] == [
         "claude-code",
         "gemini",
         "openai-chat",
     ]
     with pytest.raises(UsageError, match="unknown format"):
-        known_format("klingon")
+        resolve_format("klingon")
 
 
 def test_a_value_is_put_back_where_it_was_found_and_the_rest_is_the_same() -> None:

@@ -63,5 +63,5 @@ def test_a_lock_and_a_folder_that_refuses_are_told(path: Path, monkeypatch: pyte
         with pytest.raises(UnreadableHistoryError) as refused:
             sqlite_files.is_whole(path)
     assert refused.value.reason == "busy"
-    with pytest.raises(UnavailableError), sqlite_files.named_refusals(path):
+    with pytest.raises(UnavailableError), sqlite_files.translate_write_errors(path):
         sqlite_files.copy(path, path.parent / "no folder" / "copy.db")

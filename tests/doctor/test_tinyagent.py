@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from midstream.doctor.shapes import Json
-from midstream.doctor.tinyagent import repaired
+from midstream.doctor.tinyagent import repair_messages
 from midstream.history.repair.placeholders import UNKNOWN
 from tests.search import tried
 
@@ -65,13 +65,13 @@ def test_a_valid_session_comes_back_as_the_same_list() -> None:
         _result("b"),
         _response(_text("Done.")),
     ]
-    done = repaired(messages, None)
+    done = repair_messages(messages, None)
     assert (done.is_changed, done.messages is messages) == (False, True)
 
 
 def test_an_open_call_gets_a_result_and_the_rest_is_the_same_objects() -> None:
     messages = [_user("x"), _response(THOUGHT, _call("a"), _call("b")), _result("a"), _user("and?")]
-    done = repaired(messages, None)
+    done = repair_messages(messages, None)
     assert [edit.code for edit in done.edits] == ["dangling-call"]
     assert [each is old for each, old in zip(done.messages[:3], messages[:3], strict=True)] == [True] * 3
     assert done.messages[3] == {
@@ -82,7 +82,7 @@ def test_an_open_call_gets_a_result_and_the_rest_is_the_same_objects() -> None:
         "details": {},
         "is_error": True,
     }
-    assert repaired(done.messages, None).edits == ()
+    assert repair_messages(done.messages, None).edits == ()
 
 
 def test_what_is_changed_keeps_what_stands_around_it() -> None:
@@ -92,19 +92,19 @@ def test_what_is_changed_keeps_what_stands_around_it() -> None:
         _result("a"),
         _response(_text("z")),
     ]
-    done = repaired(messages, None)
+    done = repair_messages(messages, None)
     response = done.messages[1]
     assert (response["usage"], response["content"][:2]) == ({"input": 1}, [THOUGHT, _text("y")])
     assert response["content"][2] == _call("a", name="ba_sh")
 
 
 def test_arguments_that_are_no_object_become_one() -> None:
-    done = repaired([_user("x"), _response(_call("a", arguments='{"cut')), _result("a")], None)
+    done = repair_messages([_user("x"), _response(_call("a", arguments='{"cut')), _result("a")], None)
     assert done.messages[1]["content"][0]["arguments"] == {"_raw": '{"cut'}
 
 
 def test_thoughts_of_a_response_that_is_not_sent_are_told_as_lost() -> None:
-    done = repaired([_user("x"), _response(THOUGHT), _user("y")], None)
+    done = repair_messages([_user("x"), _response(THOUGHT), _user("y")], None)
     assert [edit.lost for edit in done.edits if edit.lost] == ["hm"]
 
 
@@ -144,9 +144,9 @@ def test_lines_of_it_are_refused_by_name(tmp_path: Path) -> None:
 def test_nothing_said_is_at_rest_after_a_repair_of_what_stands_around_it(role: str, content: object) -> None:
     messages: list[Any] = [_user("x"), _response(_call("a")), _result("a"), _response(_text("y"), _call("b"))]
     messages[2] |= {"role": role, "content": content, "tool_call_id": None}
-    done = repaired(messages, None)
+    done = repair_messages(messages, None)
     assert done.is_changed
-    assert [edit.code for edit in repaired(done.messages, None).edits] == []
+    assert [edit.code for edit in repair_messages(done.messages, None).edits] == []
 
 
 _ODD: st.SearchStrategy[Any] = st.sampled_from(
@@ -169,10 +169,10 @@ def test_whatever_stands_there_is_repaired_and_then_at_rest(data: st.DataObject)
         )
         message[data.draw(st.sampled_from(sorted(message)))] = copy.deepcopy(data.draw(_ODD))
     before = copy.deepcopy(messages)
-    done = repaired(messages, None)
+    done = repair_messages(messages, None)
     assert messages == before
     assert json.loads(json.dumps(done.messages)) == done.messages
-    assert [edit.code for edit in repaired(done.messages, None).edits] == []
+    assert [edit.code for edit in repair_messages(done.messages, None).edits] == []
 
 
 @pytest.mark.parametrize("mark", ["valid", "broken"])

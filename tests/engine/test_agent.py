@@ -83,7 +83,7 @@ def test_models_and_agents_of_other_frameworks_are_refused_with_their_wrapper() 
         Agent(pydantic_ai.Agent("test"))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"`pydantic_ai.TestModel`.*PydanticAIModel\(model\)"):
         Agent(TestModel())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"`pydantic_ai.Agent`.*pydantic_ai_served.served\(agent\)"):
+    with pytest.raises(UsageError, match=r"`pydantic_ai.Agent`.*pydantic_ai_served.make_agent\(agent\)"):
         midstream.asgi(pydantic_ai.Agent("test"))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"`agent` is a `pydantic_ai.Agent`; expected a `midstream.Agent`"):
         midstream.Host(pydantic_ai.Agent("test"), MemoryStore())  # type: ignore[arg-type]

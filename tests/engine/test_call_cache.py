@@ -44,7 +44,7 @@ async def test_an_outcome_is_given_again_and_other_arguments_are_refused() -> No
     started = await (first := book(memory)).start("t", CALL, plan())
     assert isinstance(started, CallContext)
     assert started.effect_key == "t/1/1/a"
-    await first.ended(started, ToolResult("a", "1"), "n")
+    await first.finish(started, ToolResult("a", "1"), "n")
     for asked in (first, book(memory)):
         known = await asked.start("t", CALL, plan())
         assert isinstance(known, CallEnded)
@@ -62,7 +62,7 @@ async def test_a_call_that_was_cut_is_in_doubt_in_this_process_and_in_the_next()
     assert isinstance(started, CallContext)
     with pytest.raises(SessionBusyError):
         await first.start("t", CALL, plan())
-    first.left(started)
+    first.leave_in_doubt(started)
     for asked in (first, book(memory)):
         known = await asked.start("t", CALL, plan())
         assert isinstance(known, CallEnded)
@@ -83,7 +83,7 @@ async def test_a_call_that_waits_for_somebody_starts_again() -> None:
     first = book(memory)
     started = await first.start("t", CALL, plan())
     assert isinstance(started, CallContext)
-    await first.ended(started, ToolResult("a", "waits", Outcome.CANCELLED), SUSPENDED)
+    await first.finish(started, ToolResult("a", "waits", Outcome.CANCELLED), SUSPENDED)
     again = await book(memory).start("t", CALL, plan())
     assert isinstance(again, CallContext)
 
@@ -95,7 +95,7 @@ async def test_siblings_start_in_one_append_and_the_journal_folds() -> None:
     started = await asyncio.gather(*(asked.start("t", call, plan(call)) for call in calls))
     for each in reversed(started):
         assert isinstance(each, CallContext)
-        await asked.ended(each, ToolResult(each.call_id, "1"))
+        await asked.finish(each, ToolResult(each.call_id, "1"))
     records = [(each.epoch, decode(each.body)) for each in memory.sessions["t"].records]
     assert [record.response for _, record in records if isinstance(record, CallStarted)] == [1, 2, 3]
     assert fold(records[:-1]).driver == "graph"
@@ -122,11 +122,11 @@ async def test_a_thread_belongs_to_the_process_whose_calls_run() -> None:
     other, sibling = CallBook("graph", MemoryStore(memory)), ToolCall("b", "work")
     with pytest.raises(LeaseHeldError):
         await other.start("t", sibling, plan(sibling))
-    await first.ended(started, ToolResult("a", "1"))
+    await first.finish(started, ToolResult("a", "1"))
     await freed(memory)
     there = await other.start("t", sibling, plan(sibling))
     assert isinstance(there, CallContext)
-    await other.ended(there, ToolResult("b", "2"))
+    await other.finish(there, ToolResult("b", "2"))
     await freed(memory)
     known = await first.start("t", sibling, plan(sibling))  # what the other one did is known here
     assert isinstance(known, CallEnded)
@@ -147,9 +147,9 @@ async def test_a_thread_whose_calls_have_all_ended_is_listed_as_completed() -> N
     first, second = [await asked.start("t", call, plan(call)) for call in (CALL, sibling)]
     assert isinstance(first, CallContext)
     assert isinstance(second, CallContext)
-    await asked.ended(first, ToolResult("a", "1"))
+    await asked.finish(first, ToolResult("a", "1"))
     assert status_of(memory) == ("running", 1)
-    await asked.ended(second, ToolResult("b", "2"))
+    await asked.finish(second, ToolResult("b", "2"))
     assert status_of(memory) == ("completed", 1)
 
     third = await asked.start("t", later, plan(later))
@@ -157,7 +157,7 @@ async def test_a_thread_whose_calls_have_all_ended_is_listed_as_completed() -> N
     assert (third.turn, third.response, status_of(memory)) == (2, 1, ("running", 2))
     known = await asked.start("t", CALL, plan())
     assert isinstance(known, CallEnded)
-    await asked.ended(third, ToolResult("c", "3"))
+    await asked.finish(third, ToolResult("c", "3"))
     assert status_of(memory) == ("completed", 2)
     assert isinstance(await book(memory).start("t", later, plan(later)), CallEnded)
     fold([(each.epoch, decode(each.body)) for each in memory.sessions["t"].records])
@@ -168,11 +168,11 @@ async def test_a_thread_with_a_call_that_waits_or_is_in_doubt_is_not_over() -> N
     asked = book(memory)
     started = await asked.start("t", CALL, plan())
     assert isinstance(started, CallContext)
-    await asked.ended(started, ToolResult("a", "waits", Outcome.CANCELLED), SUSPENDED)
+    await asked.finish(started, ToolResult("a", "waits", Outcome.CANCELLED), SUSPENDED)
     assert status_of(memory) == ("running", 1)
     again = await asked.start("t", CALL, plan())
     assert isinstance(again, CallContext)
-    asked.left(again)
+    asked.leave_in_doubt(again)
     assert status_of(memory) == ("running", 1)
     assert isinstance(await book(memory).start("t", CALL, plan()), CallEnded)  # unknown, and told so
     assert status_of(memory) == ("completed", 1)

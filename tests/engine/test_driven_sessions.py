@@ -58,7 +58,7 @@ def kinds(records: Sequence[Record]) -> list[str]:
 async def called(turn: DrivenTurn, call_id: str) -> str:
     started = await turn.start(call_id)
     if isinstance(started, CallContext):
-        await turn.ended(ToolResult(started.call_id, f"{call_id} ran"), "")
+        await turn.journal_outcome(ToolResult(started.call_id, f"{call_id} ran"), "")
         return f"{call_id} ran"
     return started.result.content
 
@@ -68,11 +68,11 @@ async def test_a_whole_turn_is_four_appends() -> None:
     store = FailingStore(MemoryStore(memory))
     driver = Driver("loop", store)
     turn = await driver.begin("s", GO)
-    assert await turn.ask({}) is None
-    await turn.responded(ASKS, (), "native")
+    assert await turn.request_response({}) is None
+    await turn.journal_response(ASKS, (), "native")
     assert [*await asyncio.gather(called(turn, "a"), called(turn, "b"))] == ["a ran", "b ran"]
-    assert await turn.ask({}) is None
-    await turn.responded(DONE, (), "")
+    assert await turn.request_response({}) is None
+    await turn.journal_response(DONE, (), "")
     await turn.close(TurnStatus.COMPLETED, {})
     driver.leave("s")
     # begin; response and both starts; two outcomes (one append where they come at once); the answer; the end
@@ -87,19 +87,19 @@ async def test_observers_are_told_of_a_turn_that_another_loop_drives() -> None:
     told: list[Record] = []
 
     class Noting:
-        def appended(self, session: str, records: Sequence[Record]) -> None:
+        def on_append(self, session: str, records: Sequence[Record]) -> None:
             assert session == "s"
             told.extend(records)
 
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory), observers=[Noting()])
     turn = await driver.begin("s", GO)
-    await turn.ask({})
-    turn.say((Delta(*turn.next_place, 0, "text", "one"),))
-    await turn.responded(ASKS, (), "native")
+    await turn.request_response({})
+    turn.journal_output((Delta(*turn.next_place, 0, "text", "one"),))
+    await turn.journal_response(ASKS, (), "native")
     await asyncio.gather(called(turn, "a"), called(turn, "b"))
-    await turn.ask({})
-    await turn.responded(DONE, (), "")
+    await turn.request_response({})
+    await turn.journal_response(DONE, (), "")
     await turn.close(TurnStatus.COMPLETED, {})
     driver.leave("s")
     assert told == [record for record in await stored(memory) if not isinstance(record, Delta)]
@@ -109,10 +109,10 @@ async def test_words_are_journaled_before_the_response_they_belong_to() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     turn = await driver.begin("s", GO)
-    await turn.ask({})
+    await turn.request_response({})
     for word in ("one ", "two"):
-        turn.say((Delta(*turn.next_place, 0, "text", word),))
-    await turn.responded(DONE, (), "")
+        turn.journal_output((Delta(*turn.next_place, 0, "text", word),))
+    await turn.journal_response(DONE, (), "")
     records = await stored(memory)
     assert [record.text for record in records if isinstance(record, Delta)] == ["one two"]
     assert kinds(records)[-3:] == ["Delta", "ResponseCompleted", "StepCommitted"]
@@ -123,8 +123,8 @@ async def test_a_held_response_is_written_soon_also_without_a_call() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     turn = await driver.begin("s", GO)
-    await turn.ask({})
-    await turn.responded(ASKS, (), "")
+    await turn.request_response({})
+    await turn.journal_response(ASKS, (), "")
     async with asyncio.timeout(30):
         async for record in driver.follow("s"):
             if isinstance(decode(record.body), ResponseCompleted):
@@ -141,8 +141,8 @@ async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, 
 
     async def loop(driver: Driver) -> list[str]:
         turn = await driver.begin("s", GO, key="k", digest="d")
-        if await turn.ask({}) is None:
-            await turn.responded(ASKS, (), "")
+        if await turn.request_response({}) is None:
+            await turn.journal_response(ASKS, (), "")
         answers = []
         for call_id in ("a", "b"):
             started = await turn.start(call_id)
@@ -151,9 +151,9 @@ async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, 
                 continue
             ran.append(call_id)
             answers.append(f"{call_id} ran")
-            await turn.ended(ToolResult(started.call_id, answers[-1]), "")
-        if await turn.ask({}) is None:
-            await turn.responded(DONE, (), "")
+            await turn.journal_outcome(ToolResult(started.call_id, answers[-1]), "")
+        if await turn.request_response({}) is None:
+            await turn.journal_response(DONE, (), "")
         await turn.close(TurnStatus.COMPLETED, {})
         return answers
 
@@ -180,12 +180,12 @@ async def test_an_outcome_waits_for_a_store_that_is_full() -> None:
     store = FailingStore(MemoryStore(memory))
     driver = Driver("loop", store, world=world)
     turn = await driver.begin("s", GO)
-    await turn.ask({})
-    await turn.responded(ASKS, (), "")
+    await turn.request_response({})
+    await turn.journal_response(ASKS, (), "")
     started = await turn.start("a")
     assert isinstance(started, CallContext)
     store.outage = StoreFullError("no room")
-    ending = asyncio.create_task(turn.ended(ToolResult("a", "1"), ""))
+    ending = asyncio.create_task(turn.journal_outcome(ToolResult("a", "1"), ""))
     await world.advance(1.0)
     assert not ending.done()
     store.outage = None
@@ -198,13 +198,13 @@ async def test_what_nobody_waited_for_is_told_to_the_next_one() -> None:
     store = FailingStore(MemoryStore(), {2: StoreDamagedError("gone")})
     driver = Driver("loop", store)
     turn = await driver.begin("s", GO)
-    await turn.ask({})
-    turn.say((Delta(*turn.next_place, 0, "text", "word"),))
+    await turn.request_response({})
+    turn.journal_output((Delta(*turn.next_place, 0, "text", "word"),))
     for _ in range(SETTLE_TURNS):
         await asyncio.sleep(0)
     assert store.appends == 2
     with pytest.raises(StoreDamagedError):
-        await turn.responded(DONE, (), "")
+        await turn.journal_response(DONE, (), "")
     driver.leave("s")
     with pytest.raises(SessionBusyError, match="left open"):
         await driver.begin("s", UserMessage.of("other"))
@@ -226,11 +226,11 @@ async def test_another_process_is_refused_while_the_first_one_lives() -> None:
     turn = await first.begin("s", GO)
     again = await second.begin("s", GO)
     with pytest.raises(LeaseHeldError):
-        await again.ask({})
-    assert await turn.ask({}) is None
+        await again.request_response({})
+    assert await turn.request_response({}) is None
     await first.close()
     second.leave("s")
-    assert await (await second.begin("s", GO)).ask({}) is None
+    assert await (await second.begin("s", GO)).request_response({}) is None
 
 
 async def test_a_driver_of_another_name_does_not_go_on() -> None:
@@ -260,20 +260,22 @@ async def test_a_host_reads_a_driven_session_and_does_nothing_for_it() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     turn = await driver.begin("s", GO)
-    await turn.ask({})
-    await turn.responded(ASKS, (), "")
+    await turn.request_response({})
+    await turn.journal_response(ASKS, (), "")
     await turn.start("a")
     await driver.close()
     before = await stored(memory)
     host = Host(Agent(ScriptedModel([])), MemoryStore(memory))
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     runner = await host.session("s")
     assert [decode(each.body) for each in await runner.read(after=0, limit=100)] == before
     await host.stop()
     assert await stored(memory) == before
     later = await Driver("loop", MemoryStore(memory)).begin("s", GO)
-    assert (await later.ask({})) == next(record for record in before if isinstance(record, ResponseCompleted))
+    assert (await later.request_response({})) == next(
+        record for record in before if isinstance(record, ResponseCompleted)
+    )
     doubtful = await later.start("a")
     assert isinstance(doubtful, CallEnded)
     assert doubtful.result.content == UNKNOWN_CONTENT
@@ -300,8 +302,8 @@ async def test_between_turns_a_session_is_free_for_other_processes() -> None:
 
     async def turn_of(driver: Driver, words: str) -> int:
         turn = await driver.begin("s", UserMessage.of(words))
-        await turn.ask({})
-        await turn.responded(DONE, (), "")
+        await turn.request_response({})
+        await turn.journal_response(DONE, (), "")
         await turn.close(TurnStatus.COMPLETED, {})
         driver.leave("s")
         for _ in range(SETTLE_TURNS):
@@ -321,7 +323,7 @@ async def test_a_turn_that_begins_at_once_keeps_the_session() -> None:
     for _ in range(3):
         driver.leave("s")
         turn = await driver.begin("s", GO)
-        assert await turn.ask({}) is None
+        assert await turn.request_response({}) is None
         assert memory.sessions["s"].node is not None
 
 
@@ -330,7 +332,7 @@ async def test_a_turn_that_begins_at_once_keeps_the_session() -> None:
 async def test_a_turn_of_another_agent_is_neither_gone_on_with_nor_listed(agent: str, version: str) -> None:
     memory = Memory()
     cook = Driver("loop", MemoryStore(memory), agent="cook", agent_version="1")
-    await (await cook.begin("s", GO, key="k")).ask({})
+    await (await cook.begin("s", GO, key="k")).request_response({})
     await cook.close()
     before = await stored(memory)
     assert [each.agent for each in before if isinstance(each, EpochStarted)] == ["cook"]

@@ -22,7 +22,7 @@ from midstream.session.records import TurnEnded, TurnStatus
 from midstream.session.retention import Retention
 from midstream.session.turn.commands import SendMessage
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.escrow import EscrowedStore, escrowed
+from midstream.store.encryption.escrow import EscrowedStore, escrow_store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, calls, run_turn, text
 from midstream.testing.scripted_model import Gate, Response, Script
@@ -52,7 +52,7 @@ def _host(
     path = folder / "keys"
     if not path.exists():
         FileKeys.make(path)
-    store = escrowed(MemoryStore(memory), FileKeys(path), world=world)
+    store = escrow_store(MemoryStore(memory), FileKeys(path), world=world)
     return Host(Agent(ScriptedModel(script), tools=tools or []), store, world=world, retention=retention)
 
 
@@ -214,7 +214,7 @@ async def test_what_was_left_waits_for_its_client_without_an_error(
         await _until(lambda: len(first.agent.model.requests) == 2)  # type: ignore[attr-defined]
         await _killed(first, memory)
     await second.start()
-    await second.recovered()
+    await second.wait_for_recovery()
 
     async def is_known() -> bool:
         return [second.is_locked(info) async for info in second.store.list()] == [True]
@@ -247,7 +247,7 @@ async def test_a_sub_agents_turn_goes_on_with_that_of_its_parent(tmp_path: Path)
 
     def host(child: Script) -> Host:
         helper = sub_agent(Agent(ScriptedModel(child)), name="helper", description="Helps.")
-        store = escrowed(MemoryStore(memory), FileKeys(path))
+        store = escrow_store(MemoryStore(memory), FileKeys(path))
         asking = ScriptedModel([calls(("helper", '{"task": "work"}')), text("the end")])
         return Host(Agent(asking, tools=[helper]), store)
 
@@ -262,7 +262,7 @@ async def test_a_sub_agents_turn_goes_on_with_that_of_its_parent(tmp_path: Path)
         await _killed(first, memory)
     second = host([text("worked")])
     await second.start()
-    await second.recovered()
+    await second.wait_for_recovery()
     assert second.recovery.failed == 0
     assert second.recovery.locked == second.recovery.total > 0
     with await _locks(second).hold("s", SECRET):
@@ -284,7 +284,7 @@ async def test_what_goes_on_elsewhere_does_not_wait_for_its_client(tmp_path: Pat
         runner = await first.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("hi")))
         await second.start()
-        await second.recovered()
+        await second.wait_for_recovery()
         assert (second.recovery.locked, second.recovery.failed) == (1, 0)
         for _ in range(100):
             await asyncio.sleep(0)
@@ -342,7 +342,7 @@ async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Pat
     await _killed(first, memory)
     second = _host(tmp_path, [text("one")], memory, world=world)
     await second.start()
-    await second.recovered()
+    await second.wait_for_recovery()
 
     async def are_known() -> bool:
         return [second.is_locked(info) async for info in second.store.list()] == [True, True]

@@ -83,10 +83,12 @@ class Noted:
         self.reports: list[Command] = []
         self.blobs: dict[str, bytes] = {}
 
-    async def say(self, command: ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound) -> None:
+    async def journal_output(
+        self, command: ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound
+    ) -> None:
         self.said.append(command)
 
-    def tell(self, progress: CallProgress | Stalled | StallFinished) -> None:
+    def journal_progress(self, progress: CallProgress | Stalled | StallFinished) -> None:
         self.reports.append(progress)
 
     async def show(self, command: ChildStreamed | PermissionRequested) -> None:
@@ -227,7 +229,7 @@ async def test_the_model_is_shown_what_the_cut_leaves() -> None:
     history = History((UserMessage.of("one"), Step(Response((Text("x"),))), UserMessage.of("two")))
     session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
     await Executor(Agent(model), World(), Noted(), NOBODY).execute(ASKED, session)
-    assert model.requests[0].history == session.shown != history
+    assert model.requests[0].history == session.model_history != history
 
 
 @spec("TURN-43")

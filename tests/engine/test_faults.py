@@ -144,7 +144,7 @@ async def _rest(host: Host) -> None:
 
 async def _say(host: Host) -> None:
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("go")))
 
@@ -170,7 +170,7 @@ async def _recovered(lab: Lab) -> None:
 
     async def finish() -> None:
         await host.start()
-        await host.recovered()
+        await host.wait_for_recovery()
         if await host.store.find("s") is None or not (await host.session("s", create=True)).state.turns:
             await _say(host)
         await _rest(host)
@@ -254,7 +254,7 @@ async def test_a_turn_ends_whatever_dies_however_often(seed: int) -> None:
 
 async def _go_on(host: Host) -> None:
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     await _rest(host)
 
 
@@ -276,7 +276,7 @@ async def test_an_node_that_was_only_thought_dead_does_no_harm(records: int) -> 
 
     async def take_over() -> None:
         await second.start()
-        await second.recovered()
+        await second.wait_for_recovery()
 
     await other.live_through(take_over())
     await world.advance(60.0)

@@ -45,7 +45,7 @@ async def _die(host: Host) -> None:
 
 async def _started(host: Host) -> Host:
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     return host
 
 
@@ -204,7 +204,7 @@ class SlowTo(StoreInFront):
         self.may_go_on = asyncio.Event()
         self._operation = operation
 
-    async def asked(self, operation: str, session: str) -> None:
+    async def before_operation(self, operation: str, session: str) -> None:
         if operation == self._operation:
             self.was_asked.set()
             await self.may_go_on.wait()

@@ -20,7 +20,7 @@ from midstream.session.records import (
     Sync,
     encode,
 )
-from midstream.session.session import Session, pruned
+from midstream.session.session import Session, prune_session
 from midstream.store.contract import Batch, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from tests.spec import spec
@@ -183,7 +183,7 @@ async def test_who_leaves_while_the_store_is_asked_takes_no_records_along() -> N
 
 
 async def _prune(store: MemoryStore, position: int, *, epoch: int = 1) -> None:
-    body = encode(pruned(Session(position=position, epoch=epoch, turns=1), at=1.0))
+    body = encode(prune_session(Session(position=position, epoch=epoch, turns=1), at=1.0))
     assert await store.prune("s", body, position=position, epoch=epoch)
 
 

@@ -12,9 +12,9 @@ from midstream.engine.mailbox import (
     Effect,
     Envelope,
     Mailbox,
-    are_words,
     is_mere_result,
-    merged,
+    is_model_output,
+    merge,
 )
 from midstream.environment import World
 from midstream.errors import MidstreamError, StoreBusyError
@@ -72,18 +72,18 @@ def _asked(command: SendMessage | Cancel) -> tuple[Envelope, asyncio.Future[int]
 
 async def test_it_is_at_rest_again_when_all_that_was_taken_is_done_with() -> None:
     mailbox = Mailbox(World(), NEVER)
-    seen = [mailbox.is_at_rest]
+    seen = [mailbox.is_idle]
     mailbox.put(_said("a"))
-    seen.append(mailbox.is_at_rest)
+    seen.append(mailbox.is_idle)
     mailbox.take()
     mailbox.put(_said("b"))
     mailbox.settle()
-    seen.append(mailbox.is_at_rest)
+    seen.append(mailbox.is_idle)
     mailbox.take()
     mailbox.settle()
-    assert [*seen, mailbox.is_at_rest] == [True, False, False, True]
+    assert [*seen, mailbox.is_idle] == [True, False, False, True]
     async with asyncio.timeout(30):
-        await mailbox.rest()
+        await mailbox.wait_until_idle()
 
 
 async def test_who_takes_waits_until_something_is_there() -> None:
@@ -154,16 +154,16 @@ async def test_words_of_one_moment_go_at_once_together_and_those_that_come_close
     mailbox = Mailbox(world, said)
     mailbox.put(_said("a"))
     mailbox.put(_said("b"))
-    assert (said.words, mailbox.is_at_rest) == ([], False), "there may be more in this moment"
+    assert (said.words, mailbox.is_idle) == ([], False), "there may be more in this moment"
     await _moments(1)
-    assert (said.words, mailbox.is_at_rest) == (["ab"], True)
+    assert (said.words, mailbox.is_idle) == (["ab"], True)
     for word in "cd":
         mailbox.put(_said(word))
         await _moments(5)
         await world.advance(WORDS_EVERY_S / 3)
-    assert (said.words, mailbox.is_at_rest) == (["ab"], False), "what was said is being read"
+    assert (said.words, mailbox.is_idle) == (["ab"], False), "what was said is being read"
     await world.advance(WORDS_EVERY_S)
-    assert (said.words, mailbox.is_at_rest) == (["ab", "cd"], True)
+    assert (said.words, mailbox.is_idle) == (["ab", "cd"], True)
     assert not await _is_due(mailbox)
 
 
@@ -206,7 +206,7 @@ async def test_words_are_not_held_back_where_something_else_waits_for_its_append
         while not mailbox.is_full:
             mailbox.put(_said("c"))
     else:
-        resting = asyncio.create_task(mailbox.rest())
+        resting = asyncio.create_task(mailbox.wait_until_idle())
     assert await _is_due(mailbox)
     mailbox.take()
     mailbox.settle()
@@ -317,7 +317,7 @@ async def test_nobody_waits_for_a_session_that_has_ended() -> None:
     mailbox.refuse_all(StoreBusyError("busy"))
     with pytest.raises(MidstreamError):
         await done
-    assert (mailbox.take(), mailbox.is_at_rest) == ([], True)
+    assert (mailbox.take(), mailbox.is_idle) == ([], True)
 
 
 async def test_an_answer_is_given_once() -> None:
@@ -331,7 +331,7 @@ async def test_an_answer_is_given_once() -> None:
 def test_neighbouring_words_of_one_attempt_are_one_command() -> None:
     finished = Envelope(FINISHED)
     batch = [_said("a"), _said("b"), finished, _said("c"), _said("d", attempt=2)]
-    assert [each.command for each in merged(batch)] == [
+    assert [each.command for each in merge(batch)] == [
         _said("ab").command,
         FINISHED,
         _said("c").command,
@@ -340,9 +340,9 @@ def test_neighbouring_words_of_one_attempt_are_one_command() -> None:
 
 
 def test_a_batch_of_words_is_told_from_one_that_changes_what_is_owed() -> None:
-    assert are_words([_said("a"), _said("b", attempt=2)])
-    assert not are_words([_said("a"), Envelope(FINISHED)])
-    assert not are_words([Envelope(None)])
+    assert is_model_output([_said("a"), _said("b", attempt=2)])
+    assert not is_model_output([_said("a"), Envelope(FINISHED)])
+    assert not is_model_output([Envelope(None)])
 
 
 def test_a_result_of_a_client_that_led_to_nothing_is_told_from_all_else() -> None:

@@ -159,7 +159,7 @@ class Life:
 
     async def _say(self) -> None:
         await self.host.start()
-        await self.host.recovered()
+        await self.host.wait_for_recovery()
         await (await self._runner()).submit(SendMessage(UserMessage(self.plan.said)))
 
     async def _cancel(self) -> None:
@@ -175,7 +175,7 @@ class Life:
 
     async def _rest(self) -> None:
         await self.host.start()
-        await self.host.recovered()
+        await self.host.wait_for_recovery()
         runner = await self._runner()
         while runner.state.is_live:
             await runner.wait(runner.newest.position)
@@ -215,8 +215,8 @@ async def _live(turns: list[TurnPlan]) -> None:
         assert not session.is_live
         following = UserMessage.of("and now?")
         assert refused(session.history.then(following)) == {}
-        assert refused(session.shown.then(following)) == {}
-        assert refused(session.shown) == {}
+        assert refused(session.model_history.then(following)) == {}
+        assert refused(session.model_history) == {}
     assert life.refused == []
     for host in life.hosts:
         await host.stop(grace_s=0.0)

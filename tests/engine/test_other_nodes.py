@@ -66,7 +66,7 @@ class Scripted(StoreInFront):
         self._holds[operation] = Hold()
         return self._holds[operation]
 
-    async def asked(self, operation: str, session: str) -> None:
+    async def before_operation(self, operation: str, session: str) -> None:
         if hold := self._holds.pop(operation, None):
             hold.was_asked.set()
             await hold.may_go_on.wait()
@@ -87,7 +87,7 @@ class Places:
         host = Host(Agent(ScriptedModel(script), turn_s=turn_s), store or MemoryStore(self.memory))
         self._hosts.append(host)
         await host.start()
-        await host.recovered()
+        await host.wait_for_recovery()
         return host
 
     async def kill(self, host: Host) -> None:
@@ -204,9 +204,9 @@ async def test_what_is_decided_twice_happens_once(places: Places, *, is_running:
     await _until(lambda: bool(places.memory.forwarded_commands))
     ((number, handed),) = places.memory.forwarded_commands.items()
     ours = await here.session("s")
-    ends = [await here._caretaker._decided(handed.forwarded)]
+    ends = [await here._caretaker._decide_forwarded(handed.forwarded)]
     await _until(lambda: ours.state.is_live == is_running)
-    ends.append(await here._caretaker._decided(handed.forwarded))
+    ends.append(await here._caretaker._decide_forwarded(handed.forwarded))
     assert len([each for each in places.records() if isinstance(each, MessageAccepted)]) == 2
     assert ends[0] <= ends[1] == ours.newest.position
     await here.store.answer(number, encode_answer(ends[0]))
@@ -226,10 +226,10 @@ async def test_what_is_taken_back_or_gone_on_with_twice_happens_once(places: Pla
     asking = asyncio.ensure_future(theirs.submit(Withdraw()))
     await _until(lambda: bool(places.memory.forwarded_commands))
     ((number, handed),) = places.memory.forwarded_commands.items()
-    await here._caretaker._decided(handed.forwarded)
+    await here._caretaker._decide_forwarded(handed.forwarded)
     assert not ours.state.queue
     await ours.submit(later)
-    await here._caretaker._decided(handed.forwarded)
+    await here._caretaker._decide_forwarded(handed.forwarded)
     assert [each.number for each in ours.state.queue] == [2]
     await here.store.answer(number, encode_answer(0))
     await asking
@@ -471,7 +471,7 @@ async def test_a_parent_is_shown_the_child_that_another_process_works_on(places:
     async with asyncio.timeout(WAIT_S):
         while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
-    await _until(lambda: "s::1.1.0" in here.followed())
+    await _until(lambda: "s::1.1.0" in here.followed_ends())
     go.set()
     records = await records_until_end(parent, after=0)
     ended = next(each for each in records if isinstance(each, CallEnded))

@@ -92,7 +92,7 @@ async def _host(coder: Coder, memory: Memory | None = None, world: World | None 
     store = MemoryStore(memory) if world is None else MemoryStore(memory, world=world)
     host = Host(Agent(coder), store, world=world)
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     return host
 
 
@@ -354,7 +354,7 @@ class People:
 
 async def _turn(host: Host, people: People) -> None:
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     runner = await host.session("s", create=True)
     if not runner.state.turns:
         await runner.submit(SendMessage(UserMessage.of("build it")))
@@ -449,7 +449,7 @@ async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
     asked = AgentQuestion(question_id, 1, "Bash", "{}", "d", 1.0, choice=Choice.ALLOW)
     session = Session(turn=AwaitingModel(1, 1, attempt=1, questions=(asked,)), turns=1)
     with pytest.raises(asyncio.CancelledError):
-        await questions.tell(AnswerAgent(AttemptRef(1, 1, 1), question_id), session)
+        await questions.deliver_decision(AnswerAgent(AttemptRef(1, 1, 1), question_id), session)
     assert not waiting.done()
     questions.end(asking)
     assert await waiting == NOT_ASKED

@@ -93,7 +93,7 @@ async def keeping(
     )
     async with asyncio.timeout(WAIT_S):
         await host.start()
-        await host.recovered()
+        await host.wait_for_recovery()
         # These tests move the clock by days at once: with a sweep to wake for, all the timers between would fire.
         await host._sleeping.stop()
         yield Keeping(host, memory, world, retention)

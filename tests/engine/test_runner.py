@@ -70,7 +70,7 @@ class SwiftWorld(World):
 async def _host(model: ScriptedModel, *tools: object, world: World | None = None) -> Host:
     host = Host(Agent(model, tools=tools), MemoryStore(), world=world)  # type: ignore[arg-type]
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     return host
 
 
@@ -534,7 +534,7 @@ class AtOnce(StoreInFront):
         self.go = asyncio.Event()
         self.go.set()
 
-    async def asked(self, operation: str, session: str) -> None:
+    async def before_operation(self, operation: str, session: str) -> None:
         if operation == "append":
             await self.go.wait()
 
@@ -674,7 +674,7 @@ async def test_of_a_session_that_sleeps_nothing_stays_in_memory(name: str) -> No
     host = await _host(model, add, shout)
     await run_turn(host, "s", "hi")
     kept = await _kept(host)
-    assert await host.rest("s")
+    assert await host.put_to_sleep("s")
     await _pass(model)
     assert [each() for each in kept] == [None, None]
     await host.stop()
@@ -684,7 +684,7 @@ async def test_of_a_session_that_sleeps_nothing_stays_in_memory(name: str) -> No
 async def test_of_a_session_that_refused_what_came_too_late_nothing_stays_in_memory() -> None:
     async def come_too_late() -> None:
         runner = await host.session("s")
-        assert await host.rest("s")
+        assert await host.put_to_sleep("s")
         for _ in range(2):  # the same refusal, raised again
             with pytest.raises(DrainingError):
                 await runner.wait(runner.newest.position)
@@ -714,11 +714,11 @@ async def test_of_a_session_that_another_process_took_in_its_turn_nothing_stays_
     store, going_on = FailingStore(MemoryStore()), asyncio.Event()
     host = Host(Agent(model := ScriptedModel([[Gate(going_on), *text("ok")]])), store)
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     kept = await _kept(host)
     await say_and_fail()
     store.outage = None
-    assert await host.rest("s")
+    assert await host.put_to_sleep("s")
     await _pass(model)
     assert [each() for each in kept] == [None, None]
     await host.stop()

@@ -29,7 +29,7 @@ LONG = "word " * 20_000
 async def test_an_idle_session_sleeps_after_a_minute_and_wakes_when_it_is_asked_for() -> None:
     world = FakeWorld()
     async with Host(Agent(ScriptedModel([text("a")])), MemoryStore(), world=world) as host:
-        await host.recovered()
+        await host.wait_for_recovery()
         await run_turn(host, "s", "one")
         await world.advance(55)
         assert host.awake("s") is not None
@@ -42,7 +42,7 @@ async def test_an_idle_session_sleeps_after_a_minute_and_wakes_when_it_is_asked_
 async def test_each_use_begins_the_minute_anew() -> None:
     world = FakeWorld()
     async with Host(Agent(ScriptedModel([text("a")])), MemoryStore(), world=world) as host:
-        await host.recovered()
+        await host.wait_for_recovery()
         await run_turn(host, "s", "one")
         for _ in range(5):
             await world.advance(40)
@@ -59,7 +59,7 @@ async def test_sessions_that_are_read_or_at_work_stay_awake() -> None:
         return [Stall()] if "think" in repr(request.history.entries[-1]) else text("a")
 
     async with Host(Agent(ScriptedModel(response)), MemoryStore(), world=world) as host:
-        await host.recovered()
+        await host.wait_for_recovery()
         await run_turn(host, "read", "one")
         (await host.session("read")).attach()
         busy = await host.session("busy", create=True)
@@ -76,7 +76,7 @@ async def test_all_sessions_together_hold_no_more_than_the_limit(tmp_path: Path)
     limit = 1500 * KIB
     agent = Agent(ScriptedModel([text(LONG)]))
     async with Host(agent, SQLiteStore(tmp_path / "s.db"), memory=MemoryLimits(bytes_max=limit)) as host:
-        await host.recovered()
+        await host.wait_for_recovery()
         most = 0
         for number in range(30):
             assert await host.ask(f"s{number}", "tell me") == LONG
@@ -97,7 +97,7 @@ async def test_busy_sessions_keep_fewer_events_where_they_hold_too_much(
     agent = Agent(ScriptedModel([[*text(LONG)[:-1], Stall()]]))
     limits = MemoryLimits(bytes_max=100 * KIB)
     async with Host(agent, MemoryStore(), world=world, memory=limits) as host:
-        await host.recovered()
+        await host.wait_for_recovery()
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("tell me")))
         async with asyncio.timeout(30):

@@ -79,7 +79,7 @@ def _boss(child: Agent, *, responses_max: int = 50, timeout_s: float = 60.0) -> 
 async def _started(agent: Agent, store: Store) -> Host:
     host = Host(agent, store)
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     return host
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.engine.timers import Wait, Waits, parted
+from midstream.engine.timers import Wait, Waits, split_work_and_waits
 from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.commands import CallExpired, CancelExpired, Command, QuestionExpired, TurnExpired
 from midstream.session.turn.pending import (
@@ -101,4 +101,4 @@ def test_work_and_waits_are_told_apart() -> None:
         AwaitCancelled(3, 1.0),
         AwaitEnd(3, 1.0),
     ]
-    assert parted([ask, *waits, run]) == ([ask, run], waits)
+    assert split_work_and_waits([ask, *waits, run]) == ([ask, run], waits)

@@ -138,7 +138,7 @@ async def test_a_tool_that_is_gone_before_it_is_run_gives_an_error_result() -> N
 
     second = Host(Agent(model, tools=[wait_for_ever, Shelf("shelf", named("kept", "here"))]), store)
     await second.start()
-    await second.recovered()
+    await second.wait_for_recovery()
     runner = await second.session("s")
     async with asyncio.timeout(30):
         while runner.state.is_live:

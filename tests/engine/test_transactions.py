@@ -59,7 +59,7 @@ async def _hosted(
 ) -> AsyncIterator[Host]:
     host = Host(Agent(ScriptedModel(script), tools=tools), store, world=world)
     await host.start()
-    await host.recovered()
+    await host.wait_for_recovery()
     try:
         yield host
     finally:

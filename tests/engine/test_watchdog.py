@@ -44,7 +44,7 @@ class Scene:
         async with self.watch:
             for pause_s in pauses_s:
                 await self.world.sleep(pause_s)
-                self.watch.heard(mark)
+                self.watch.note_progress(mark)
 
     async def run(self, *pauses_s: float) -> None:
         await self.world.live_through(self.live(*pauses_s))
@@ -159,7 +159,7 @@ async def test_pings_are_no_progress_and_the_clock_stands_while_we_are_the_ones_
         async with scene.watch:
             for _ in range(100):
                 await scene.world.sleep(5.0)
-                scene.watch.pinged()
+                scene.watch.note_ping()
 
     with pytest.raises(TimeoutError):
         await scene.world.live_through(pinging())
@@ -171,7 +171,7 @@ async def test_pings_are_no_progress_and_the_clock_stands_while_we_are_the_ones_
         async with held.watch:
             held.watch.hold()
             await held.world.sleep(10_000.0)
-            held.watch.heard("token")
+            held.watch.note_progress("token")
             await held.world.sleep(14.0)
 
     await held.world.live_through(slow_journal())
@@ -185,13 +185,13 @@ async def test_the_log_has_what_happened_last_and_no_words(caplog: pytest.LogCap
     async def speaking() -> None:
         async with scene.watch:
             for number in range(2 * RECENT_MAX):
-                scene.watch.heard(f"kind {number}")
+                scene.watch.note_progress(f"kind {number}")
             for _ in range(1000):
-                scene.watch.heard("TextDelta")
+                scene.watch.note_progress("TextDelta")
             await scene.world.sleep(4.0)
-            scene.watch.pinged()
+            scene.watch.note_ping()
             await scene.world.sleep(12.0)
-            scene.watch.heard("TextDelta")
+            scene.watch.note_progress("TextDelta")
 
     with caplog.at_level(logging.INFO):
         await scene.world.live_through(speaking())

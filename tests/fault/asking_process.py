@@ -24,7 +24,7 @@ async def main(path: str, url: str, point: str = "", time: str = "1") -> None:
     async with OpenAIResponses(url, "m", world=world) as model:
         host = Host(Agent(model), SQLiteStore(path, world=world), world=world)
         await host.start()
-        await host.recovered()
+        await host.wait_for_recovery()
         runner = await host.session("s", create=True)
         if not runner.state.turns:
             await runner.submit(SendMessage(UserMessage.of("hi")))

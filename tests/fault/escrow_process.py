@@ -21,7 +21,7 @@ from midstream.observability.prometheus import Prometheus
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.escrow import escrowed
+from midstream.store.encryption.escrow import escrow_store
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Response, ScriptedModel, Stall, calls, steps_since_user, text
 from midstream.tools.function_tools import tool
@@ -49,7 +49,7 @@ async def main(folder: Path, port: int) -> None:
     telemetry = OpenTelemetry(agent="tested", tracers=tracers, meters=MeterProvider())
     app = asgi(
         Agent(ScriptedModel(script), tools=[look]),
-        store=escrowed(SQLiteStore(folder / "server.db"), FileKeys(folder / "keys")),
+        store=escrow_store(SQLiteStore(folder / "server.db"), FileKeys(folder / "keys")),
         observers=[Prometheus(), telemetry],
     )
     await serve(app, port=port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver

@@ -23,7 +23,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import interrupt
 
 from midstream.engine.host import Host
-from midstream.frameworks.langgraph_served import served
+from midstream.frameworks.langgraph_served import make_agent
 from midstream.history.messages import Step
 from midstream.session.calls import Choice
 from midstream.session.questions import questions_of
@@ -119,7 +119,7 @@ class DyingStore(SQLiteStore):
 
 async def live() -> str:
     """Say something, or go on where a process died; answer all questions; return what the session then says."""
-    async with asyncio.timeout(WAIT_S), Host(served(built()), DyingStore("sessions.db")) as host:
+    async with asyncio.timeout(WAIT_S), Host(make_agent(built()), DyingStore("sessions.db")) as host:
         if not (await host.glance("s")).turns:
             await anext(host.send("s", "go"))
         runner = await host.session("s")

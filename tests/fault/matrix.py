@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, field
 
-from midstream.client.local_tools import offered
+from midstream.client.local_tools import declare
 from midstream.environment import Fault
 from midstream.history.messages import Outcome, Text, ToolResult
 from midstream.protocol.frames import CancelPayload, Payload, ResultPayload, SendPayload, digest_of, encode
@@ -231,7 +231,7 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     stored = await _journal(folder)
     records = [decode(each.body) for each in stored]
     ledger = read_ledger(folder)
-    say = SendPayload((Text(QUESTION),), offered(client_tools(Ledger(folder / "ledger"))))
+    say = SendPayload((Text(QUESTION),), declare(client_tools(Ledger(folder / "ledger"))))
     later: list[Payload] = [
         ResultPayload(1, 4, ToolResult("a", ANSWER_OF_CLIENT)),
         ResultPayload(1, 4, ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from midstream.client.local_tools import ALLOWED_ONCE_CONTENT, offered
+from midstream.client.local_tools import ALLOWED_ONCE_CONTENT, declare
 from midstream.environment import Fault, World
 from midstream.history.messages import Outcome, Text, ToolResult
 from midstream.protocol.frames import Payload, ResultPayload, SendPayload
@@ -65,7 +65,7 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     tools = (
         [Stage(folder, World(), dies_inside=False).tool(case.story)] if case.story in CLIENT_POLICIES else []
     )
-    say = SendPayload((Text(QUESTION),), offered(tools))
+    say = SendPayload((Text(QUESTION),), declare(tools))
     later: list[Payload] = [
         ResultPayload(1, 1, ToolResult("a", "it was done")),
         ResultPayload(1, 1, ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),

@@ -112,15 +112,15 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 async def _goes_on(folder: Path, peer: OpenAIMemory, elder: Server, turns: Turns) -> None:
     """Have the turn answered that was killed, in a process that lives, and then the next one in a new process."""
-    before = len(peer.told())
+    before = len(peer.messages())
     assert await elder.ask(turns) == _words(turns)
-    replays = [told for told in peer.told()[before:] if "word-1" in told.text]
+    replays = [told for told in peer.messages()[before:] if "word-1" in told.text]
     assert len(replays) <= 1
     then = [*turns, ["say word-9"]]
-    before = len(peer.told())
+    before = len(peer.messages())
     async with server(folder, peer) as youngest:
         assert await youngest.ask(then) == _words(then)
-    assert [told.text for told in peer.told()[before:]] == ["say word-9"]
+    assert [told.text for told in peer.messages()[before:]] == ["say word-9"]
 
 
 @spec("REUSE-36", "REUSE-37", "REUSE-50", "REUSE-51")
@@ -150,7 +150,7 @@ async def test_a_process_that_is_killed_while_its_upstream_has_not_said_a_word(
         peer.hang_unopened()
         async with server(tmp_path, peer) as victim:
             victim.begin(turns)
-            await _until(lambda: len(peer.told()) == 2)
+            await _until(lambda: len(peer.messages()) == 2)
             victim.process.kill()
             assert await victim.ended() == -signal.SIGKILL
         await _goes_on(tmp_path, peer, elder, turns)

@@ -36,7 +36,7 @@ from pathlib import Path
 from agents import Agent, function_tool
 
 from midstream import report_progress
-from midstream.frameworks.openai_agents_served import served
+from midstream.frameworks.openai_agents_served import make_agent
 
 
 def book_in(city):
@@ -66,7 +66,7 @@ def pay(city: str) -> str:
 
 
 agent = Agent(name="porter", model="gpt-5", instructions="You book.", tools=[book, look, pay])
-careful = served(agent, on_doubt={"look": "rerun"})
+careful = make_agent(agent, on_doubt={"look": "rerun"})
 """
 
 

@@ -64,7 +64,7 @@ async def main(path: Path, point: str = "", count: str = "0") -> None:
     host = Host(Agent(ScriptedModel(SCRIPT), tools=[note]), SQLiteStore(path, world=world), world=world)
     async with asyncio.timeout(20):
         await host.start()
-        await host.recovered()
+        await host.wait_for_recovery()
         runner = await host.session(SESSION, create=True)
         if not runner.state.turns:
             await runner.submit(SendMessage(UserMessage.of("note three things")))

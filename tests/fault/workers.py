@@ -105,7 +105,7 @@ class Worker:
 
 
 def journal(folder: Path, session: str) -> list[StoredRecord]:
-    """Read a whole journal without being an node."""
+    """Read a whole journal without being a node."""
     with reading(folder / "server.db") as reader:
         return reader.records(session, 0, 100_000)
 

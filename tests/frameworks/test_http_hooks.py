@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from midstream.errors import HistoryRefusedError, UsageError
-from midstream.frameworks.http_hooks import BODY_BYTES_MAX, repaired_body, repairing
+from midstream.frameworks.http_hooks import BODY_BYTES_MAX, repair_body, repairing
 from midstream.history.operations import Mode, Repaired
 from tests.models.strict_provider import StrictProvider, strict_provider
 
@@ -178,14 +178,14 @@ def test_thinking_is_turned_off_where_the_tool_loop_lost_its_own(provider: Stric
 def test_adaptive_thinking_may_go_on_without_any() -> None:
     loop = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [CALL]}]
     asked = {"thinking": {"type": "adaptive"}, "messages": [*loop, {"role": "user", "content": [RESULT]}]}
-    assert repaired_body("/v1/messages", json.dumps(asked).encode()) is None
+    assert repair_body("/v1/messages", json.dumps(asked).encode()) is None
 
 
 @pytest.mark.parametrize("kept", [{"previous_response_id": "resp_0"}, {"conversation": "conv_1"}])
 def test_results_of_calls_that_the_provider_keeps_are_no_orphans(kept: dict[str, str]) -> None:
     items = [{"type": "function_call_output", "call_id": "c1", "output": "done"}]
-    assert repaired_body("/v1/responses", json.dumps({"input": items, **kept}).encode()) is None
-    assert repaired_body("/v1/responses", json.dumps({"input": items}).encode()) is not None
+    assert repair_body("/v1/responses", json.dumps({"input": items, **kept}).encode()) is None
+    assert repair_body("/v1/responses", json.dumps({"input": items}).encode()) is not None
 
 
 def test_items_by_reference_are_left_to_the_provider() -> None:
@@ -193,18 +193,18 @@ def test_items_by_reference_are_left_to_the_provider() -> None:
         {"type": "item_reference", "id": "fc_1"},
         {"type": "function_call_output", "call_id": "c1", "output": "done"},
     ]
-    assert repaired_body("/v1/responses", json.dumps({"input": items}).encode()) is None
+    assert repair_body("/v1/responses", json.dumps({"input": items}).encode()) is None
 
 
 def test_a_paused_response_is_sent_back_as_it_came() -> None:
-    assert repaired_body("/v1/messages", json.dumps({"messages": PAUSED}).encode()) is None
+    assert repair_body("/v1/messages", json.dumps({"messages": PAUSED}).encode()) is None
     went_on = [*PAUSED, {"role": "user", "content": "well?"}]
-    assert repaired_body("/v1/messages", json.dumps({"messages": went_on}).encode()) is not None
+    assert repair_body("/v1/messages", json.dumps({"messages": went_on}).encode()) is not None
 
 
 def test_a_system_prompt_moves_to_where_the_provider_wants_it() -> None:
     asked = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]}
-    done = repaired_body("/v1/messages", json.dumps(asked).encode())
+    done = repair_body("/v1/messages", json.dumps(asked).encode())
     assert done is not None
     assert json.loads(done.body) == {"messages": [{"role": "user", "content": "hi"}], "system": "Be brief."}
 
@@ -220,8 +220,8 @@ def test_gemini_is_known_by_its_path_and_asks_for_signatures_from_its_third_vers
         "systemInstruction": {"parts": [{"text": "Be brief."}]},
     }
     body = json.dumps(asked).encode()
-    assert repaired_body("/v1beta/models/gemini-2.5-pro:generateContent", body) is None
-    done = repaired_body("/v1beta/models/gemini-3-pro-preview:streamGenerateContent", body)
+    assert repair_body("/v1beta/models/gemini-2.5-pro:generateContent", body) is None
+    done = repair_body("/v1beta/models/gemini-3-pro-preview:streamGenerateContent", body)
     assert done is not None
     assert [edit.code for edit in done.repaired.edits] == ["call-without-signature"]
     assert json.loads(done.body)["systemInstruction"] == asked["systemInstruction"]
@@ -235,7 +235,7 @@ def test_bedrocks_converse_is_known_by_its_path() -> None:
         {"role": "user", "content": [{"text": "and now?"}]},
     ]
     body = json.dumps({"messages": messages}).encode()
-    done = repaired_body("/model/us.anthropic.claude-v1:0/converse-stream", body)
+    done = repair_body("/model/us.anthropic.claude-v1:0/converse-stream", body)
     assert done is not None
     assert "toolResult" in json.loads(done.body)["messages"][2]["content"][0]
     assert list(json.loads(done.body)) == ["messages"]
@@ -255,7 +255,7 @@ def test_bedrocks_converse_is_known_by_its_path() -> None:
     ],
 )
 def test_requests_are_known_by_their_path(path: str, is_known: bool) -> None:  # noqa: FBT001 - a row
-    done = repaired_body(path, json.dumps({"messages": BROKEN_ANTHROPIC}).encode())
+    done = repair_body(path, json.dumps({"messages": BROKEN_ANTHROPIC}).encode())
     assert (done is not None) is is_known
 
 
@@ -263,7 +263,7 @@ def test_the_profile_is_the_callers_choice() -> None:
     asked = {
         "messages": [*BROKEN_CHAT[:1], {**BROKEN_CHAT[1], "tool_calls": [{**CHAT_CALL, "id": "call:1"}]}]
     }
-    done = repaired_body("/v1/chat/completions", json.dumps(asked).encode(), profile="strict-template")
+    done = repair_body("/v1/chat/completions", json.dumps(asked).encode(), profile="strict-template")
     assert done is not None
     assert len(json.loads(done.body)["messages"][1]["tool_calls"][0]["id"]) == 9
     with pytest.raises(UsageError, match="unknown profile 'opnai'"):
@@ -374,7 +374,7 @@ def test_a_redirected_request_keeps_its_repair() -> None:
 
 def _sent(mode: Mode, history: list[Any]) -> list[Any]:
     body = json.dumps({"model": "m", "messages": history}).encode()
-    instead = repaired_body("/v1/chat/completions", body, mode=mode)
+    instead = repair_body("/v1/chat/completions", body, mode=mode)
     assert instead is not None
     messages: list[Any] = json.loads(instead.body)["messages"]
     return messages

@@ -164,7 +164,7 @@ async def test_other_arguments_and_no_thread_are_refused() -> None:
     told: list[str] = []
 
     class Noting:
-        def appended(self, session: str, records: Sequence[Record]) -> None:
+        def on_append(self, session: str, records: Sequence[Record]) -> None:
             told.extend(f"{session} {type(record).__name__}" for record in records)
 
     guard = at_most_once(MemoryStore(), observers=[Noting()])

@@ -8,7 +8,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
 from midstream.frameworks.langgraph_gate import can_repeat, text_of
-from midstream.frameworks.langgraph_served import served
+from midstream.frameworks.langgraph_served import make_agent
 from midstream.history.messages import Outcome
 from tests.frameworks.graph_model import asked, calling
 from tests.frameworks.test_langgraph_served import looping
@@ -22,8 +22,8 @@ async def look() -> str:
 
 async def test_a_graph_that_is_served_runs_elsewhere_as_before() -> None:
     graph: Any = looping(calling(asked("look")), look).compile()
-    served(graph)
-    served(graph)
+    make_agent(graph)
+    make_agent(graph)
     state = await graph.ainvoke({"messages": [HumanMessage("go")]})
     assert state["messages"][-1].text == "Told: seen "
 

@@ -20,7 +20,7 @@ from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.errors import ModelRejectedError, TurnFailedError, UsageError
 from midstream.frameworks.langgraph_events import INTERRUPT
-from midstream.frameworks.langgraph_served import served
+from midstream.frameworks.langgraph_served import make_agent
 from midstream.history.messages import History, Step, Usage, UserMessage
 from midstream.models.responses import ModelRequest
 from midstream.session.calls import Choice, OnDoubt
@@ -93,7 +93,7 @@ async def test_a_tool_gets_state_runtime_and_its_call_and_the_graph_its_context(
         return f"{nights} in {runtime.context.city}, {len(state['messages'])}, {current_call().effect_key}"
 
     graph = looping(calling(asked("book", nights=2)), book, context_schema=Hotels)
-    agent = served(graph, context=Hotels("Oslo"), name="porter")
+    agent = make_agent(graph, context=Hotels("Oslo"), name="porter")
     (spec,) = [each.spec for each in agent.tools.values() if each.name == "book"]
     assert ([*spec.parameters["properties"]], spec.description) == (["nights"], "Book.")
     assert agent.name == "porter"
@@ -128,7 +128,7 @@ async def test_artifacts_and_commands_of_tools_reach_the_graph() -> None:
     graph.add_edge(START, "think")
     graph.add_conditional_edges("think", tools_condition)
     graph.add_edge("tools", "think")
-    assert await answer_of(served(graph)) == "Told: seen, moved "
+    assert await answer_of(make_agent(graph)) == "Told: seen, moved "
     assert seen == [(None, [None]), ("Oslo", [None, None, {"rows": 3}, None])]
 
 
@@ -138,8 +138,8 @@ async def test_a_tool_that_fails_is_read_by_the_model_and_an_unknown_one_too() -
         """Fail."""
         raise ValueError("no such city")
 
-    assert "ValueError: no such city" in await answer_of(served(looping(calling(asked("fail")), fail)))
-    said = await answer_of(served(looping(calling(asked("other")), fail)))
+    assert "ValueError: no such city" in await answer_of(make_agent(looping(calling(asked("fail")), fail)))
+    said = await answer_of(make_agent(looping(calling(asked("other")), fail)))
     assert said == "Told: There is no tool named 'other'. Known tools: fail. "
 
 
@@ -161,7 +161,7 @@ async def test_a_subgraph_keeps_its_calls_and_text_is_shown_once() -> None:
     graph.add_node("after", after)
     for one, other in ((START, "before"), ("before", "worker"), ("worker", "after"), ("after", END)):
         graph.add_edge(one, other)
-    assert await answer_of(served(graph)) == "I start. Told: seen \n\nIt is over."
+    assert await answer_of(make_agent(graph)) == "I start. Told: seen \n\nIt is over."
 
 
 async def test_the_texts_of_parallel_nodes_come_one_behind_the_other() -> None:
@@ -188,17 +188,17 @@ async def test_the_texts_of_parallel_nodes_come_one_behind_the_other() -> None:
     for node in (first, second):
         graph.add_node(node.__name__, node)
         graph.add_edge(START, node.__name__)
-    assert await answer_of(served(graph)) == "one two three \n\nfour five "
+    assert await answer_of(make_agent(graph)) == "one two three \n\nfour five "
 
 
 async def test_the_next_turn_knows_the_one_before_and_tokens_are_counted() -> None:
     memory = Memory()
     chat = ScriptedChat(response=lines_of)
-    assert await answers_of(served(looping(chat)), "one", "two", memory=memory) == [
+    assert await answers_of(make_agent(looping(chat)), "one", "two", memory=memory) == [
         "one ",
         "one | one | two ",
     ]
-    async with Host(served(looping(chat)), MemoryStore(memory)) as host:
+    async with Host(make_agent(looping(chat)), MemoryStore(memory)) as host:
         assert await host.ask("s", "three") == "one | one | two | one | one | two | three "
         usages = [
             each.response.usage for each in (await host.glance("s")).history.entries if isinstance(each, Step)
@@ -213,7 +213,7 @@ async def test_what_a_session_said_to_another_agent_is_given_to_the_graph() -> N
     )
     await answers_of(other, "one", memory=memory)
     chat = ScriptedChat(response=lines_of)
-    assert await answers_of(served(looping(chat)), "two", memory=memory) == [
+    assert await answers_of(make_agent(looping(chat)), "two", memory=memory) == [
         "one |  | rooms in Oslo | There are rooms. | two "
     ]
 
@@ -242,7 +242,7 @@ async def test_a_model_that_is_unavailable_is_asked_again_and_no_node_before_it(
             raise OverloadedError("overloaded")
         return {"messages": [await saying("A text.").ainvoke("x")]}
 
-    assert await answer_of(served(nodes(plan, write))) == "A plan. \n\nA text. "
+    assert await answer_of(make_agent(nodes(plan, write))) == "A plan. \n\nA text. "
     assert ran == ["plan", "write", "write"]
 
 
@@ -255,7 +255,7 @@ async def test_a_graph_that_never_ends_fails_its_turn() -> None:
     graph.add_edge("again", "again")
     bounded = graph.compile().with_config(recursion_limit=50)
     with pytest.raises(TurnFailedError, match=r"[Rr]ecursion limit"):
-        await answer_of(served(bounded))
+        await answer_of(make_agent(bounded))
 
 
 async def test_a_node_that_runs_a_tool_itself_is_refused_before_the_tool_runs() -> None:
@@ -271,10 +271,10 @@ async def test_a_node_that_runs_a_tool_itself_is_refused_before_the_tool_runs() 
         return {"messages": [AIMessage(await pay.ainvoke({}))]}
 
     with pytest.raises(TurnFailedError, match=r"node 'act' runs the tool 'pay' itself.*ToolNode"):
-        await answer_of(served(nodes(act)))
+        await answer_of(make_agent(nodes(act)))
     assert ran == []
     pay.metadata = {"midstream": "rerun"}
-    assert (await answer_of(served(nodes(act))), ran) == ("paid", ["pay"])
+    assert (await answer_of(make_agent(nodes(act))), ran) == ("paid", ["pay"])
 
 
 async def test_a_tool_may_run_an_agent_but_its_interrupt_cannot_be_answered() -> None:
@@ -297,10 +297,10 @@ async def test_a_tool_may_run_an_agent_but_its_interrupt_cannot_be_answered() ->
         return str(state["messages"][-1].text)
 
     assert (
-        await answer_of(served(looping(calling(asked("delegate", to="look")), delegate)))
+        await answer_of(make_agent(looping(calling(asked("delegate", to="look")), delegate)))
         == "Told: Told: seen  "
     )
-    said = await answer_of(served(looping(calling(asked("delegate", to="ask")), delegate)))
+    said = await answer_of(make_agent(looping(calling(asked("delegate", to="ask")), delegate)))
     assert "This tool runs a graph that called `interrupt`" in said
 
 
@@ -310,7 +310,7 @@ async def test_questions_of_calls_side_by_side_get_their_own_answers() -> None:
         """Ask."""
         return f"{what}={interrupt(what)}"
 
-    agent = served(looping(calling(asked("ask", "1", what="a"), asked("ask", "2", what="b")), ask))
+    agent = make_agent(looping(calling(asked("ask", "1", what="a"), asked("ask", "2", what="b")), ask))
     async with asyncio.timeout(WAIT_S), Host(agent, MemoryStore()) as host:
         answer = ""
         async for event in host.send("s", "go"):
@@ -333,7 +333,7 @@ async def test_a_session_that_only_its_client_can_open_is_refused() -> None:
         async def holds(self, session: str) -> bool:
             return session == "s"
 
-    model: Any = served(nodes(said("hi"))).model
+    model: Any = make_agent(nodes(said("hi"))).model
     model.begin_use(Locked())
     with pytest.raises(ModelRejectedError, match="only its client can open"):
         await anext(
@@ -401,14 +401,14 @@ class OtherSaver(BaseCheckpointSaver[str]):
 @pytest.mark.parametrize("says", refused_graphs())
 def test_what_cannot_be_kept_is_refused_by_name(says: str) -> None:
     with pytest.raises(UsageError) as raised:
-        served(refused_graphs()[says])
+        make_agent(refused_graphs()[says])
     assert says in raised.value.message
 
 
 def test_all_is_named_at_once_and_a_saver_in_memory_is_replaced() -> None:
     with pytest.raises(UsageError, match=r"interrupt_before.*'midstream' of tool 'odd'"):
-        served(looping(saying("x"), odd).compile(interrupt_before=["think"]))
-    agent = served(looping(saying("x")).compile(checkpointer=InMemorySaver(), name="porter"))
+        make_agent(looping(saying("x"), odd).compile(interrupt_before=["think"]))
+    agent = make_agent(looping(saying("x")).compile(checkpointer=InMemorySaver(), name="porter"))
     assert (agent.name, agent.model.name) == ("porter", "langgraph:porter")
 
 
@@ -425,7 +425,7 @@ def test_policies_come_from_metadata_and_hints() -> None:
         made = tool(name)(be_odd)
         made.metadata = metadata
         tools.append(made)
-    agent = served(looping(saying("x"), *tools), tool_timeout_s=7.0)
+    agent = make_agent(looping(saying("x"), *tools), tool_timeout_s=7.0)
     assert {name: (agent.tools[name].on_doubt, agent.tools[name].has_effects) for name in policies} == {
         "nothing": (OnDoubt.UNKNOWN, True),
         "again": (OnDoubt.RERUN, True),

@@ -43,7 +43,7 @@ async def test_one_task_enters_and_leaves_whoever_asks() -> None:
     connection = Connection()
     async with asyncio.timeout(WAIT_S):
         held = HeldContext(connection, World())
-        await asyncio.gather(held.opened(), held.opened())
+        await asyncio.gather(held.wait_until_open(), held.wait_until_open())
         assert (connection.told, held.has_ended) == (["in"], False)
         await asyncio.create_task(held.close())
     assert (connection.told, len(connection.tasks), held.has_ended) == (["in", "out"], 1, True)
@@ -53,7 +53,7 @@ async def test_an_opening_is_given_up_by_closing() -> None:
     connection = Connection(is_slow=True)
     async with asyncio.timeout(WAIT_S):
         held = HeldContext(connection, World())
-        opening = asyncio.create_task(held.opened())
+        opening = asyncio.create_task(held.wait_until_open())
         await connection.began.wait()
         await held.close()
         with pytest.raises(ConnectionError, match="closed while it was being opened"):

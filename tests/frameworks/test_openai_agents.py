@@ -17,7 +17,7 @@ from agents.testing import assistant_message, function_call
 from openai.types.responses import ResponseTextDeltaEvent
 
 from midstream.errors import SessionBusyError, UsageError
-from midstream.frameworks.openai_agents import DurableAgents, _completed
+from midstream.frameworks.openai_agents import DurableAgents, _completed_event
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import Delta, Record, ResponseCompleted, TurnEnded, TurnStatus, decode
 from midstream.store.memory import Memory, MemoryStore
@@ -56,7 +56,7 @@ class Scripted(Model):
                     sequence_number=0,
                     type="response.output_text.delta",
                 )
-        yield _completed(ModelResponse(output, Usage(), "resp"))
+        yield _completed_event(ModelResponse(output, Usage(), "resp"))
 
     def _output(self, input: Any) -> list[Any]:
         items = input if isinstance(input, list) else []
@@ -90,7 +90,7 @@ class Lab:
         tools = durable.tools([act])
         return durable, Agent(name="agent", model=durable.model(self.model), tools=tools)
 
-    def appended(self, session: str, records: Sequence[Record]) -> None:
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
         self.told += [f"{session} {type(record).__name__}" for record in records]
 
     async def run(self, *, key: str = "k") -> Any:

@@ -43,7 +43,7 @@ import midstream
 from midstream.cli.agents import find_agent
 from midstream.engine.host import Host
 from midstream.errors import AgentNotFoundError, ToolsUnavailableError, UsageError
-from midstream.frameworks.openai_agents_served import served
+from midstream.frameworks.openai_agents_served import make_agent
 from midstream.history.messages import Outcome
 from midstream.session.calls import Choice, OnDoubt
 from midstream.session.records import CallEnded, ChildDelta, QuestionAsked, decode
@@ -91,10 +91,10 @@ async def test_a_tool_gets_its_context_its_call_and_the_effect_key() -> None:
         return f"{nights + 1} in {context.context.city}, {context.tool_name} {context.tool_call_id}, {key}"
 
     agent = Agent[Hotels](name="porter", model=scripted(("book", '{"nights": 2}')), tools=[book])
-    found = served(agent, context=Hotels("Oslo"))
+    found = make_agent(agent, context=Hotels("Oslo"))
     assert await result_of(found) == ("3 in Oslo, book c0, s/1/1/c0", Outcome.OK)
     assert found.name == "porter"
-    assert served(agent, context=Hotels("Oslo"), name="other").name == "other"
+    assert make_agent(agent, context=Hotels("Oslo"), name="other").name == "other"
 
 
 async def test_how_a_tool_ends_is_what_the_model_reads() -> None:
@@ -137,7 +137,7 @@ async def test_how_a_tool_ends_is_what_the_model_reads() -> None:
     }
     for name, (tool, end) in ends.items():
         agent = Agent(name="a", model=scripted((tool.name, "{}")), tools=[tool])
-        assert await result_of(served(agent)) == end, name
+        assert await result_of(make_agent(agent)) == end, name
 
 
 async def test_arguments_that_do_not_fit_go_to_the_tools_own_error_function() -> None:
@@ -148,7 +148,7 @@ async def test_arguments_that_do_not_fit_go_to_the_tools_own_error_function() ->
         ran.append(nights)
 
     agent = Agent(name="a", model=scripted(("book", '{"nights": "many"}')), tools=[book])
-    assert await result_of(served(agent)) == ("ModelBehaviorError", Outcome.ERROR)
+    assert await result_of(make_agent(agent)) == ("ModelBehaviorError", Outcome.ERROR)
     assert ran == []
 
 
@@ -168,7 +168,7 @@ async def test_a_tool_that_is_too_slow_may_have_taken_effect() -> None:
     }
     for says, tool in tools.items():
         agent = Agent(name="a", model=scripted(("slow", "{}")), tools=[tool])
-        assert await result_of(served(agent)) == (
+        assert await result_of(make_agent(agent)) == (
             f"{says} It may or may not have taken effect.",
             Outcome.UNKNOWN,
         )
@@ -207,7 +207,7 @@ async def test_guardrails_of_a_tool_stand_before_and_behind_it() -> None:
     }
     for city, end in ends.items():
         agent = Agent(name="a", model=scripted(("book", f'{{"city": "{city}"}}')), tools=[book])
-        assert await result_of(served(agent)) == end
+        assert await result_of(make_agent(agent)) == end
     assert ran == ["a secret", "Lima"]
 
 
@@ -217,12 +217,12 @@ async def test_policies_are_given_by_name_and_those_that_fit_no_tool_are_refused
         return "x"
 
     agent = Agent(name="a", model=scripted(), tools=[look])
-    assert (await tools_of(served(agent)))["look"].on_doubt is OnDoubt.UNKNOWN
-    assert (await tools_of(served(agent, on_doubt={"look": "rerun"})))["look"].on_doubt is OnDoubt.RERUN
+    assert (await tools_of(make_agent(agent)))["look"].on_doubt is OnDoubt.UNKNOWN
+    assert (await tools_of(make_agent(agent, on_doubt={"look": "rerun"})))["look"].on_doubt is OnDoubt.RERUN
     with pytest.raises(UsageError, match="`on_doubt` names the tool 'lok', which it does not have"):
-        served(agent, on_doubt={"lok": "rerun"})
+        make_agent(agent, on_doubt={"lok": "rerun"})
     with pytest.raises(UsageError, match="'look' is 'probe'; expected one of 'unknown', 'rerun'"):
-        served(agent, on_doubt={"look": "probe"})
+        make_agent(agent, on_doubt={"look": "probe"})
 
 
 async def test_a_tool_that_is_not_enabled_is_not_there() -> None:
@@ -244,7 +244,7 @@ async def test_a_tool_that_is_not_enabled_is_not_there() -> None:
         return "x"
 
     agent = Agent(name="a", model=scripted(), tools=[book, never, always])
-    found = served(agent, context=Hotels("Oslo"))
+    found = make_agent(agent, context=Hotels("Oslo"))
     assert [*await tools_of(found)] == ["always"]
     opened.append("Oslo")
     assert [*await tools_of(found)] == ["book", "always"]
@@ -289,7 +289,10 @@ async def test_a_person_is_asked_as_the_tool_says(rule: str, arguments: str, *, 
         return f"paid {sum}"
 
     agent = Agent(name="a", model=scripted(("pay", arguments)), tools=[pay])
-    async with asyncio.timeout(WAIT_S), Host(served(agent, context=Hotels("Oslo")), MemoryStore()) as host:
+    async with (
+        asyncio.timeout(WAIT_S),
+        Host(make_agent(agent, context=Hotels("Oslo")), MemoryStore()) as host,
+    ):
         events = host.send("s", "go")
         async for event in events:
             if isinstance(event.record, QuestionAsked | CallEnded):
@@ -303,7 +306,7 @@ async def test_an_agent_as_a_tool_runs_within_its_call() -> None:
     other = Agent(name="clerk", model=scripted(), instructions="You are the clerk.")
     tool = other.as_tool("ask_clerk", "Ask the clerk.")
     agent = Agent(name="a", model=scripted(("ask_clerk", '{"input": "two rooms"}')), tools=[tool])
-    assert await result_of(served(agent)) == ("It is done.", Outcome.OK)
+    assert await result_of(make_agent(agent)) == ("It is done.", Outcome.OK)
     asked = other.model.last_call
     assert (asked.system_instructions, asked.input[0]["content"]) == ("You are the clerk.", "two rooms")
 
@@ -316,10 +319,10 @@ async def test_a_sub_agent_of_a_served_agent_asks_a_person_in_a_session_of_its_o
         ran.append("pay")
         return "paid"
 
-    clerk = served(Agent(name="clerk", model=scripted(("pay", "{}")), tools=[pay]))
+    clerk = make_agent(Agent(name="clerk", model=scripted(("pay", "{}")), tools=[pay]))
     model = scripted(("clerk", '{"task": "pay them"}'))
     helper = midstream.sub_agent(clerk, description="Pays.")
-    boss = served(Agent(name="boss", model=model)).with_tools(helper)
+    boss = make_agent(Agent(name="boss", model=model)).with_tools(helper)
     async with asyncio.timeout(WAIT_S), Host(boss, MemoryStore()) as host:
         async for event in host.send("s", "go"):
             if not isinstance(event.record, ChildDelta):
@@ -350,7 +353,7 @@ def mcp_server(folder: Path, **more: Any) -> MCPServerStdio:
 async def test_an_mcp_server_is_connected_at_its_first_use_until_it_is_closed(tmp_path: Path) -> None:
     server = mcp_server(tmp_path, require_approval={"always": {"tool_names": ["send"]}})
     agent = Agent(name="a", model=scripted(("add", '{"a": 1, "b": 2}')), mcp_servers=[server])
-    found = served(agent, on_doubt={"send": "hold"})
+    found = make_agent(agent, on_doubt={"send": "hold"})
     assert server.session is None
     async with asyncio.timeout(WAIT_S):
         content, outcome = await result_of(found)
@@ -371,7 +374,7 @@ async def test_an_mcp_server_is_connected_at_its_first_use_until_it_is_closed(tm
 
 async def test_a_server_that_dies_in_a_call_leaves_it_in_doubt_and_is_started_again(tmp_path: Path) -> None:
     model = scripted(("die", "{}"))
-    found = served(Agent(name="a", model=model, mcp_servers=[mcp_server(tmp_path)]))
+    found = make_agent(Agent(name="a", model=model, mcp_servers=[mcp_server(tmp_path)]))
     async with asyncio.timeout(WAIT_S):
         content, outcome = await result_of(found)
         assert (content.endswith("It may or may not have taken effect."), outcome) == (True, Outcome.UNKNOWN)
@@ -386,7 +389,7 @@ async def test_a_server_that_dies_in_a_call_leaves_it_in_doubt_and_is_started_ag
 
 async def test_a_connection_of_the_application_is_used_and_left_open(tmp_path: Path) -> None:
     async with asyncio.timeout(WAIT_S), mcp_server(tmp_path) as server:
-        found = served(Agent(name="a", model=scripted(), mcp_servers=[server]))
+        found = make_agent(Agent(name="a", model=scripted(), mcp_servers=[server]))
         assert "add" in await tools_of(found)
         for source in found.sources:
             await source.close()
@@ -400,7 +403,7 @@ async def test_a_server_that_cannot_be_connected_takes_no_other_tools_with_it() 
 
     gone = MCPServerStdio({"command": "/no/such/program"}, name="gone")
     agent = Agent(name="a", model=scripted(("look", "{}")), tools=[look], mcp_servers=[gone])
-    found = served(agent)
+    found = make_agent(agent)
     assert await result_of(found) == ("nothing", Outcome.OK)
     with pytest.raises(ToolsUnavailableError, match="'gone-0'"):
         await found.sources[1].tools()
@@ -440,7 +443,7 @@ def refused_agents() -> dict[str, Agent[Any]]:
         "'boss' has tools that need approval ('pay'": Agent(
             name="a", model=model, tools=[between.as_tool("boss", "x")]
         ),
-        "served(your_agent, context=...)": Agent[Hotels](name="a", model=model),
+        "make_agent(your_agent, context=...)": Agent[Hotels](name="a", model=model),
         "the model 'odd/one' cannot be used": Agent(name="a", model="odd/one"),
     }
 
@@ -448,22 +451,22 @@ def refused_agents() -> dict[str, Agent[Any]]:
 @pytest.mark.parametrize("says", refused_agents())
 def test_what_cannot_be_kept_is_refused_by_name(says: str) -> None:
     with pytest.raises(UsageError) as raised:
-        served(refused_agents()[says])
+        make_agent(refused_agents()[says])
     assert says in raised.value.message
 
 
 def test_all_that_cannot_be_kept_is_named_at_once() -> None:
     agent = Agent(name="a", model=scripted(), output_type=int, hooks=AgentHooks())
     with pytest.raises(UsageError, match=r"output_type.*hooks.*midstream.frameworks.openai_agents"):
-        served(agent)
+        make_agent(agent)
     with pytest.raises(UsageError, match=r"`agent` is 7; expected an `agents.Agent`"):
-        served(7)  # type: ignore[arg-type, unused-ignore]
+        make_agent(7)  # type: ignore[arg-type, unused-ignore]
 
 
 def test_a_model_without_a_key_is_refused_when_the_agent_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UsageError, match=r"the model 'gpt-5' cannot be used: .*OPENAI_API_KEY"):
-        served(Agent(name="a", model="gpt-5"))
+        make_agent(Agent(name="a", model="gpt-5"))
 
 
 def test_what_the_provider_runs_itself_is_kept() -> None:
@@ -474,7 +477,7 @@ def test_what_the_provider_runs_itself_is_kept() -> None:
         "require_approval": "never",
     }
     tools = [WebSearchTool(), FileSearchTool(vector_store_ids=["v"]), HostedMCPTool(hosted)]
-    assert served(Agent(name="a", model=scripted(), tools=tools)).name == "a"
+    assert make_agent(Agent(name="a", model=scripted(), tools=tools)).name == "a"
 
 
 @pytest.mark.parametrize("behavior", ["stop_on_first_tool", StopAtTools(stop_at_tool_names=["look", "none"])])
@@ -485,7 +488,7 @@ async def test_the_result_of_a_tool_may_be_the_answer(behavior: Any) -> None:
 
     model = scripted(("look", "{}"))
     agent = Agent(name="a", model=model, tools=[look], tool_use_behavior=behavior)
-    async with asyncio.timeout(WAIT_S), Host(served(agent), MemoryStore()) as host:
+    async with asyncio.timeout(WAIT_S), Host(make_agent(agent), MemoryStore()) as host:
         assert await host.ask("s", "go") == "there are rooms"
         assert len(model.calls) == 1
         assert await host.ask("s", "once more") == "It is done."
@@ -519,7 +522,7 @@ def test_the_command_line_and_the_server_take_it_as_they_take_others(
     with pytest.raises(AgentNotFoundError, match=r"Did you mean sdk_app:own or sdk_app:plain"):
         find_agent("sdk_app:other")
     agent: Any = Agent(name="a", model=ScriptedModel())
-    with pytest.raises(UsageError, match=r"a `agents.Agent`.*openai_agents_served.served\(agent\)"):
+    with pytest.raises(UsageError, match=r"a `agents.Agent`.*openai_agents_served.make_agent\(agent\)"):
         midstream.asgi(agent)
     with pytest.raises(UsageError, match=r"`agents.Agent`; expected a `midstream.Agent`"):
         Host(agent, MemoryStore())

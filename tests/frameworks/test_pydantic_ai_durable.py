@@ -67,7 +67,7 @@ class Watching:
         self._intervals = Intervals()
         self.ended: list[tuple[str, str, str]] = []
 
-    def appended(self, session: str, records: Sequence[Record]) -> None:
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
         for record in records:
             self.ended += [
                 (each.kind.value, each.name, each.outcome)

@@ -24,7 +24,7 @@ from pydantic_ai.toolsets import ExternalToolset, FunctionToolset, WrapperToolse
 from midstream.engine.host import Host
 from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.frameworks import open_contexts
-from midstream.frameworks.pydantic_ai_served import served
+from midstream.frameworks.pydantic_ai_served import make_agent
 from midstream.session.calls import OnDoubt
 from midstream.store.memory import MemoryStore
 from midstream.tools.function_tools import Tool, current_call
@@ -56,12 +56,12 @@ def calling(name: str, arguments: str, seen: list[AgentInfo] | None = None) -> F
 
 async def answer_of(agent: Agent[Any, Any], *, deps: object = None) -> str:
     async with asyncio.timeout(WAIT_S):
-        async with Host(served(agent, deps=deps), MemoryStore()) as host:
+        async with Host(make_agent(agent, deps=deps), MemoryStore()) as host:
             return await host.ask("s", "go")
 
 
 async def tools_of(agent: Agent[Any, Any]) -> dict[str, Tool]:
-    return {each.name: each for source in served(agent).sources for each in await source.tools()}
+    return {each.name: each for source in make_agent(agent).sources for each in await source.tools()}
 
 
 async def test_a_tool_gets_deps_its_call_and_valid_arguments() -> None:
@@ -74,8 +74,8 @@ async def test_a_tool_gets_deps_its_call_and_valid_arguments() -> None:
 
     said = await answer_of(agent, deps=Hotels("Oslo"))
     assert said == "The tool returned: 3 in Oslo, book c1 s, s/1/1/c1"
-    assert served(agent, deps=Hotels("Oslo")).name == "porter"
-    assert served(agent, deps=Hotels("Oslo"), name="other").name == "other"
+    assert make_agent(agent, deps=Hotels("Oslo")).name == "porter"
+    assert make_agent(agent, deps=Hotels("Oslo"), name="other").name == "other"
 
 
 async def test_the_model_gets_prompts_settings_and_schemas() -> None:
@@ -212,24 +212,24 @@ def refused_agents() -> dict[str, Agent[Any, Any]]:
         "`ApprovalRequiredToolset`": Agent(TestModel(), toolsets=[FunctionToolset().approval_required()]),
         "'midstream' of tool 'odd' is 'probe'; expected one of 'unknown'": policy,
         "has no model": Agent(),
-        "served(your_agent, deps=...)": Agent(TestModel(), deps_type=Hotels),
+        "make_agent(your_agent, deps=...)": Agent(TestModel(), deps_type=Hotels),
     }
 
 
 @pytest.mark.parametrize("says", refused_agents())
 def test_what_cannot_be_kept_is_refused_by_name(says: str) -> None:
     with pytest.raises(UsageError) as raised:
-        served(refused_agents()[says])
+        make_agent(refused_agents()[says])
     assert says in raised.value.message
 
 
 def test_all_that_cannot_be_kept_is_named_at_once_and_deferred_requests_can() -> None:
-    served(Agent(TestModel(), output_type=[str, DeferredToolRequests]))
-    served(Agent(TestModel(), output_type=str | DeferredToolRequests))  # type: ignore[arg-type, unused-ignore]
+    make_agent(Agent(TestModel(), output_type=[str, DeferredToolRequests]))
+    make_agent(Agent(TestModel(), output_type=str | DeferredToolRequests))  # type: ignore[arg-type, unused-ignore]
     with pytest.raises(UsageError, match=r"output_type.*max_concurrency.*pydantic_ai_durable"):
-        served(Agent(TestModel(), output_type=Response, max_concurrency=1))
+        make_agent(Agent(TestModel(), output_type=Response, max_concurrency=1))
     with pytest.raises(UsageError, match=r"`agent` is 7; expected a `pydantic_ai.Agent`"):
-        served(7)  # type: ignore[arg-type]
+        make_agent(7)  # type: ignore[arg-type]
 
 
 class Connected(WrapperToolset[Any]):
@@ -261,7 +261,7 @@ class Connected(WrapperToolset[Any]):
 
 async def test_a_toolset_is_open_from_its_first_use_until_it_is_closed() -> None:
     toolset = Connected()
-    converted = served(Agent(calling("ping", "{}"), toolsets=[toolset]))
+    converted = make_agent(Agent(calling("ping", "{}"), toolsets=[toolset]))
     assert toolset.told == []
     async with asyncio.timeout(WAIT_S), Host(converted, MemoryStore()) as host:
         assert await host.ask("s", "go") == 'The tool returned: ["in"]'
@@ -273,7 +273,7 @@ async def test_a_toolset_is_open_from_its_first_use_until_it_is_closed() -> None
 
 async def test_a_toolset_that_cannot_be_opened_is_tried_again() -> None:
     toolset = Connected(failures=1)
-    source = served(Agent(TestModel(), toolsets=[toolset])).sources[1]
+    source = make_agent(Agent(TestModel(), toolsets=[toolset])).sources[1]
     with pytest.raises(ToolsUnavailableError, match="no way there"):
         await source.tools()
     assert [each.name for each in await source.tools()] == ["ping"]

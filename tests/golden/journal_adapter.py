@@ -116,7 +116,7 @@ def _event(reading: EventReader, event_id: EventId, record: Record) -> Json:
 
 
 def _rendered(session: Session, profile: str) -> Json:
-    done = render(session.shown, INSTRUCTIONS, profile)
+    done = render(session.model_history, INSTRUCTIONS, profile)
     return {"messages": _json(done.messages), "system": done.system, "advice": _plain(done.advice)}
 
 

@@ -142,9 +142,9 @@ class Script:
     def prune(self) -> Script:
         """Put what the journal folds to into its place."""
         assert sessions.is_prunable(self.session)
-        record = sessions.pruned(self.session, at=self.at)
+        record = sessions.prune_session(self.session, at=self.at)
         self.journal = [(self.epoch, encode(record).decode())]
-        self.session = sessions.restored(record)
+        self.session = sessions.restore_session(record)
         return self
 
     def damage_last(self) -> Script:
@@ -477,7 +477,7 @@ def _resend(
 ) -> SendTranscript:
     """A client application sends its whole conversation; what the session has of it is kept."""
     application = story.session.application
-    compared = applications.compared(
+    compared = applications.compare(
         applications.EntryChain().then(story.session.history),
         story.session.turn,
         applications.Beginning(),

@@ -154,7 +154,7 @@ from midstream.store.memory import MemoryStore
 async def main():
     assert served_porter.model.name == "openai-agents:gpt-5"
     porter.model = ScriptedModel([[assistant_message("on it")]])
-    async with Host(served(porter, context=Hotels()), MemoryStore()) as host:
+    async with Host(make_agent(porter, context=Hotels()), MemoryStore()) as host:
         print(await host.ask("chat-42", "Book a hotel in Oslo."), end="")
 
 asyncio.run(main())
@@ -267,7 +267,7 @@ TABLE = [
     Program("rejected.md", (0,), "print(len(messages), end='')", "orphan-result 1 kept as a user's words\n2"),
     Program("retention.md", (0,), "print(app.open_streams, end='')", "0"),
     Program("reuse.md", (0,), _REUSE, "resumed"),
-    Program("security.md", (0, 1, 2, 3), "print(app.asks_who, end='')", "True"),
+    Program("security.md", (0, 1, 2, 3), "print(app.requires_authentication, end='')", "True"),
     Program("security.md", (0,), "client.close();", language="js", before=_OWN),
     Program("transactions.md", (0,), "print(agent.tools['order'].on_doubt, end='')", "in_transaction"),
 ]

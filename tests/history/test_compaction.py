@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.history.compaction import FILE_CHARS_MAX, LEFT_OUT, next_cut, shown
+from midstream.history.compaction import FILE_CHARS_MAX, LEFT_OUT, cut_history, next_cut
 from midstream.history.messages import (
     Entry,
     File,
@@ -49,14 +49,14 @@ def opened(*parts: Text | File) -> UserMessage:
 def test_the_older_half_goes_and_the_rest_stands_under_a_line_that_says_so() -> None:
     long = history(asked("one"), told("x" * 20), asked("two"), told("y" * 20), asked("three"))
     assert next_cut(long) == 3
-    assert shown(long, 3) == shown(long, 2)
-    assert shown(long, 3) == history(opened(Text("two")), told("y" * 20), asked("three"))
+    assert cut_history(long, 3) == cut_history(long, 2)
+    assert cut_history(long, 3) == history(opened(Text("two")), told("y" * 20), asked("three"))
 
 
 @spec("TURN-26")
 def test_within_a_turn_the_message_it_answers_is_still_shown() -> None:
     long = history(asked("do it"), read("x" * 30), read("y" * 30), read("z" * 30))
-    assert shown(long, 3) == history(opened(Text("do it")), read("z" * 30))
+    assert cut_history(long, 3) == history(opened(Text("do it")), read("z" * 30))
     assert next_cut(long) == 3
 
 
@@ -92,11 +92,11 @@ def test_attachments_count_as_a_model_reads_them() -> None:
 
 def test_nothing_is_left_out_by_no_cut() -> None:
     long = history(asked("one"), told("x"))
-    assert shown(long, 0) is long
+    assert cut_history(long, 0) is long
 
 
 def test_a_history_that_begins_with_a_response_has_nobody_to_show() -> None:
-    assert shown(history(told("a"), told("b")), 1) == history(opened(), told("b"))
+    assert cut_history(history(told("a"), told("b")), 1) == history(opened(), told("b"))
 
 
 @spec("TURN-26")
@@ -105,7 +105,7 @@ def test_whatever_is_cut_is_shorter_ends_and_is_accepted(drawn: History, profile
     cut, cuts = next_cut(drawn), 0
     while cut is not None:
         assert cut < len(drawn.entries)
-        part = shown(drawn, cut)
+        part = cut_history(drawn, cut)
         assert part.entries[-1] == drawn.entries[-1] or cut == len(drawn.entries) - 1
         rendered = render(part, "", profile)
         form = PROFILES[profile].speaks
@@ -121,12 +121,12 @@ def test_what_comes_later_is_shown_after_what_was_shown(drawn: History, cut: int
     cut = min(cut, kept)
     shorter = History(drawn.entries[:kept])
     if cut < len(shorter.entries):
-        before = shown(shorter, cut).entries
-        assert shown(drawn, cut).entries[: len(before)] == before
+        before = cut_history(shorter, cut).entries
+        assert cut_history(drawn, cut).entries[: len(before)] == before
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 def test_a_call_is_never_parted_from_its_result(cut: int) -> None:
     long = history(asked("q"), read("1"), read("2"), asked("r"), read("3"))
-    for entry in shown(long, cut).entries:
+    for entry in cut_history(long, cut).entries:
         assert isinstance(entry, UserMessage) or entry in long.entries

@@ -77,6 +77,6 @@ def test_a_type_checker_knows_every_name_of_a_format_and_of_a_profile_and_no_oth
         hints = get_type_hints(function)
         assert {name: hints[name] for name in parameters} == parameters
     for name in get_args(FormatName):
-        assert format_registry.format_named(name).name in format_registry.FORMATS
+        assert format_registry.find_format(name).name in format_registry.FORMATS
     for name in get_args(ProfileName):
-        assert profiles.profile_named(name).name in profiles.PROFILES
+        assert profiles.find_profile(name).name in profiles.PROFILES

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from midstream.errors import UsageError
-from midstream.history.codecs.format_registry import format_named
-from midstream.history.profiles import PROFILES, both, profile_for, profile_named
+from midstream.history.codecs.format_registry import find_format
+from midstream.history.profiles import PROFILES, both, find_profile, profile_for
 
 NAMES = (
     "anthropic bedrock-claude bedrock-mistral vertex openai-chat responses gemini gemini-3 mistral mistral-v3 "
@@ -18,10 +18,10 @@ def test_every_provider_has_its_profile() -> None:
 
 
 def test_a_name_is_understood_in_the_spellings_people_use() -> None:
-    assert profile_named("Bedrock") is PROFILES["bedrock-claude"]
-    assert profile_named("gemini_3") is PROFILES["gemini-3"]
+    assert find_profile("Bedrock") is PROFILES["bedrock-claude"]
+    assert find_profile("gemini_3") is PROFILES["gemini-3"]
     with pytest.raises(UsageError, match="anthropic, bedrock-claude"):
-        profile_named("nobody")
+        find_profile("nobody")
 
 
 def test_two_profiles_together_accept_what_both_accept() -> None:
@@ -31,10 +31,10 @@ def test_two_profiles_together_accept_what_both_accept() -> None:
 
 
 def test_a_formats_own_rules_hold_at_every_provider() -> None:
-    assert profile_for(format_named("anthropic"), "minimax").blank == "white"
-    assert profile_for(format_named("anthropic"), None) is PROFILES["anthropic"]
-    assert profile_for(format_named("bedrock"), "bedrock-mistral") is PROFILES["bedrock-mistral"]
-    converse = profile_for(format_named("bedrock"), "strict-template")
+    assert profile_for(find_format("anthropic"), "minimax").blank == "white"
+    assert profile_for(find_format("anthropic"), None) is PROFILES["anthropic"]
+    assert profile_for(find_format("bedrock"), "bedrock-mistral") is PROFILES["bedrock-mistral"]
+    converse = profile_for(find_format("bedrock"), "strict-template")
     assert (converse.blank, converse.system, converse.alternates) == ("white", "apart", "spoken")
 
 

@@ -14,8 +14,8 @@ PERSONS = re.compile(
     r"|asks? for leave|wants?)\b",
     re.IGNORECASE,
 )
-PERSONS_MAX = 20
-"""Words of a person about a program that are left: names of fields and methods, such as `said` and `forget`."""
+PERSONS_MAX = 13
+"""Words of a person about a program that are left: names of fields and of steps, such as `said` and `told`."""
 
 
 def _docstrings() -> Iterator[tuple[str, str]]:

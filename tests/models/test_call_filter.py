@@ -17,7 +17,7 @@ from tests.spec import spec
 
 def passed(*events: ModelEvent, has_tools: bool = False) -> Sequence[ModelEvent]:
     calls = CallFilter(has_tools=has_tools)
-    return [calls.passed(event) for event in events]
+    return [calls.apply(event) for event in events]
 
 
 @spec("REUSE-67")

@@ -62,7 +62,7 @@ async def test_a_refusal_is_logged_with_its_body(caplog: pytest.LogCaptureFixtur
 )
 def test_secrets_are_redacted_also_where_the_line_is_cut(body: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, NETWORK_LOGGER)
-    NetworkLog("m", []).sent("POST", "/x", body.encode())
+    NetworkLog("m", []).log_request("POST", "/x", body.encode())
     (line,) = (record.getMessage() for record in caplog.records)
     assert KEY[:8] not in line
     assert len(line) < SHOWN_BYTES_MAX + 100
@@ -70,7 +70,7 @@ def test_secrets_are_redacted_also_where_the_line_is_cut(body: str, caplog: pyte
 
 def test_a_line_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, NETWORK_LOGGER)
-    NetworkLog("m", []).received(b"data: 1\n\ndata: \xff\xf0\r\x1b[2J")
+    NetworkLog("m", []).log_piece(b"data: 1\n\ndata: \xff\xf0\r\x1b[2J")
     assert caplog.records[0].getMessage().isprintable()
 
 

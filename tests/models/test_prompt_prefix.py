@@ -29,8 +29,8 @@ from midstream.models import openai_chat_tools
 from midstream.models.prompt_prefix import (
     ANCHORS_MAX,
     LOOK_BACK_BLOCKS,
-    anchored,
-    anchored_chat,
+    anchor,
+    anchor_chat,
     cache_key_of,
     canonical_tools,
     head_of,
@@ -173,11 +173,11 @@ def unmarked(value: Value) -> Value:
 
 @spec("REUSE-61")
 def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
-    body = anchored(body_of(*asked("hi")))
+    body = anchor(body_of(*asked("hi")))
 
     assert marks(body) == ["tools[1]", "system[0]", "messages[0][0]"]
     assert body["tools"][1]["cache_control"] == {"type": "ephemeral"}
-    assert anchored(body_of(*asked("hi")), ttl="1h")["system"][0]["cache_control"] == {
+    assert anchor(body_of(*asked("hi")), ttl="1h")["system"][0]["cache_control"] == {
         "type": "ephemeral",
         "ttl": "1h",
     }
@@ -190,7 +190,7 @@ def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
     first, second = asked("read it all"), [*asked("read it all"), ran(calls)]
     third = [*second, Step(Response((Text("Done."),))), *asked("again")]
 
-    bodies = [anchored(body_of(*entries)) for entries in (first, second, third)]
+    bodies = [anchor(body_of(*entries)) for entries in (first, second, third)]
     tails = [marks(body)[-1] for body in bodies]
     assert tails == ["messages[0][0]", f"messages[2][{calls - 1}]", "messages[4][0]"]
     assert [marks(body)[-2] for body in bodies[1:]] == tails[:-1]
@@ -200,7 +200,7 @@ def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
 @settings(max_examples=tried(200))
 @given(histories(8))
 def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(history: History) -> None:
-    body = anchored(body_of(*history.entries))
+    body = anchor(body_of(*history.entries))
     for message in body["messages"]:
         for block in message["content"] if isinstance(message["content"], list) else ():
             if "cache_control" in block:
@@ -219,7 +219,7 @@ def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
     ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
     if len(ends) > 1:
         end = data.draw(st.sampled_from(ends[:-1]))
-        shorter, longer = (unmarked(anchored(body_of(*history.entries[:to]))) for to in (end, ends[-1]))
+        shorter, longer = (unmarked(anchor(body_of(*history.entries[:to]))) for to in (end, ends[-1]))
         assert encoded(longer["messages"]).startswith(encoded(shorter["messages"]))
 
 
@@ -230,8 +230,8 @@ def test_a_body_with_marks_of_its_own_is_left_alone() -> None:
         {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}
     ]
 
-    assert anchored(body) == body
-    assert anchored({**body_of(*asked("hi")), "cache_control": {}}) == {
+    assert anchor(body) == body
+    assert anchor({**body_of(*asked("hi")), "cache_control": {}}) == {
         **body_of(*asked("hi")),
         "cache_control": {},
     }
@@ -246,7 +246,7 @@ def chat_of(*entries: Entry) -> dict[str, Any]:
 def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
     """Beside the content of a result a mark is reported to make one such server hang."""
     entries = [*asked("read it"), ran(2)]
-    before, now = (anchored_chat(chat_of(*each), ttl="1h") for each in (entries[:1], entries))
+    before, now = (anchor_chat(chat_of(*each), ttl="1h") for each in (entries[:1], entries))
     mark = {"type": "ephemeral", "ttl": "1h"}
     system, user, response, first, last = now["messages"]
 
@@ -266,7 +266,7 @@ def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
 @spec("REUSE-61")
 def test_of_a_message_with_an_image_its_words_are_marked() -> None:
     picture = UserMessage((Text("What is it?"), File("image/png", data="AAAA")))
-    (_, user) = anchored_chat(chat_of(picture))["messages"]
+    (_, user) = anchor_chat(chat_of(picture))["messages"]
 
     assert ["cache_control" in part for part in user["content"]] == [True, False]
 
@@ -280,21 +280,21 @@ def test_but_for_the_marks_longer_chat_completions_begin_with_the_shorter_ones(
     ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
     if ends:
         end = data.draw(st.sampled_from(ends))
-        shorter, longer = (anchored_chat(chat_of(*history.entries[:to])) for to in (end, ends[-1]))
+        shorter, longer = (anchor_chat(chat_of(*history.entries[:to])) for to in (end, ends[-1]))
         assert str(longer).count("cache_control") <= ANCHORS_MAX
         assert encoded(unmarked(longer["messages"])).startswith(encoded(unmarked(shorter["messages"])))
-        assert anchored_chat(longer) == longer
+        assert anchor_chat(longer) == longer
 
 
 def test_the_body_that_was_given_stays_as_it_is() -> None:
     body = body_of(*asked("hi"), ran(2))
     before = msgspec.json.encode(body)
-    anchored(body)
+    anchor(body)
     assert msgspec.json.encode(body) == before
 
 
 def test_a_body_without_anything_to_mark_is_no_trouble() -> None:
-    assert anchored({"messages": []}) == {"messages": []}
-    assert anchored({"messages": [{"role": "user", "content": " "}]})["messages"][0]["content"] == [
+    assert anchor({"messages": []}) == {"messages": []}
+    assert anchor({"messages": [{"role": "user", "content": " "}]})["messages"][0]["content"] == [
         {"type": "text", "text": " "}
     ]

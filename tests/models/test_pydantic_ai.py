@@ -51,7 +51,7 @@ from midstream.history.messages import (
     UserMessage,
 )
 from midstream.models.model import Model
-from midstream.models.pydantic_ai import PydanticAIModel, rendered
+from midstream.models.pydantic_ai import PydanticAIModel, render_request
 from midstream.models.responses import (
     Finished,
     KeepAlive,
@@ -260,7 +260,7 @@ def test_a_history_is_rendered_whole() -> None:
             UserMessage.of("go on"),
         )
     )
-    (asking, answering, results, going_on), _ = rendered(history, "Be brief.", TestModel())
+    (asking, answering, results, going_on), _ = render_request(history, "Be brief.", TestModel())
     assert [part.part_kind for part in asking.parts] == ["user-prompt"]
     assert answering.parts == [
         messages.ThinkingPart("hm", signature="sig", provider_name="test"),
@@ -275,7 +275,7 @@ def test_a_history_is_rendered_whole() -> None:
 
 def test_the_thinking_of_another_model_is_not_sent() -> None:
     responded = Response((Thinking("hm", "sig"), Text("yes")), model="another")
-    ((_, answering), _) = rendered(History((UserMessage.of("hi"), Step(responded))), "", TestModel())
+    ((_, answering), _) = render_request(History((UserMessage.of("hi"), Step(responded))), "", TestModel())
     assert answering.parts == [messages.TextPart("yes")]
 
 
@@ -287,7 +287,7 @@ def test_files_take_the_form_their_kind_has() -> None:
         File("video/mp4", url="https://example.org/a.mp4"),
         File("application/pdf", url="https://example.org/a.pdf"),
     )
-    ((asking,), _) = rendered(History((UserMessage(files),)), "", TestModel())
+    ((asking,), _) = render_request(History((UserMessage(files),)), "", TestModel())
     (prompt,) = asking.parts
     assert isinstance(prompt, messages.UserPromptPart)
     kinds = [type(part) for part in prompt.content]
@@ -302,7 +302,7 @@ def test_files_take_the_form_their_kind_has() -> None:
 
 def test_an_attachment_that_is_no_base64_does_not_end_the_session() -> None:
     history = History((UserMessage((File("image/png", data="!"),)),))
-    ((asking,), _) = rendered(history, "", TestModel())
+    ((asking,), _) = render_request(history, "", TestModel())
     (prompt,) = asking.parts
     assert isinstance(prompt, messages.UserPromptPart)
     assert prompt.content == "[attached file: image/png, which you cannot be shown]"
@@ -310,7 +310,7 @@ def test_an_attachment_that_is_no_base64_does_not_end_the_session() -> None:
 
 def test_an_attachment_arrives_byte_for_byte() -> None:
     history = History((UserMessage((File("image/png", data="++//AA=="),)),))
-    ((asking,), _) = rendered(history, "", TestModel())
+    ((asking,), _) = render_request(history, "", TestModel())
     (prompt,) = asking.parts
     assert isinstance(prompt, messages.UserPromptPart)
     image = prompt.content[0]
@@ -513,9 +513,9 @@ async def test_a_thought_signature_comes_with_its_call_and_goes_back_with_it() -
     response = builder.response()
     assert response is not None
     history = History((UserMessage.of("hi"), Step(response, (ToolResult(response.calls[0].id, "X"),))))
-    sent, _ = rendered(history, "", model)
+    sent, _ = render_request(history, "", model)
     (back,) = [part for message in sent for part in message.parts if isinstance(part, messages.ToolCallPart)]
     assert (back.provider_name, back.provider_details) == ("google", {"thought_signature": "c2ln"})
-    other, _ = rendered(history, "", Google(model_name="gemini-2.5-pro"))
+    other, _ = render_request(history, "", Google(model_name="gemini-2.5-pro"))
     (unsigned,) = [p for message in other for p in message.parts if isinstance(p, messages.ToolCallPart)]
     assert unsigned.provider_details is None

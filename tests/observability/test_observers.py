@@ -22,12 +22,12 @@ class Noting:
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
 
-    def appended(self, session: str, records: Sequence[Record]) -> None:
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
         self.told += [(session, type(record).__name__) for record in records]
 
 
 class Failing:
-    def appended(self, session: str, records: Sequence[Record]) -> None:
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
         raise ValueError("a secret")
 
 
@@ -89,4 +89,4 @@ async def test_who_answers_is_told_before_anything_is_appended(caplog: pytest.Lo
 
 
 def test_without_an_observer_nothing_is_read() -> None:
-    Observers().appended("s1", [b"no record at all"])
+    Observers().on_append("s1", [b"no record at all"])

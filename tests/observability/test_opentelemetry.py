@@ -200,7 +200,7 @@ async def test_a_models_name_says_whose_it_is(name: str, provider: str, model: s
     watching = Watching(agent="tested")
     for session in ("s1", "s1::1.1.0"):
         watching.observer.answers(session, "own", name)
-        watching.observer.appended(
+        watching.observer.on_append(
             session, [MessageAccepted(1, UserMessage.of("hi"), 0.0), AttemptStarted(1, 1, 1, 0.0)]
         )
     own, child = watching.sampler.shown

@@ -34,7 +34,9 @@ def test_a_provider_that_calls_its_model_otherwise_each_time_makes_so_many_label
     prometheus = Prometheus()
     for turn in range(1, MODELS_MAX + 51):
         said = Response((), model=f"model-{turn}", usage=Usage(10, 5))
-        prometheus.appended("s1", [AttemptStarted(turn, 1, 1, 0.0), ResponseCompleted(turn, 1, 1, said, 1.0)])
+        prometheus.on_append(
+            "s1", [AttemptStarted(turn, 1, 1, 0.0), ResponseCompleted(turn, 1, 1, said, 1.0)]
+        )
     found = _samples(prometheus.page({}))
     told = [name for name in found if name.startswith("midstream_tokens_total") and "type=input" in name]
     assert len(told) == MODELS_MAX + 1
@@ -44,7 +46,7 @@ def test_a_provider_that_calls_its_model_otherwise_each_time_makes_so_many_label
 async def test_what_ended_is_counted_with_its_outcome() -> None:
     prometheus = Prometheus()
     await watched_turn(prometheus)
-    prometheus.appended(
+    prometheus.on_append(
         "s1",
         [
             QuestionAsked(1, 1, "c", QuestionKind.APPROVAL, "d", 0.0, CANARY),

@@ -184,7 +184,7 @@ class Process:
     def read(self) -> None:
         """Be done with the event in hand, then take the next one and write it down at once."""
         if self.in_hand is not None:
-            self.stream.handled(self.in_hand)
+            self.stream.mark_handled(self.in_hand)
             self.in_hand = None
         if self.unread:
             event, self.unread = self.unread[0], self.unread[1:]
@@ -211,7 +211,7 @@ class Process:
         assert kept.state.runs > self.disk.runs.get(place, 0), f"{place} runs without an intent"
         self.disk.runs[place] = self.disk.runs.get(place, 0) + 1
         self.starts = tuple(each for each in self.starts if each != place)
-        self.tools.ended(place, ToolResult(place[2], "done"))
+        self.tools.note_end(place, ToolResult(place[2], "done"))
 
     def die(self) -> None:
         """Lose everything that is not on the disk; what was not forgotten is taken up."""

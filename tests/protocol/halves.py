@@ -80,9 +80,9 @@ _TOLD = Events(
 
 CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "time": _waits,
-    "connected": lambda half: half.connected(now=0.0),
-    "disconnected": lambda half: half.disconnected(chance=0.0, now=0.0),
-    "refused for good": lambda half: half.disconnected(errors.AccessError("no"), chance=0.0, now=0.0),
+    "connected": lambda half: half.begin_connection(now=0.0),
+    "disconnected": lambda half: half.end_connection(chance=0.0, now=0.0),
+    "refused for good": lambda half: half.end_connection(errors.AccessError("no"), chance=0.0, now=0.0),
     "welcome": _hears(Welcome("a", "1-1", "1-1", acked=1)),
     "welcome of another past": _hears(Welcome("a", "1-1", "1-1", acked=COMMANDS_MAX)),
     "degraded welcome": _hears(Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk")),
@@ -127,8 +127,8 @@ SERVER: Mapping[str, Callable[[ServerStream], None]] = {
     "close": lambda half: half.receive(frames.encode(Close()), now=0.0),
     "admit": lambda half: half.admit(Session(), epoch_at=None, now=0.0),
     "admit to another's stream": lambda half: half.admit(_FOREIGN, epoch_at=None, now=0.0),
-    "accepted": lambda half: half.accepted(0, now=0.0),
-    "refused": lambda half: half.refused(0, SeqnoGapError("no", expected=0), now=0.0),
+    "accepted": lambda half: half.acknowledge(0, now=0.0),
+    "refused": lambda half: half.refuse(0, SeqnoGapError("no", expected=0), now=0.0),
     "time": _serves_time,
     "fail": lambda half: half.fail(DrainingError("bye"), now=0.0),
 }
@@ -229,12 +229,12 @@ def reaction_to(kind: type[MidstreamError]) -> str:
     stream = ClientStream("a", SECRET, now=0.0)
     stream.submit(CancelPayload(1))
     _waits(stream)
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     stream.writes()
     _hears(Welcome("a", "1-1", "1-1"))(stream)
     stream.frames_to_send()
     _hears(Error(kind.code, "no", kind.retry, 0, 0 if kind is SeqnoGapError else None))(stream)
-    if stream.wants_secret:
+    if stream.needs_secret:
         return "shows another secret that it finds, or ends"
     if not stream.is_ended:
         is_playback = kind is SeqnoGapError

@@ -39,7 +39,7 @@ class AckBeforeAppend(World):
 
     def submit(self, connection: Connection, request: Submit) -> None:
         assert connection.server is not None
-        connection.server.accepted(request.seqno, now=AT)
+        connection.server.acknowledge(request.seqno, now=AT)
         self.unkept += (request.received,)
 
     def progress(self) -> Iterator[Action]:
@@ -167,9 +167,9 @@ class GapIsTheEnd(ClientStream):
 class NoPlayback(ClientStream):
     """What was sent on the connection before is not sent again."""
 
-    def connected(self, *, now: float) -> None:
+    def begin_connection(self, *, now: float) -> None:
         sent = self._outbox.sent
-        super().connected(now=now)
+        super().begin_connection(now=now)
         opened = self._frames[:1]
         self._outbox.sent = max(sent, self._outbox.sent)
         self._frames = [*opened, *self._frames[1 + sent - self._outbox.acked :]]
@@ -183,8 +183,8 @@ class TellsTwice(ClientStream):
         self._inbox.received = EventId(first.epoch, first.position - 1)
         super()._take_events(frame)
 
-    def connected(self, *, now: float) -> None:
-        super().connected(now=now)
+    def begin_connection(self, *, now: float) -> None:
+        super().begin_connection(now=now)
         self._frames[0] = encode(
             Open(self._stream, self.secret, None, self._outbox.next_seqno, self._link.number)
         )
@@ -195,11 +195,11 @@ class ForgetsTooEarly(ClientStream):
 
     def _finish_at(self, end: EventId) -> None:
         super()._finish_at(end)
-        self._forget()
+        self._drop_checkpoint()
 
-    def handled(self, event_id: EventId) -> None:
+    def mark_handled(self, event_id: EventId) -> None:
         if self.is_kept:
-            super().handled(event_id)
+            super().mark_handled(event_id)
 
 
 class MovesTooEarly(ClientStream):
@@ -280,7 +280,7 @@ class AppliesLate(Process):
             return
         event, self.unread = self.unread[0], self.unread[1:]
         self.unapplied, self.in_hand = event, event.event_id
-        self.stream.handled(event.event_id)
+        self.stream.mark_handled(event.event_id)
 
     def begin(self) -> None:
         self.unapplied = None

@@ -86,9 +86,9 @@ class MemoryHost:
                     try:
                         self.do(command, at=now)
                     except Refused as refused:
-                        stream.refused(seqno, refused.error, now=now)
+                        stream.refuse(seqno, refused.error, now=now)
                     else:
-                        stream.accepted(seqno, now=now)
+                        stream.acknowledge(seqno, now=now)
         if stream.is_admitted:
             stream.deliver(self.line[stream.cursor :], now=now)
         deadline = stream.next_deadline()
@@ -171,7 +171,7 @@ class Link:
             self.server = None
             self.up.clear()
             self.down.clear()
-            self.client.disconnected(chance=chance, now=self.now)
+            self.client.end_connection(chance=chance, now=self.now)
             self.settle()
 
     def black_hole(self) -> None:
@@ -184,7 +184,7 @@ class Link:
         self.server = ServerStream(now=self.now)
         self.connections += 1
         self.is_swallowing = False
-        self.client.connected(now=self.now)
+        self.client.begin_connection(now=self.now)
         self.settle()
 
     def wait(self) -> None:

@@ -53,7 +53,7 @@ def test_in_the_place_of_a_lost_command_nothing_is_sent_that_the_server_has(
     kept = Checkpoint("a", "secret", EventId(1, 3), 2, ((1, FILLER),))
     stream = ClientStream.resume(kept, now=0.0)
     stream.handle_deadline(now=0.0)
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     assert len(stream.frames_to_send()) == 1, "the open alone"
     stream.receive(frames.encode(Welcome("a", "1-3", "1-3", acked, 1)), now=0.0)
     stream.writes()

@@ -39,7 +39,7 @@ def _begun() -> ClientStream:
     stream = ClientStream("a", "secret", snapshots=SnapshotWhen.GONE, now=0.0)
     stream.submit(SendPayload((Text("hi"),)))
     stream.handle_deadline(now=0.0)
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     _receive(stream, Welcome("a", "1-0", "1-0"))
     said = MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a")
     opened: tuple[Record, ...] = (StreamOpened("a", "d"), CommandAccepted("a", 0, "d"), said)
@@ -59,7 +59,7 @@ def test_a_snapshot_takes_the_place_of_what_came_before_and_the_rest_follows() -
         Replaced(EventId(1, 7), msgspec.Raw(b'{"turns":1}')),
     ]
     stream.writes()
-    stream.handled(EventId(1, 7))
+    stream.mark_handled(EventId(1, 7))
     assert stream.writes() == [CursorMoved(EventId(1, 7), promised=EventId(1, 3))]
     late = StepCommitted(1, 1)
     _receive(stream, Events((_event(8, late, epoch=1),)))
@@ -74,7 +74,7 @@ def test_a_snapshot_behind_the_end_of_its_turn_ends_the_stream() -> None:
     assert (stream.is_ended, stream.error, stream.end) == (True, None, EventId(1, 90))
     assert stream.events() == [Replaced(EventId(1, 90), msgspec.Raw(b"{}"))]
     stream.writes()
-    stream.handled(EventId(1, 90))
+    stream.mark_handled(EventId(1, 90))
     assert stream.writes() == [Forgotten()]
 
 
@@ -82,7 +82,7 @@ def test_a_snapshot_behind_the_end_of_its_turn_ends_the_stream() -> None:
 def test_a_reader_asks_for_the_snapshot_it_takes() -> None:
     stream = ClientStream(snapshots=SnapshotWhen.BEGIN, now=0.0)
     stream.handle_deadline(now=0.0)
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     assert stream.frames_to_send() == [frames.encode(Open(snapshots=SnapshotWhen.BEGIN))]
     _receive(stream, Welcome("", "2-9", "2-9"))
     _receive(stream, SnapshotFrame("2-10", msgspec.Raw(b"{}")))

@@ -86,7 +86,7 @@ def test_the_first_message_travels_right_behind_the_open() -> None:
     stream.submit(HI)
     stream.handle_deadline(now=0.0)
     assert stream.is_connection_wanted
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     stream.writes()
     assert stream.frames_to_send() == [frames.encode(Open("a", "secret", None, 1, 1)), _command(0, HI)]
 
@@ -222,7 +222,7 @@ def test_the_end_of_the_turn_ends_the_stream_and_is_forgotten_once_handled() -> 
     assert stream.writes() == []
     assert stream.frames_to_send() == [frames.encode(Close())]
 
-    stream.handled(EventId(1, 4))
+    stream.mark_handled(EventId(1, 4))
 
     assert stream.writes() == [Forgotten()]
 
@@ -238,7 +238,7 @@ def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
     stream = begun()
     receive(stream, Events((event(4, delta("x")),)))
     assert stream.writes() == []
-    stream.handled(EventId(1, 4))
+    stream.mark_handled(EventId(1, 4))
     assert stream.writes() == [CursorMoved(EventId(1, 4), promised=EventId(1, 3))]
 
 
@@ -248,7 +248,7 @@ def test_the_newest_epoch_is_kept_with_the_cursor_however_it_was_told() -> None:
     receive(stream, Welcome("a", "1-1", "1-1", began_at=10.0))
     receive(stream, Events((event(2, StreamOpened("a", "d")), event(3, EpochStarted(2, "x", 20.0), epoch=2))))
     stream.writes()
-    stream.handled(EventId(1, 2))
+    stream.mark_handled(EventId(1, 2))
     assert stream.writes() == [CursorMoved(EventId(1, 2), EventId(2, 3), KnownEpoch(2, 20.0))]
     receive(stream, Gone("1-1", "the power was cut"))
     assert stream.writes() == [CursorMoved(None, EventId(2, 3), KnownEpoch(2, 20.0))]
@@ -314,7 +314,7 @@ def test_a_degraded_server_means_keep_nothing_and_retry_nothing() -> None:
     stream.submit(DONE)
     assert (stream.writes(), stream.frames_to_send()) == ([], [_command(1, DONE)])
     lost = ConnectionLostError("reset")
-    stream.disconnected(lost, chance=0.0, now=1.0)
+    stream.end_connection(lost, chance=0.0, now=1.0)
     assert (stream.is_ended, stream.error, stream.is_reconnecting) == (True, lost, False)
 
 
@@ -349,19 +349,19 @@ def test_a_refusal_that_may_pass_reconnects_after_the_wait_it_names() -> None:
     stream = _live(HI)
     receive(stream, Error("store_busy", "locked", "later", seqno=0, retry_after_s=7.0))
     assert not stream.is_connection_wanted
-    stream.disconnected(chance=0.0, now=10.0)
+    stream.end_connection(chance=0.0, now=10.0)
     assert due_at(stream) == 17.0
     stream.handle_deadline(now=17.0)
-    stream.connected(now=17.0)
+    stream.begin_connection(now=17.0)
     assert stream.frames_to_send()[1] == _command(0, HI)
 
 
 def test_what_the_server_cannot_do_now_is_known_until_something_gets_through() -> None:
     stream = _live(HI)
     receive(stream, Error("store_full", "no space left", "later", seqno=0))
-    stream.disconnected(chance=0.0, now=10.0)
+    stream.end_connection(chance=0.0, now=10.0)
     stream.handle_deadline(now=10.0)
-    stream.connected(now=10.0)
+    stream.begin_connection(now=10.0)
     receive(stream, Welcome(stream="a", event_id="1-0", resume_from="1-0", heartbeat_s=10.0))
     assert isinstance(stream.trouble, StoreFullError)
     receive(stream, Ack(0))
@@ -371,7 +371,7 @@ def test_what_the_server_cannot_do_now_is_known_until_something_gets_through() -
 def test_a_server_cannot_ask_for_an_endless_wait() -> None:
     stream = _live(HI)
     receive(stream, Error("draining", "restarting", "later", retry_after_s=1e9))
-    stream.disconnected(chance=0.0, now=0.0)
+    stream.end_connection(chance=0.0, now=0.0)
     assert due_at(stream) == RETRY_AFTER_MAX_S
 
 
@@ -412,7 +412,7 @@ def test_the_first_reconnect_is_at_once_then_the_waits_grow_to_30_s() -> None:
     for _ in range(8):
         stream.handle_deadline(now=now)
         assert stream.is_connection_wanted
-        stream.disconnected(chance=0.0, now=now)
+        stream.end_connection(chance=0.0, now=now)
         assert stream.is_reconnecting
         waits.append(due_at(stream) - now)
         now = due_at(stream)
@@ -423,25 +423,25 @@ def test_chance_spreads_the_waits() -> None:
     stream = ClientStream("a", "secret", now=0.0)
     for _ in range(3):
         stream.handle_deadline(now=100.0)
-        stream.disconnected(chance=0.75, now=0.0)
+        stream.end_connection(chance=0.75, now=0.0)
     assert due_at(stream) == 0.5
 
 
 @spec("STREAM-29")
 def test_a_welcome_alone_is_no_progress_but_an_event_is() -> None:
     stream = begun()
-    stream.disconnected(chance=0.0, now=0.0)
+    stream.end_connection(chance=0.0, now=0.0)
     for _ in range(2):
         stream.handle_deadline(now=due_at(stream))
-        stream.connected(now=0.0)
+        stream.begin_connection(now=0.0)
         receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1))
         assert not stream.is_reconnecting
-        stream.disconnected(chance=0.0, now=0.0)
+        stream.end_connection(chance=0.0, now=0.0)
     assert due_at(stream) == 2.0
     stream.handle_deadline(now=2.0)
-    stream.connected(now=2.0)
+    stream.begin_connection(now=2.0)
     receive(stream, Welcome("a", "1-4", "1-3", acked=1, turn=1), Events((event(4, delta("x")),)))
-    stream.disconnected(chance=0.0, now=50.0)
+    stream.end_connection(chance=0.0, now=50.0)
     assert due_at(stream) == 50.0
 
 
@@ -451,7 +451,7 @@ def test_patience_ends_and_the_stream_can_still_be_resumed() -> None:
     now = 0.0
     for _ in range(20):
         stream.handle_deadline(now=now)
-        stream.disconnected(chance=0.0, now=now)
+        stream.end_connection(chance=0.0, now=now)
         if stream.is_ended:
             break
         now = due_at(stream)
@@ -463,7 +463,7 @@ def test_a_transport_error_that_will_not_pass_ends_the_stream() -> None:
     stream = ClientStream("a", "secret", now=0.0)
     stream.handle_deadline(now=0.0)
     error = AccessError("401")
-    stream.disconnected(error, chance=0.0, now=0.0)
+    stream.end_connection(error, chance=0.0, now=0.0)
     assert (stream.is_ended, stream.error) == (True, error)
 
 
@@ -476,7 +476,7 @@ def test_silence_for_three_heartbeats_drops_the_connection() -> None:
     assert stream.waiting_on == "model"
     stream.handle_deadline(now=10.9)
     assert stream.is_connection_wanted
-    stream.was_heard(now=10.9)
+    stream.note_traffic(now=10.9)
     stream.handle_deadline(now=11.0)
     assert stream.is_connection_wanted
     stream.handle_deadline(now=16.9)
@@ -592,7 +592,7 @@ def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:
     )
     stream = ClientStream.resume(checkpoint, now=0.0)
     stream.handle_deadline(now=0.0)
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     assert stream.frames_to_send() == [
         frames.encode(Open("a", "secret", "1-7", 3, 1)),
         _command(1, DONE),
@@ -605,7 +605,7 @@ def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:
 def test_a_stream_resumed_before_its_first_event_still_waits_for_its_own() -> None:
     stream = ClientStream.resume(Checkpoint("a", "secret", None, 1, ((0, HI_BODY),)), now=0.0)
     stream.handle_deadline(now=0.0)
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     receive(stream, Welcome("a", "1-9", "1-9"), Events((event(10, EpochStarted(2, "host", 1.0), epoch=2),)))
     assert stream.events() == []
 
@@ -615,7 +615,7 @@ def test_a_reader_says_nothing_and_goes_on_past_the_end_of_turns() -> None:
     with pytest.raises(UsageError):
         stream.submit(HI)
     stream.handle_deadline(now=0.0)
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     assert stream.frames_to_send() == [frames.encode(Open(event_id="1-3"))]
     ended = TurnEnded(1, TurnStatus.COMPLETED, 9.0)
     receive(stream, Welcome("", "1-4", "1-3"), Events((event(4, ended),)))
@@ -705,17 +705,17 @@ def test_nothing_a_server_sends_raises(is_reader: bool, script: list[tuple[bytes
     for number, (body, then) in enumerate(script):
         now = float(number * 40)
         stream.handle_deadline(now=now)
-        stream.connected(now=now)
+        stream.begin_connection(now=now)
         stream.receive(body, now=now)
         match then:
             case "cut":
-                stream.disconnected(chance=0.5, now=now)
+                stream.end_connection(chance=0.5, now=now)
             case "send" if not is_reader:
                 stream.submit(DONE)
             case "cancel" if not is_reader:
                 stream.abort()
             case "handled":
-                stream.handled(EventId(1, number))
+                stream.mark_handled(EventId(1, number))
             case "time":
                 stream.handle_deadline(now=now + 39.0)
         stream.writes()
@@ -723,7 +723,7 @@ def test_nothing_a_server_sends_raises(is_reader: bool, script: list[tuple[bytes
         positions = [event.event_id.position for event in stream.events() if isinstance(event, Applied)]
         assert all(after == before + 1 for before, after in itertools.pairwise(positions))
         if not stream.is_connection_wanted:
-            stream.disconnected(chance=0.5, now=now)
+            stream.end_connection(chance=0.5, now=now)
 
 
 def _opening(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
@@ -732,7 +732,7 @@ def _opening(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStre
     for payload in said:
         stream.submit(payload)
     stream.handle_deadline(now=0.0)
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     stream.writes()
     stream.frames_to_send()
     return stream
@@ -757,10 +757,10 @@ def begun(stall_after_s: float = STALL_AFTER_S) -> ClientStream:
 
 
 def _reconnect(stream: ClientStream) -> None:
-    stream.disconnected(chance=0.0, now=0.0)
+    stream.end_connection(chance=0.0, now=0.0)
     stream.handle_deadline(now=due_at(stream))
     stream.writes()
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
 
 
 def receive(stream: ClientStream, *received: ServerFrame) -> None:

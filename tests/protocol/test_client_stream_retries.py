@@ -38,16 +38,16 @@ def test_an_ack_and_a_heartbeat_are_progress_too(progress: ServerFrame) -> None:
     stream = begun()
     stream.submit(DONE)
     for _ in range(3):
-        stream.disconnected(chance=0.0, now=0.0)
+        stream.end_connection(chance=0.0, now=0.0)
         stream.handle_deadline(now=due_at(stream))
-        stream.connected(now=0.0)
+        stream.begin_connection(now=0.0)
         receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1))
-    stream.disconnected(chance=0.0, now=0.0)
+    stream.end_connection(chance=0.0, now=0.0)
     assert due_at(stream) == 4.0
     stream.handle_deadline(now=4.0)
-    stream.connected(now=4.0)
+    stream.begin_connection(now=4.0)
     receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1), progress)
-    stream.disconnected(chance=0.0, now=50.0)
+    stream.end_connection(chance=0.0, now=50.0)
     assert due_at(stream) == 50.0
 
 
@@ -72,7 +72,7 @@ def test_after_the_end_of_a_stopped_turn_nobody_is_connected_to() -> None:
     stream.abort()
     receive(stream, Ack(1), Events((event(4, TurnEnded(1, TurnStatus.CANCELLED, 2.0)),)))
     assert (stream.is_ended, stream.error, stream.is_connection_wanted) == (True, None, False)
-    stream.disconnected(chance=0.0, now=1.0)
+    stream.end_connection(chance=0.0, now=1.0)
     assert (stream.next_deadline(), stream.is_reconnecting) == (None, False)
 
 
@@ -80,7 +80,7 @@ def _gives_up_at(stream: ClientStream) -> float:
     """Let every connection fail; return when the stream ended."""
     now = 0.0
     for _ in range(2000):
-        stream.disconnected(chance=0.0, now=now)
+        stream.end_connection(chance=0.0, now=now)
         if stream.is_ended:
             break
         now = due_at(stream)
@@ -95,10 +95,10 @@ def test_a_stop_waits_for_the_next_try_only_as_long_as_the_server_asked(
 ) -> None:
     stream = begun()
     for _ in range(5):
-        stream.disconnected(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
+        stream.end_connection(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
         before = due_at(stream)
         stream.handle_deadline(now=before)
-    stream.disconnected(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
+    stream.end_connection(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
     assert due_at(stream) == max(16.0, due)
     stream.abort()
     assert due_at(stream) == due
@@ -111,9 +111,9 @@ def test_a_stop_at_any_moment_of_a_reconnect_is_the_next_thing_the_server_hears(
     stop = frames.encode(CommandFrame(1, msgspec.Raw(frames.encode(CancelPayload(1)))))
     moments: dict[str, Callable[[], None]] = {
         "live": lambda: None,
-        "waiting": lambda: stream.disconnected(chance=0.0, now=0.0),
+        "waiting": lambda: stream.end_connection(chance=0.0, now=0.0),
         "connecting": lambda: stream.handle_deadline(now=due_at(stream)),
-        "opening": lambda: stream.connected(now=0.0),
+        "opening": lambda: stream.begin_connection(now=0.0),
     }
     sent: list[bytes] = []
     for each, happen in moments.items():
@@ -138,7 +138,7 @@ def test_what_a_degraded_server_refuses_with_is_what_its_client_is_told(error: E
     stream = ClientStream("a", "secret", now=0.0)
     stream.submit(DONE)
     stream.handle_deadline(now=0.0)
-    stream.connected(now=0.0)
+    stream.begin_connection(now=0.0)
     receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True), error)
     assert stream.error is not None
     assert (stream.is_ended, stream.error.code, stream.is_reconnecting) == (True, error.code, False)

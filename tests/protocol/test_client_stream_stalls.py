@@ -75,12 +75,12 @@ def test_a_turn_that_waits_for_a_person_does_not_stand_still(waiting_on: str) ->
 def test_without_a_connection_or_a_turn_nothing_stands_still() -> None:
     stream = _stalling("model")
     stream.handle_deadline(now=60.0)
-    stream.disconnected(chance=0.0, now=61.0)
+    stream.end_connection(chance=0.0, now=61.0)
     assert (stream.is_stalled, stream.is_reconnecting) == (False, True)
     assert due_at(stream) == 61.0
     reader = ClientStream(now=0.0)
     reader.handle_deadline(now=0.0)
-    reader.connected(now=0.0)
+    reader.begin_connection(now=0.0)
     receive(reader, Welcome("", "1-3", "1-3"))
     for at in (25.0, 50.0, 60.0):
         reader.receive(frames.encode(HeartbeatFrame("1-3", "model")), now=at)
@@ -90,7 +90,7 @@ def test_without_a_connection_or_a_turn_nothing_stands_still() -> None:
 
 def test_a_pause_of_the_reader_is_no_silence_of_the_turn() -> None:
     stream = _stalling("model")
-    stream.listens_again(now=59.0)
+    stream.resume_reading(now=59.0)
     stream.handle_deadline(now=60.0)
     assert (stream.is_stalled, due_at(stream)) == (False, 89.0)
     stream.detach()

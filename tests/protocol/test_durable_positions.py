@@ -9,11 +9,16 @@ import pytest
 
 import midstream
 from midstream.errors import EventsLostError
-from midstream.protocol.durable_positions import KnownEpoch, known_after, promised_after, require_promised
+from midstream.protocol.durable_positions import (
+    KnownEpoch,
+    durable_position_after,
+    newest_epoch_after,
+    require_durable_position,
+)
 from midstream.protocol.frames import EventId
 from midstream.session import records
 from midstream.session.records import CallStarted, Delta, EpochStarted, Record
-from midstream.session.session import EPOCHS_KEPT_MAX, Session, fold, pruned, restored
+from midstream.session.session import EPOCHS_KEPT_MAX, Session, fold, prune_session, restore_session
 from tests.spec import spec
 
 KEPT = EventId(2, 7)
@@ -34,7 +39,7 @@ WORD = Delta(1, 1, 1, 0, "text", "x")
 def test_what_is_promised_moves_with_what_is_on_the_disk(record: Record, *, is_durable: bool) -> None:
     after = EventId(2, 8)
     for known in (None, KEPT):
-        assert promised_after(known, after, record, is_owned=True) == (after if is_durable else known)
+        assert durable_position_after(known, after, record, is_owned=True) == (after if is_durable else known)
 
 
 @spec("STREAM-100")
@@ -51,12 +56,12 @@ def test_what_is_promised_moves_with_what_is_on_the_disk(record: Record, *, is_d
 )
 def test_a_journal_that_ends_before_it_was_cut(newest: str, *, of_a_stream: bool, of_a_reader: bool) -> None:
     for is_owned, is_lost in ((True, of_a_stream), (False, of_a_reader)):
-        require_promised(None, EventId.parse(newest), is_owned=is_owned)
+        require_durable_position(None, EventId.parse(newest), is_owned=is_owned)
         if is_lost:
             with pytest.raises(EventsLostError, match=f"had 2-7 on its disk, and ends with {newest}"):
-                require_promised(KEPT, EventId.parse(newest), is_owned=is_owned)
+                require_durable_position(KEPT, EventId.parse(newest), is_owned=is_owned)
         else:
-            require_promised(KEPT, EventId.parse(newest), is_owned=is_owned)
+            require_durable_position(KEPT, EventId.parse(newest), is_owned=is_owned)
 
 
 @spec("STREAM-100")
@@ -73,12 +78,12 @@ def test_a_journal_that_ends_before_it_was_cut(newest: str, *, of_a_stream: bool
     ],
 )
 def test_what_stands_in_its_place_shows_it_too(event_id: str, *, is_lost: bool) -> None:
-    assert promised_after(KEPT, EventId.parse(event_id), WORD, is_owned=False) == KEPT
+    assert durable_position_after(KEPT, EventId.parse(event_id), WORD, is_owned=False) == KEPT
     if is_lost:
         with pytest.raises(EventsLostError, match=r"has .* in its place"):
-            promised_after(KEPT, EventId.parse(event_id), STARTED, is_owned=True)
+            durable_position_after(KEPT, EventId.parse(event_id), STARTED, is_owned=True)
     else:
-        assert promised_after(KEPT, EventId.parse(event_id), WORD, is_owned=True) == KEPT
+        assert durable_position_after(KEPT, EventId.parse(event_id), WORD, is_owned=True) == KEPT
 
 
 OLDER, KNOWN, OTHER, NEWER = (
@@ -102,28 +107,28 @@ OLDER, KNOWN, OTHER, NEWER = (
 def test_the_newest_epoch_is_known_by_when_it_began(
     known: KnownEpoch | None, told: KnownEpoch, after: KnownEpoch
 ) -> None:
-    assert known_after(known, KEPT, told.epoch, told.began_at) == after
+    assert newest_epoch_after(known, KEPT, told.epoch, told.began_at) == after
 
 
 @spec("STREAM-104")
 def test_an_epoch_that_began_another_time_shows_a_server_that_was_set_back_and_went_on() -> None:
     with pytest.raises(EventsLostError, match="had 2-7 on its disk, and began epoch 2 again since"):
-        known_after(KNOWN, KEPT, OTHER.epoch, OTHER.began_at)
+        newest_epoch_after(KNOWN, KEPT, OTHER.epoch, OTHER.began_at)
 
 
 @spec("STREAM-104")
 def test_a_server_that_does_not_say_when_an_epoch_began_or_had_promised_nothing_is_believed() -> None:
-    assert known_after(KNOWN, KEPT, 2, None) == KNOWN
-    assert known_after(None, KEPT, 2, None) is None
-    assert known_after(KNOWN, None, OTHER.epoch, OTHER.began_at) == OTHER
-    assert known_after(KNOWN, None, OLDER.epoch, OLDER.began_at) == OLDER
+    assert newest_epoch_after(KNOWN, KEPT, 2, None) == KNOWN
+    assert newest_epoch_after(None, KEPT, 2, None) is None
+    assert newest_epoch_after(KNOWN, None, OTHER.epoch, OTHER.began_at) == OTHER
+    assert newest_epoch_after(KNOWN, None, OLDER.epoch, OLDER.began_at) == OLDER
 
 
 @spec("STREAM-104")
 def test_a_session_remembers_when_its_last_epochs_began_also_where_it_was_pruned() -> None:
     newest = EPOCHS_KEPT_MAX + 1
     session = fold([(n, EpochStarted(n, "host", 10.0 * n)) for n in range(1, newest + 1)])
-    for each in (session, restored(pruned(session, at=0.0))):
+    for each in (session, restore_session(prune_session(session, at=0.0))):
         assert [each.began_at(n) for n in (0, 1, 2, newest)] == [None, None, 10.0 * 2, 10.0 * newest]
         assert len(each.epochs) == EPOCHS_KEPT_MAX
     assert Session().began_at(0) is None

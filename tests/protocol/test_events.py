@@ -8,7 +8,7 @@ import pytest
 from midstream.errors import ConnectionLostError, RecordUndecodableError, StoreDamagedError, TurnFailedError
 from midstream.history.messages import Outcome, UpstreamCall
 from midstream.protocol.answer_text import AnswerText
-from midstream.protocol.events import Event, EventReader, PlaybackLost, completed
+from midstream.protocol.events import Event, EventReader, PlaybackLost, completed_text
 from midstream.protocol.frames import SnapshotFrame
 from midstream.session.calls import QuestionKind
 from midstream.session.records import (
@@ -60,18 +60,18 @@ def test_what_an_earlier_process_had_read_is_shown_with_the_first_event() -> Non
 
 def test_a_whole_answer_is_that_of_a_completed_turn_and_of_no_other() -> None:
     *_, last = read(WORD, TurnEnded(1, TurnStatus.COMPLETED, 9.0))
-    assert completed("s", last) == "hello"
+    assert completed_text("s", last) == "hello"
     *_, last = read(WORD, TurnEnded(3, TurnStatus.FAILED, 9.0, "model_rejected", "no such key"))
     with pytest.raises(
         TurnFailedError, match=r"turn 3 of session 's'.*failed.*no such key.*model_rejected"
     ) as why:
-        completed("s", last)
+        completed_text("s", last)
     assert (why.value.status, why.value.cause, why.value.transcript) == ("failed", "model_rejected", "hello")
     with pytest.raises(TurnFailedError, match="message 2"):
-        completed("s", *read(MessageWithdrawn(2, 9.0)))
+        completed_text("s", *read(MessageWithdrawn(2, 9.0)))
     for left in (None, *read(WORD)):
         with pytest.raises(ConnectionLostError):
-            completed("s", left)
+            completed_text("s", left)
 
 
 def test_a_snapshot_at_the_end_of_a_turn_is_read_too() -> None:
@@ -79,9 +79,9 @@ def test_a_snapshot_at_the_end_of_a_turn_is_read_too() -> None:
         msgspec.Raw(b'{"turns":1,"last":"%s","history":[]}' % last) for last in (b"completed", b"cancelled")
     ]
     well, badly = (EventReader().event("1-9", SnapshotFrame("1-9", each, is_over=True)) for each in shown)
-    assert completed("s", well) == ""
+    assert completed_text("s", well) == ""
     with pytest.raises(TurnFailedError, match="cancelled"):
-        completed("s", badly)
+        completed_text("s", badly)
 
 
 def test_what_was_never_sent_has_no_answer() -> None:
@@ -89,7 +89,7 @@ def test_what_was_never_sent_has_no_answer() -> None:
         "1-9", PlaybackLost("a damaged row", msgspec.Raw(b'{"turns":1,"history":[]}'))
     )
     with pytest.raises(StoreDamagedError, match="a damaged row"):
-        completed("s", event)
+        completed_text("s", event)
 
 
 @spec("REUSE-54")

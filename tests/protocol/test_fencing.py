@@ -12,7 +12,16 @@ from midstream.protocol import frames
 from midstream.protocol.frames import CommandFrame, Error, Events, Open, SendPayload, Welcome
 from midstream.protocol.server_stream import Admit, ServerStream, Submit
 from midstream.session.records import CommandAccepted, EpochStarted, Record, StreamOpened, StreamTaken, encode
-from midstream.session.session import Received, Session, decide, evolve, fold, notice_of, pruned, restored
+from midstream.session.session import (
+    Received,
+    Session,
+    decide,
+    evolve,
+    fold,
+    notice_of,
+    prune_session,
+    restore_session,
+)
 from midstream.session.turn.commands import Cancel, Command, Refused
 from tests.session.stories import AT, answers, say
 from tests.spec import spec
@@ -131,7 +140,7 @@ def test_an_older_journal_and_a_pruned_one_fold_as_they_did() -> None:
     )
     assert old.streams["a"].connection == 0
     taken = evolve(RUNNING, StreamTaken("a", 7), epoch=1)
-    assert restored(pruned(taken, at=AT)).streams["a"].connection == 7
+    assert restore_session(prune_session(taken, at=AT)).streams["a"].connection == 7
 
 
 # --- a server's half ---------------------------------------------------------------------------------------------

@@ -38,27 +38,27 @@ def test_a_connection_is_wanted_from_its_deadline_to_its_end() -> None:
 
 def test_the_first_try_after_a_loss_comes_at_once_and_the_last_with_the_end_of_patience() -> None:
     link = live()
-    assert link.lost(None, is_cancelled=False, chance=0.5, now=50.0) is None
+    assert link.lose(None, is_cancelled=False, chance=0.5, now=50.0) is None
     assert (due_at(link), link.is_reconnecting) == (50.0, True)
     ended = None
     while ended is None:
         now = due_at(link)
         link.handle_deadline(now)
-        ended = link.lost(None, is_cancelled=False, chance=0.5, now=now)
+        ended = link.lose(None, is_cancelled=False, chance=0.5, now=now)
     assert isinstance(ended, ConnectionLostError)
     assert now == 150.0
 
 
 def test_a_cancelled_turn_is_not_worth_much_patience() -> None:
     link = live()
-    link.lost(None, is_cancelled=True, chance=0.5, now=0.0)
-    assert link.lost(None, is_cancelled=True, chance=0.5, now=STOPPED_PATIENCE_S) is not None
+    link.lose(None, is_cancelled=True, chance=0.5, now=0.0)
+    assert link.lose(None, is_cancelled=True, chance=0.5, now=STOPPED_PATIENCE_S) is not None
 
 
 def test_a_pause_that_the_server_asks_for_is_kept_also_by_an_impatient_user() -> None:
     link = live()
-    link.refused(DrainingError("bye"), 7.0)
-    link.lost(None, is_cancelled=False, chance=0.5, now=1.0)
+    link.refuse(DrainingError("bye"), 7.0)
+    link.lose(None, is_cancelled=False, chance=0.5, now=1.0)
     assert due_at(link) == 8.0
     link.hurry()
     assert due_at(link) == 8.0
@@ -68,7 +68,7 @@ def test_heartbeats_without_a_due_ack_end_the_connection() -> None:
     link = live()
     for _ in range(HEARTBEATS_MISSED_MAX - 1):
         link.heartbeat(is_awaiting_ack=True, acked=3)
-    link.acknowledged()
+    link.note_ack()
     for _ in range(HEARTBEATS_MISSED_MAX - 1):
         link.heartbeat(is_awaiting_ack=True, acked=3)
     with pytest.raises(ProtocolError, match="command 3 was not acknowledged"):
@@ -77,7 +77,7 @@ def test_heartbeats_without_a_due_ack_end_the_connection() -> None:
 
 def test_silence_drops_the_connection() -> None:
     link = live()
-    link.heard(5.0)
+    link.note_traffic(5.0)
     link.handle_deadline(due_at(link) - 0.1)
     assert link.is_open
     link.handle_deadline(due_at(link))

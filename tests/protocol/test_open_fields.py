@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from midstream.errors import MalformedFrameError
 from midstream.protocol import frames
 from midstream.protocol.frames import KEY_CHARS_MAX, NUMBER_MAX, Error, Open, SnapshotWhen
-from midstream.protocol.open_fields import check_open, opened_by
+from midstream.protocol.open_fields import check_open, merge_open_fields
 from midstream.protocol.server_stream import Admit, ServerStream
 from tests.spec import spec
 
@@ -26,7 +26,7 @@ SECRET = "s" * 43
 )
 def test_what_has_its_form_and_its_bounds_is_let_pass(frame: Open) -> None:
     check_open(frame)
-    assert opened_by(frame, Open()) == opened_by(Open(), frame) == frame
+    assert merge_open_fields(frame, Open()) == merge_open_fields(Open(), frame) == frame
 
 
 @spec("STREAM-2")
@@ -63,7 +63,9 @@ def test_what_the_headers_said_the_open_need_not_say_and_must_not_gainsay(header
         coalesce_s=0.05,
         snapshots=SnapshotWhen.BEGIN,
     )
-    assert admit.open == together == opened_by(Open(), together) == opened_by(headers, together)
+    assert (
+        admit.open == together == merge_open_fields(Open(), together) == merge_open_fields(headers, together)
+    )
 
 
 @spec("STREAM-110")

@@ -173,7 +173,7 @@ def test_a_command_is_submitted_and_acked_only_when_it_was_appended() -> None:
     assert stream.requests() == [Submit(0, Received("a", DIGEST, 0, frames.digest_of(raw), command))]
     assert stream.frames_to_send() == []
 
-    stream.accepted(0, now=0.0)
+    stream.acknowledge(0, now=0.0)
 
     assert _sent(stream) == [Ack(0)]
 
@@ -209,8 +209,8 @@ def test_a_command_that_breaks_a_rule_ends_the_connection(seqno: int, payload: b
 def test_a_refused_command_is_told_why_and_the_connection_goes_on() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(_command(3, frames.encode(CancelPayload())), now=0.0)
-    stream.refused(3, SeqnoGapError("too early", expected=1), now=0.0)
-    stream.refused(0, SessionBusyError("busy", retry_after_s=2.0), now=0.0)
+    stream.refuse(3, SeqnoGapError("too early", expected=1), now=0.0)
+    stream.refuse(0, SessionBusyError("busy", retry_after_s=2.0), now=0.0)
     assert _sent(stream) == [
         Error("seqno_gap", "too early", "never", seqno=3, expected=1),
         Error("session_busy", "busy", "later", seqno=0, retry_after_s=2.0),
@@ -242,7 +242,7 @@ def test_more_commands_in_flight_than_the_welcome_allows_end_the_connection() ->
     for seqno in range(frames.IN_FLIGHT_MAX):
         stream.receive(_command(seqno, frames.encode(CancelPayload())), now=0.0)
     assert not stream.is_closed
-    stream.accepted(0, now=0.0)
+    stream.acknowledge(0, now=0.0)
     stream.receive(_command(frames.IN_FLIGHT_MAX, frames.encode(CancelPayload())), now=0.0)
     assert not stream.is_closed
     stream.receive(_command(frames.IN_FLIGHT_MAX + 1, frames.encode(CancelPayload())), now=0.0)
@@ -411,7 +411,7 @@ def test_a_failure_of_the_shell_is_told_once(error: MidstreamError) -> None:
     stream.fail(error, now=0.0)
     stream.fail(error, now=0.0)
     assert _sent(stream) == [Error(error.code, error.message, error.retry)]
-    stream.accepted(0, now=0.0)
+    stream.acknowledge(0, now=0.0)
     stream.deliver([(EventId(1, 1), b"{}")], now=0.0)
     stream.receive(b"{", now=0.0)
     assert (stream.is_closed, stream.frames_to_send(), stream.requests()) == (True, [], [])
@@ -475,9 +475,9 @@ def test_nothing_a_client_sends_raises(script: list[tuple[bytes, str]]) -> None:
             case "admit":
                 stream.admit(session, epoch_at=3, now=now)
             case "ack":
-                stream.accepted(number % 3, now=now)
+                stream.acknowledge(number % 3, now=now)
             case "refuse":
-                stream.refused(number % 3, SessionBusyError("busy"), now=now)
+                stream.refuse(number % 3, SessionBusyError("busy"), now=now)
             case "time":
                 stream.handle_deadline(newest=EventId(3, 5), waiting_on="model", now=now)
         assert not (stream.is_closed and stream.requests())

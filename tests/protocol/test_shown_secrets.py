@@ -23,7 +23,7 @@ def test_what_a_stream_began_with_is_shown_beside_what_its_session_has_now() -> 
             (("", ""), ("third", "second")),
             (("first", ""), ("first", "")),
         ):
-            shown = shown.learnt(*learnt)
+            shown = shown.with_secrets(*learnt)
             assert (shown.secret, shown.old_secret, shown.is_due) == (*expected, False)
             assert expected[0] not in repr(shown)
 
@@ -31,14 +31,18 @@ def test_what_a_stream_began_with_is_shown_beside_what_its_session_has_now() -> 
 def test_only_a_wrong_secret_is_doubted_and_only_once() -> None:
     shown, refusal = ShownSecrets("first", "", "first"), WrongSecretError("no")
     for other in (None, ConnectionLostError("reset"), AccessError("no")):
-        assert shown.doubted(other) is None
-    doubted = shown.doubted(refusal)
+        assert shown.with_doubt(other) is None
+    doubted = shown.with_doubt(refusal)
     assert doubted is not None
     assert doubted.refusal is refusal
-    assert doubted.doubted(refusal) is None
-    assert [doubted.learnt(each, "").refusal for each in ("first", "", "second")] == [refusal, refusal, None]
-    assert doubted.taken().doubted(refusal) is not None
-    assert shown.taken() is shown
+    assert doubted.with_doubt(refusal) is None
+    assert [doubted.with_secrets(each, "").refusal for each in ("first", "", "second")] == [
+        refusal,
+        refusal,
+        None,
+    ]
+    assert doubted.with_acceptance().with_doubt(refusal) is not None
+    assert shown.with_acceptance() is shown
 
 
 REFUSED = Error("wrong_secret", "no")
@@ -46,9 +50,9 @@ REFUSED = Error("wrong_secret", "no")
 
 def _secrets_of(stream: ClientStream) -> tuple[str, str]:
     """Return the secrets that the next connection shows."""
-    stream.disconnected(chance=0.0, now=1.0)
+    stream.end_connection(chance=0.0, now=1.0)
     stream.handle_deadline(now=100.0)
-    stream.connected(now=100.0)
+    stream.begin_connection(now=100.0)
     opening = frames.decode_client(stream.frames_to_send()[0])
     assert isinstance(opening, Open)
     return opening.secret, opening.old_secret
@@ -58,9 +62,9 @@ def _secrets_of(stream: ClientStream) -> tuple[str, str]:
 def test_a_refused_secret_is_read_once_more_and_shown_if_it_is_another_one() -> None:
     stream = begun()
     receive(stream, REFUSED)
-    assert (stream.wants_secret, stream.is_connection_wanted, stream.is_ended) == (True, False, False)
+    assert (stream.needs_secret, stream.is_connection_wanted, stream.is_ended) == (True, False, False)
     stream.show("newer")
-    assert not stream.wants_secret
+    assert not stream.needs_secret
     assert _secrets_of(stream) == ("newer", "secret")
     receive(stream, REFUSED)
     assert isinstance(stream.error, WrongSecretError), "it was looked at once"
@@ -71,10 +75,10 @@ def test_a_refused_secret_is_read_once_more_and_shown_if_it_is_another_one() -> 
 def test_a_secret_that_is_refused_and_still_the_same_ends_the_stream() -> None:
     for secret in ("secret", ""):
         stream = begun()
-        stream.disconnected(WrongSecretError("no"), chance=0.0, now=1.0)
-        assert (stream.wants_secret, stream.is_ended) == (True, False)
+        stream.end_connection(WrongSecretError("no"), chance=0.0, now=1.0)
+        assert (stream.needs_secret, stream.is_ended) == (True, False)
         stream.show(secret)
-        assert (type(stream.error), stream.wants_secret) == (WrongSecretError, False)
+        assert (type(stream.error), stream.needs_secret) == (WrongSecretError, False)
         assert stream.writes() == [Forgotten()]
 
 
@@ -82,9 +86,9 @@ def test_a_secret_that_is_refused_and_still_the_same_ends_the_stream() -> None:
 def test_a_refused_secret_is_never_shown_again_by_a_shell_that_reads_none() -> None:
     stream = begun()
     receive(stream, REFUSED)
-    stream.disconnected(chance=0.0, now=1.0)
+    stream.end_connection(chance=0.0, now=1.0)
     stream.handle_deadline(now=1.0)
-    stream.connected(now=1.0)
+    stream.begin_connection(now=1.0)
     assert isinstance(stream.error, WrongSecretError)
     assert (stream.writes(), stream.frames_to_send()) == ([Forgotten()], [])
 
@@ -107,25 +111,25 @@ def test_what_opens_a_session_is_read_for_each_new_connection_where_something_ma
 ) -> None:
     stream = ClientStream("a", "secret", now=0.0)
     stream.handle_deadline(now=0.0)
-    assert not stream.wants_secret, "it was just read"
+    assert not stream.needs_secret, "it was just read"
     if is_encrypted is not None:
-        stream.connected(now=0.0)
+        stream.begin_connection(now=0.0)
         stream.frames_to_send()
         receive(stream, Welcome("a", "1-3", "1-3", is_encrypted=is_encrypted))
-    stream.disconnected(chance=0.0, now=1.0)
-    assert not stream.wants_secret, "no connection is made yet"
+    stream.end_connection(chance=0.0, now=1.0)
+    assert not stream.needs_secret, "no connection is made yet"
     stream.handle_deadline(now=1.0)
-    assert stream.wants_secret is (is_encrypted is not False)
+    assert stream.needs_secret is (is_encrypted is not False)
     stream.show("newest", "newer")
-    assert not stream.wants_secret
+    assert not stream.needs_secret
     assert _secrets_of(stream) == ("newest", "newer")
 
 
 @spec("STREAM-96")
 def test_a_degraded_server_that_refuses_a_secret_ends_the_stream() -> None:
     stream = begun()
-    stream.disconnected(chance=0.0, now=1.0)
+    stream.end_connection(chance=0.0, now=1.0)
     stream.handle_deadline(now=1.0)
-    stream.connected(now=1.0)
+    stream.begin_connection(now=1.0)
     receive(stream, Welcome("a", "1-3", "1-3", acked=1, is_degraded=True), REFUSED)
     assert isinstance(stream.error, WrongSecretError)

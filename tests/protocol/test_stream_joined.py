@@ -45,7 +45,7 @@ class Application:
     def step(self, link: Link) -> None:
         """Be done with the event in hand, and take the next one."""
         if self.in_hand is not None:
-            link.client.handled(self.in_hand)
+            link.client.mark_handled(self.in_hand)
             link.settle()
             self.in_hand = None
         if link.unread:

@@ -157,9 +157,9 @@ def tell_server(said: Sequence[bytes]) -> None:
                     try:
                         journal.take(received)
                     except Refused as refused:
-                        stream.refused(seqno, refused.error, now=now)
+                        stream.refuse(seqno, refused.error, now=now)
                     else:
-                        stream.accepted(seqno, now=now)
+                        stream.acknowledge(seqno, now=now)
         if stream.snapshot_due is not None:
             newest = EventId(1, journal.state.position)
             stream.show(journal.state, newest, b"{}", now=now)
@@ -184,11 +184,11 @@ def tell_client(said: Sequence[bytes]) -> None:
     for number, body in enumerate(said):
         now = float(number)
         if not stream.is_connection_wanted and not stream.is_ended:
-            stream.disconnected(chance=0.0, now=now)
+            stream.end_connection(chance=0.0, now=now)
             stream.handle_deadline(now=now + 1000.0)
-        stream.connected(now=now)
+        stream.begin_connection(now=now)
         if body == CUT:
-            stream.disconnected(chance=0.5, now=now)
+            stream.end_connection(chance=0.5, now=now)
         else:
             stream.receive(body, now=now)
         stream.writes()
@@ -196,7 +196,7 @@ def tell_client(said: Sequence[bytes]) -> None:
             frames.decode_client(frame)
         for event in stream.events():
             if isinstance(event, Applied):
-                stream.handled(event.event_id)
+                stream.mark_handled(event.event_id)
         stream.writes()
 
 

@@ -29,7 +29,7 @@ from midstream.protocol.server_stream import Admit, ServerStream, Submit, waitin
 from midstream.session import records
 from midstream.session.calls import CallPlan, Site, digest_of
 from midstream.session.records import CommandAccepted, EpochStarted, Record, Sync, sync_of
-from midstream.session.session import Received, Session, decide, fenced, fold, notice_of
+from midstream.session.session import Received, Session, decide, fencing_error, fold, notice_of
 from midstream.session.turn.commands import Command, ModelResponded, ModelStreamed, Recover, Refused
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.client_process import AT, Disk, Process
@@ -310,7 +310,7 @@ class World:
                 if name == "lose":
                     self.count("losses")
                 self.let_go(owner)
-                process.stream.disconnected(chance=0.0, now=AT)
+                process.stream.end_connection(chance=0.0, now=AT)
             case "read":
                 process.read()
             case "run":
@@ -341,7 +341,7 @@ class World:
         if deadline is not None:
             stream.handle_deadline(now=deadline.at)
         self.connections = (*self.connections, Connection(owner, place))
-        stream.connected(now=AT)
+        stream.begin_connection(now=AT)
 
     def let_go(self, owner: int) -> None:
         """Let the client forget its connection; the server does not know yet."""
@@ -399,7 +399,7 @@ class World:
                 connection if place == connection.place else each for place, each in enumerate(self.speakers)
             )
         if ended is not None and ended.server is not None:
-            ended.server.fail(fenced(), now=AT)
+            ended.server.fail(fencing_error(), now=AT)
             ended.flush()
         if ended is not connection:
             self.give_notice(connection, server)
@@ -440,7 +440,7 @@ class World:
         try:
             decided = decide(self.session, request.received, epoch=self.session.epoch, at=AT)
         except Refused as refused:
-            server.refused(request.seqno, refused.error, now=AT)
+            server.refuse(request.seqno, refused.error, now=AT)
             return
         accepted = [n for n, record in enumerate(decided, 1) if isinstance(record, CommandAccepted)]
         self.brought += tuple((len(self.line) + place, server.connection) for place in accepted)
@@ -450,7 +450,7 @@ class World:
 
     def acknowledge(self, server: ServerStream, seqno: int) -> None:
         """Say that a command is in the journal; its events have their own way, and may come later."""
-        server.accepted(seqno, now=AT)
+        server.acknowledge(seqno, now=AT)
         self.feed()
 
     def epoch_at(self, event_id: EventId | None) -> int | None:
@@ -465,7 +465,7 @@ class World:
             if server is None or not server.is_admitted:
                 continue
             if self.is_fenced(server, view):
-                server.fail(fenced(), now=AT)
+                server.fail(fencing_error(), now=AT)
             else:
                 server.deliver(self.line[server.cursor : view.position], now=AT)
             connection.flush()

@@ -48,7 +48,7 @@ def _last_only(*given: object) -> object:
     return _told(*given)[-1:]  # type: ignore[arg-type]
 
 
-_told = pool_turns._told
+_told = pool_turns._messages_of
 _remedy = agent_failures.remedy
 
 
@@ -71,7 +71,7 @@ async def _forgetful(claim: Claim, record: object) -> None:
 @pytest.mark.parametrize(
     ("home", "name", "broken", "lives"),
     [
-        (pool_turns, "_told", _last_only, 60),
+        (pool_turns, "_messages_of", _last_only, 60),
         (agent_failures, "remedy", _blind, 400),
         (Claim, "release", _forgetful, 60),
     ],

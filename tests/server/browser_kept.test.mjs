@@ -207,7 +207,7 @@ test("a session's secret is kept where the server encrypts the session under it,
     assert.equal((await client.secret("s")) === openings[0].secret, is_encrypted);
     await client.keepSecret("s", "told");
     assert.equal((await keptOf(storage, "s")).secret, "told");
-    await client.forgetSecret("s");
+    await client.discardSecret("s");
     assert.equal((await keptOf(storage, "s"))?.secret, undefined);
   }
 });

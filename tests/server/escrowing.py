@@ -15,7 +15,7 @@ from midstream.server.app import App, asgi
 from midstream.server.auth.access import Access
 from midstream.store.contract import Store
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.escrow import escrowed
+from midstream.store.encryption.escrow import escrow_store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Script, ScriptedModel
 from midstream.tools.function_tools import Tool
@@ -40,7 +40,7 @@ def escrowed_app(
     path = folder / "keys"
     if not path.exists():
         FileKeys.make(path)
-    store = escrowed(inner or MemoryStore(memory, world=world), FileKeys(path), world=world)
+    store = escrow_store(inner or MemoryStore(memory, world=world), FileKeys(path), world=world)
     return asgi(Agent(ScriptedModel(script), tools=tools), store=store, access=access, world=world)
 
 

@@ -36,7 +36,7 @@ class Echo:
 
     world = World()
     open_streams = 0
-    asks_who = False
+    requires_authentication = False
 
     async def start(self) -> None:
         """Nothing to do."""

@@ -242,7 +242,7 @@ class NeverAnswering(StoreInFront):
         self.was_asked = False
         self.may_answer = asyncio.Event()
 
-    async def asked(self, operation: str, session: str) -> None:
+    async def before_operation(self, operation: str, session: str) -> None:
         if operation == "answer":
             self.was_asked = True
             await self.may_answer.wait()
@@ -257,7 +257,7 @@ class Refusing(StoreInFront):
         self.was_asked = asyncio.Event()
         self.may_answer = asyncio.Event()
 
-    async def asked(self, operation: str, session: str) -> None:
+    async def before_operation(self, operation: str, session: str) -> None:
         if operation == "delete" and self.is_busy:
             self.was_asked.set()
             await self.may_answer.wait()
@@ -269,7 +269,7 @@ class RefusingWhatIsFree(StoreInFront):
 
     is_over = False
 
-    async def asked(self, operation: str, session: str) -> None:
+    async def before_operation(self, operation: str, session: str) -> None:
         if operation == "delete" and not self.is_over:
             found = await self.store.find(session)
             if found is not None and found.is_free:

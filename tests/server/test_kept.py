@@ -27,7 +27,7 @@ from midstream.server.transports import encoded_pages as copies_module
 from midstream.server.transports.connection import Connection, Connections
 from midstream.session.records import encode
 from midstream.session.retention import Retention
-from midstream.session.session import Session, fold, is_prunable, pruned
+from midstream.session.session import Session, fold, is_prunable, prune_session
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import run_turn, text
 from midstream.testing.scripted_model import Gate, Script
@@ -58,7 +58,7 @@ async def prune(host: Host, session: str = "s1", *, back: int = 0) -> EventId:
         if is_prunable(state):
             places.append(state)
     state = places[-1 - back]
-    body = encode(pruned(state, at=1.0))
+    body = encode(prune_session(state, at=1.0))
     assert await store.prune(session, body, position=state.position, epoch=state.epoch)
     return EventId(state.epoch, state.position)
 

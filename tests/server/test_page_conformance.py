@@ -57,7 +57,7 @@ class PageSubject:
     async def detach(self) -> None:
         await self._page.evaluate("trial.detach()")
 
-    async def handled(self, event_id: str) -> None:
+    async def mark_handled(self, event_id: str) -> None:
         await self._page.call("(id) => trial.handled(id)", event_id)
 
     async def restart(self) -> None:
@@ -70,7 +70,7 @@ class PageSubject:
     async def pass_time(self) -> None:
         await self._page.evaluate("trial.passTime()")
 
-    async def seen(self) -> ClientView:
+    async def snapshot(self) -> ClientView:
         return msgspec.convert(await self._page.evaluate("trial.seen()"), ClientView)
 
     async def end(self) -> None:

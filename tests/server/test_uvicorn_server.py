@@ -311,7 +311,7 @@ class Large:
 
     world = World()
     open_streams = 0
-    asks_who = False
+    requires_authentication = False
 
     def __init__(self) -> None:
         self.is_alone = asyncio.Event()

@@ -21,7 +21,7 @@ from midstream.history.messages import (
 )
 from midstream.session import session as sessions
 from midstream.session.application_request import ApplicationRequest
-from midstream.session.applications import Beginning, EntryChain, compared, linked
+from midstream.session.applications import Beginning, EntryChain, compare, link_digests
 from midstream.session.calls import CallPlan, Site, digest_of
 from midstream.session.records import (
     Delta,
@@ -83,7 +83,7 @@ class Life:
     def send(self, *entries: Entry, count: int | None = None) -> TranscriptAccepted:
         """Resend the conversation."""
         self.said = list(entries)
-        found = compared(EntryChain().then(self.session.history), self.session.turn, Beginning(), entries)
+        found = compare(EntryChain().then(self.session.history), self.session.turn, Beginning(), entries)
         number = self.session.application.count if count is None else count
         request = ApplicationRequest(f"r{number + 1}", f"{number + 1:032x}")
         decided = self.take(SendTranscript(request, number, found.keep, found.tail, results=found.results))
@@ -130,7 +130,7 @@ def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(
             view.append(UserMessage.of(f"message {number}"))
         life.send(*view)
         history = life.session.history
-        assert EntryChain().then(history).links == linked(b"", view), seed
+        assert EntryChain().then(history).links == link_digests(b"", view), seed
         assert isinstance(life.session.turn, AwaitingModel)
         (asked,) = (each for each in sessions.pending_work(life.session) if isinstance(each, CallModel))
         assert asked.ref == life.place
@@ -158,7 +158,7 @@ def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(
                 view.append(resent(life.response(f"response {number}")))
         assert sessions.fold(life.journal) == life.session
         if sessions.is_prunable(life.session):
-            assert sessions.restored(sessions.pruned(life.session, at=life.at)) == life.session
+            assert sessions.restore_session(sessions.prune_session(life.session, at=life.at)) == life.session
 
 
 @spec("REUSE-76")

@@ -9,9 +9,9 @@ from midstream.session.blobs import (
     EXCERPT_CHARS,
     Blob,
     blob_of,
+    digests_in,
     is_digest,
-    lifted,
-    named,
+    split_large_results,
     whole,
 )
 from midstream.session.records import CallEnded, Record, ResultArrivedLate, StepCommitted, decode, encode
@@ -26,7 +26,7 @@ def _history(result: ToolResult) -> History:
 
 
 def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[ToolResult, Blob]:
-    (record,), (blob,) = lifted([CallEnded(1, 1, ToolResult("a", content, outcome), 5.0)])
+    (record,), (blob,) = split_large_results([CallEnded(1, 1, ToolResult("a", content, outcome), 5.0)])
     assert isinstance(record, CallEnded)
     return record.result, blob
 
@@ -36,7 +36,9 @@ def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[ToolResult, B
 def test_a_large_result_leaves_its_beginning_its_digest_and_its_size(
     kind: type[CallEnded | ResultArrivedLate],
 ) -> None:
-    records, blobs = lifted([kind(1, 1, ToolResult("a", LARGE, Outcome.ERROR), 5.0), StepCommitted(1, 1)])
+    records, blobs = split_large_results(
+        [kind(1, 1, ToolResult("a", LARGE, Outcome.ERROR), 5.0), StepCommitted(1, 1)]
+    )
     blob = blob_of(LARGE)
     content = f"{LARGE[:EXCERPT_CHARS]}\n[+{len(LARGE) - EXCERPT_CHARS} characters]"
     short = ToolResult("a", content, Outcome.ERROR, blob.digest, 2 * BLOB_BYTES_MIN)
@@ -44,13 +46,13 @@ def test_a_large_result_leaves_its_beginning_its_digest_and_its_size(
     assert blobs == (blob,)
     assert blob.body == LARGE.encode()
     assert is_digest(blob.digest)
-    assert lifted(records) == (records, ())
+    assert split_large_results(records) == (records, ())
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOB_BYTES_MIN - 1])
 def test_what_is_not_large_stays_as_it_is(size: int) -> None:
     record: Record = CallEnded(1, 1, ToolResult("a", "x" * size), 5.0)
-    (kept,), blobs = lifted([record])
+    (kept,), blobs = split_large_results([record])
     assert kept is record
     assert blobs == ()
 
@@ -59,7 +61,7 @@ def test_what_is_not_large_stays_as_it_is(size: int) -> None:
 def test_the_model_is_shown_the_whole_and_nothing_of_how_it_is_kept() -> None:
     short, blob = _excerpt(LARGE)
     history = _history(short)
-    assert named(history) == {blob.digest}
+    assert digests_in(history) == {blob.digest}
     assert whole(history, {blob.digest: blob.body}) == _history(ToolResult("a", LARGE))
 
 
@@ -72,7 +74,7 @@ def test_more_than_a_model_can_read_is_cut_for_it_with_a_mark_that_says_so() -> 
 
 def test_a_history_without_large_results_is_the_same_object() -> None:
     history = _history(ToolResult("a", "short"))
-    assert named(history) == frozenset()
+    assert digests_in(history) == frozenset()
     assert whole(history, {}) is history
 
 

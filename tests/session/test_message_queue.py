@@ -9,7 +9,7 @@ from midstream.errors import (
     SessionBusyError,
 )
 from midstream.history.messages import UserMessage
-from midstream.session.blobs import BLOB_BYTES_MIN, named
+from midstream.session.blobs import BLOB_BYTES_MIN, digests_in
 from midstream.session.records import (
     AttemptStarted,
     MessageAccepted,
@@ -49,7 +49,7 @@ from tests.spec import spec
 def test_the_session_knows_whether_a_result_is_kept_beside_it() -> None:
     small, large = (_with_result(content) for content in ("small", "x" * BLOB_BYTES_MIN))
     assert (small.has_blobs, large.has_blobs) == (False, True)
-    assert named(large.history)
+    assert digests_in(large.history)
 
 
 @spec("TURN-28")

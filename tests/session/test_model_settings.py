@@ -16,9 +16,9 @@ from midstream.session.model_settings import (
     RESPONSES_NAMES,
     ModelSettings,
     chat_fields,
-    granted_by,
     messages_fields,
     responses_fields,
+    select_granted,
 )
 
 FORM = {"type": "json_schema", "name": "place", "schema": {"type": "object"}, "strict": True}
@@ -100,12 +100,12 @@ def test_any_tool_and_any_json() -> None:
 def test_what_stands_in_every_request_or_is_refused_by_a_model_that_reasons_is_not_granted(
     model: str, extra: dict[str, Any], missing: set[str]
 ) -> None:
-    assert CHAT_GRANTS - granted_by(CHAT_GRANTS, model, extra, CHAT_NAMES) == missing
+    assert CHAT_GRANTS - select_granted(CHAT_GRANTS, model, extra, CHAT_NAMES) == missing
 
 
 def test_a_field_of_another_name_is_known_by_it() -> None:
     extra = {"max_output_tokens": 5, "text": {}}
-    assert RESPONSES_GRANTS - granted_by(RESPONSES_GRANTS, "m", extra, RESPONSES_NAMES) == {
+    assert RESPONSES_GRANTS - select_granted(RESPONSES_GRANTS, "m", extra, RESPONSES_NAMES) == {
         "tokens_max",
         "response_format",
     }

@@ -69,7 +69,7 @@ from midstream.session.records import (
     decode,
     decode_all,
     encode,
-    salvaged,
+    salvage,
     sync_of,
 )
 from midstream.timing import StalledOn
@@ -228,7 +228,7 @@ OUTCOME = encode(CallEnded(3, 2, ToolResult('a"é\\', "it says", Outcome.ERROR),
 def test_of_a_damaged_outcome_it_is_known_whose_it_was(damaged: bytes) -> None:
     with pytest.raises(RecordUndecodableError):
         decode(damaged)
-    assert salvaged(damaged) == OutcomeDamaged(3, 2, 'a"é\\')
+    assert salvage(damaged) == OutcomeDamaged(3, 2, 'a"é\\')
 
 
 @spec("TURN-72")
@@ -245,4 +245,4 @@ def test_of_a_damaged_outcome_it_is_known_whose_it_was(damaged: bytes) -> None:
     ],
 )
 def test_what_is_no_outcome_for_certain_is_not_taken_for_one(damaged: bytes) -> None:
-    assert salvaged(damaged) is None
+    assert salvage(damaged) is None

@@ -19,10 +19,10 @@ from midstream.errors import (
     StreamReusedError,
     WrongSecretError,
 )
-from midstream.history.compaction import shown
+from midstream.history.compaction import cut_history
 from midstream.history.messages import History, Response, Step, Text, ToolResult, UserMessage
 from midstream.session import session as sessions
-from midstream.session.blobs import lifted
+from midstream.session.blobs import split_large_results
 from midstream.session.calls import CHOICES, Choice, OnDoubt, Site
 from midstream.session.records import (
     CallEnded,
@@ -58,10 +58,10 @@ from midstream.session.session import (
     evolve,
     fold,
     is_prunable,
-    limited,
     pending_work,
-    pruned,
-    restored,
+    prune_session,
+    restore_session,
+    with_turn_limit,
 )
 from midstream.session.turn.commands import (
     Answer,
@@ -368,7 +368,7 @@ class Outside(Struct):
         self.append(node, (*begun, *decide(state, Recover(), epoch=self.epoch, at=self.at)))
 
     def tell(self, node: Node, command: Command) -> None:
-        """Let an node decide a command on what it believes, as its runner would."""
+        """Let a node decide a command on what it believes, as its runner would."""
         try:
             records = decide(node.session, command, epoch=node.epoch, at=self.at)
         except Refused:
@@ -416,7 +416,7 @@ def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_say_so(data: 
 
 
 def _deed(data: st.DataObject, node: Node) -> Command:
-    """Draw what happens next at an node, who may have been overtaken."""
+    """Draw what happens next at a node, who may have been overtaken."""
     state = node.session.turn
     asked = [each for each in pending_work(node.session) if isinstance(each, CallModel)]
     if asked:
@@ -601,12 +601,12 @@ def test_what_is_left_out_for_the_model_stays_in_the_history_and_in_every_later_
     whole = life.session.history
     life.take(overflows(3, turn=3), epoch=1)
     assert life.session.history == whole
-    assert life.session.shown == shown(whole, 3) != whole
+    assert life.session.model_history == cut_history(whole, 3) != whole
     assert fold((epoch, decode(encode(record))) for epoch, record in life.journal) == life.session
     life.append((EpochStarted(2, "p", AT),), epoch=2)
     life.take(Recover(), epoch=2)
     life.take(answers("yes", turn=3, attempt=3), epoch=2)
-    assert life.session.shown.entries[:2] == shown(whole, 3).entries[:2]
+    assert life.session.model_history.entries[:2] == cut_history(whole, 3).entries[:2]
     assert len(life.session.history.entries) == 6
 
 
@@ -618,7 +618,7 @@ def test_whatever_happens_a_cut_only_grows_and_leaves_the_newest_entry(life: Lif
         entries = step.after.history.entries
         assert step.after.cut < len(entries) or not entries
         if entries and step.after.cut < len(entries) - 1:
-            assert step.after.shown.entries[-1] == entries[-1]
+            assert step.after.model_history.entries[-1] == entries[-1]
 
 
 def _queued(words: str) -> SendMessage:
@@ -627,7 +627,7 @@ def _queued(words: str) -> SendMessage:
 
 def _with_result(content: str) -> Session:
     session = _live(say(), asks(reads("a")))
-    records, _ = lifted(decide(session, ended("a", content), epoch=1, at=AT))
+    records, _ = split_large_results(decide(session, ended("a", content), epoch=1, at=AT))
     return fold([(1, record) for record in records], session)
 
 
@@ -689,9 +689,9 @@ def test_a_journal_folds_to_the_same_wherever_it_was_pruned(life: Life) -> None:
         if not is_prunable(state):
             assert not isinstance(state.turn, Idle)
             continue
-        begins = decode(encode(pruned(state, at=AT)))
+        begins = decode(encode(prune_session(state, at=AT)))
         assert isinstance(begins, JournalPruned)
-        assert restored(begins) == state
+        assert restore_session(begins) == state
         assert fold([(epoch, begins), *life.journal[number:]]) == life.session
 
 
@@ -723,8 +723,8 @@ def test_a_message_without_a_limit_of_its_own_gets_the_agents() -> None:
     short = SendMessage(UserMessage.of("hi"), timeout_s=5.0)
     received = Received("stream", "secret", 0, "digest", said)
     timed = SendMessage(UserMessage.of("hi"), timeout_s=60.0)
-    assert limited(said, 0.0) is said
-    assert limited(said, 60.0) == timed
-    assert limited(short, 60.0) is short
-    assert limited(received, 60.0) == Received("stream", "secret", 0, "digest", timed)
-    assert limited(Cancel(), 60.0) == Cancel()
+    assert with_turn_limit(said, 0.0) is said
+    assert with_turn_limit(said, 60.0) == timed
+    assert with_turn_limit(short, 60.0) is short
+    assert with_turn_limit(received, 60.0) == Received("stream", "secret", 0, "digest", timed)
+    assert with_turn_limit(Cancel(), 60.0) == Cancel()

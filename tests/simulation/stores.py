@@ -57,7 +57,7 @@ class WeatheredStore(StoreInFront):
         self._pending = 0
         self._is_quiet = asyncio.Event()
 
-    async def asked(self, operation: str, session: str) -> None:
+    async def before_operation(self, operation: str, session: str) -> None:
         await self._delay()
         weather = self._weather
         if operation not in _WRITES:
@@ -67,7 +67,7 @@ class WeatheredStore(StoreInFront):
             raise StoreFullError("the disk is full") if weather.is_full else StoreBusyError("it is busy")
 
     async def close(self) -> None:
-        await self.asked("close", "")
+        await self.before_operation("close", "")
         while self._pending:  # what was asked for is finished
             self._is_quiet.clear()
             await self._is_quiet.wait()
@@ -88,7 +88,7 @@ class WeatheredStore(StoreInFront):
         self._note("release", session, epoch)
 
     async def append(self, session: str, batch: Batch) -> int:
-        await self.asked("append", session)
+        await self.before_operation("append", session)
         try:
             end = await self.store.append(session, batch)
         except MidstreamError as error:

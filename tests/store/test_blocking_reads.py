@@ -10,7 +10,7 @@ from midstream.session.records import Sync
 from midstream.store.blocking_reads import LIST_PAGE
 from midstream.store.contract import Batch, SessionListing
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.encrypted_store import encrypted
+from midstream.store.encryption.encrypted_store import encrypt_store
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.store_registry import read_store
 
@@ -22,7 +22,7 @@ MARK = SessionListing(is_live=False, at=5.0, title="What is in the harbour?", tu
 async def path(tmp_path: Path) -> Path:
     FileKeys.make(tmp_path / "keys")
     FileKeys.make(tmp_path / "other")
-    store = encrypted(SQLiteStore(tmp_path / "s.db"), FileKeys(tmp_path / "keys"))
+    store = encrypt_store(SQLiteStore(tmp_path / "s.db"), FileKeys(tmp_path / "keys"))
     await store.open()
     epoch = await store.claim("s", at=1.0)
     await store.append("s", Batch(BODIES, expected=0, epoch=epoch, mark=MARK, sync=Sync.FULL))

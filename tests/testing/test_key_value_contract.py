@@ -51,8 +51,14 @@ SUITE = KeyValueContract()
 @pytest.mark.parametrize(
     ("broken", "test"),
     [
-        (ReplacesAnything, lambda place: SUITE.test_only_who_has_read_an_entry_replaces_it(place, 3)),
-        (DropsAnything, lambda place: SUITE.test_only_who_has_read_an_entry_replaces_it(place, 3)),
+        (
+            ReplacesAnything,
+            lambda place: SUITE.test_an_entry_is_replaced_only_at_the_version_that_was_read(place, 3),
+        ),
+        (
+            DropsAnything,
+            lambda place: SUITE.test_an_entry_is_replaced_only_at_the_version_that_was_read(place, 3),
+        ),
         (ListsOldestFirst, SUITE.test_a_namespace_is_listed_last_written_first_and_apart_from_others),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -45,7 +45,7 @@ class ScriptedPeer:
         self.upstreams.append(made)
         return made
 
-    def told(self) -> Sequence[Told]:
+    def messages(self) -> Sequence[Told]:
         return [Told(agent, words_of(said)) for agent, said in self.memory.arrived]
 
     def expire(self, agent: str) -> None:

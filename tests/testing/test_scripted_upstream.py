@@ -97,7 +97,7 @@ async def test_what_no_caller_may_do_is_noted() -> None:
 async def test_what_is_forgotten_is_gone() -> None:
     upstream = ScriptedUpstream()
     await _say(await upstream.open(SETUP), "a")
-    await upstream.forget("agent-1")
+    await upstream.delete("agent-1")
     for opening in (upstream.open(SETUP, resume="agent-1"), upstream.fork(SETUP, agent="agent-1", mark="1")):
         with pytest.raises(UpstreamGoneError):
             await opening

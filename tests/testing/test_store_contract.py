@@ -72,6 +72,6 @@ async def test_a_store_that_ignores_the_limit_fails() -> None:
 
 async def test_a_store_that_starts_epochs_anew_fails() -> None:
     with pytest.raises(FAILED):
-        await StoreContract().test_nobody_of_before_appends_to_a_session_made_again(
+        await StoreContract().test_older_epochs_cannot_append_to_a_recreated_session(
             BrokenPlace(ForgetsEpochs)
         )

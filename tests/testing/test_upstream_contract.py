@@ -37,7 +37,7 @@ class Memory:
     def upstream(self) -> Remembering:
         return self.kind(self)
 
-    def told(self) -> list[PeerMessage]:
+    def messages(self) -> list[PeerMessage]:
         return [*self.heard]
 
     def runs(self) -> int:
@@ -95,7 +95,7 @@ class Remembering:
     async def verify(self) -> bool:
         return not self.memory.is_refusing
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         self.memory.talks.pop(agent, None)
 
     async def aclose(self) -> None:
@@ -230,10 +230,10 @@ SUITE = UpstreamContract()
     ("broken", "test"),
     [
         (SaysNoName, SUITE.test_an_answer_is_opened_first_and_finished_last),
-        (EchoesWhatItWasAsked, SUITE.test_another_conversation_than_the_one_named_is_noticed),
+        (EchoesWhatItWasAsked, SUITE.test_a_wrong_conversation_id_is_detected),
         (CountsNothing, SUITE.test_tokens_are_counted_once_an_answer),
-        (LosesResults, SUITE.test_tools_of_its_own_are_told_in_pairs),
-        (StartsAnew, SUITE.test_a_forgotten_agent_is_gone_and_nothing_is_said_anywhere),
+        (LosesResults, SUITE.test_calls_and_results_of_its_own_tools_are_reported_in_pairs),
+        (StartsAnew, SUITE.test_a_deleted_agent_is_gone_and_receives_no_message),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -257,4 +257,4 @@ async def test_what_a_kind_of_upstream_lacks_is_skipped() -> None:
     memory = Memory()
     memory.lacks = frozenset({Trait.BUSY})
     with pytest.raises(pytest.skip.Exception):
-        await SUITE.test_a_busy_agent_is_told_apart_and_takes_a_message_by_force(memory)
+        await SUITE.test_a_busy_agent_is_recognized_and_takes_a_forced_message(memory)

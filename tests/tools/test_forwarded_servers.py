@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from midstream.tools.forwarded_servers import TRANSPORTS, ForwardedMcpServer, Skipped, Why, forwarded
+from midstream.tools.forwarded_servers import TRANSPORTS, ForwardedMcpServer, Skipped, Why, select_forwarded
 
 STDIO = ForwardedMcpServer("files", command="npx", args=("-y", "files"), env={"KEY": "k"})
 OPEN = ForwardedMcpServer("open", "http", url="https://a.example/mcp")
@@ -20,7 +20,7 @@ SECRET = replace(PUBLIC, name="secret", client_secret="s")
 
 
 def test_what_needs_no_credential_goes_as_it_is_in_the_order_of_names() -> None:
-    assert forwarded([OPEN, HEADER, STDIO]) == ((STDIO, HEADER, OPEN), ())
+    assert select_forwarded([OPEN, HEADER, STDIO]) == ((STDIO, HEADER, OPEN), ())
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_registration_goes_where_there_is_a_flow_for_it(
     kept: tuple[ForwardedMcpServer, ...],
     skipped: tuple[tuple[str, Why], ...],
 ) -> None:
-    assert forwarded([SECRET, PUBLIC, NEEDS], can_oauth=can_oauth, can_secret=can_secret) == (
+    assert select_forwarded([SECRET, PUBLIC, NEEDS], can_oauth=can_oauth, can_secret=can_secret) == (
         kept,
         tuple(Skipped(name, "http", why) for name, why in skipped),
     )
@@ -52,17 +52,17 @@ def test_a_registration_goes_where_there_is_a_flow_for_it(
 def test_a_header_that_authorizes_keeps_the_registration_at_home() -> None:
     server = replace(SECRET, headers={"Authorization": "Bearer t"}, needs_auth=True)
     kept = replace(server, client_id="", client_secret="", scope="")
-    assert forwarded([server]) == ((kept,), ())
-    assert forwarded([server], can_oauth=True, can_secret=True) == ((kept,), ())
+    assert select_forwarded([server]) == ((kept,), ())
+    assert select_forwarded([server], can_oauth=True, can_secret=True) == ((kept,), ())
 
 
 def test_an_empty_header_authorizes_nobody() -> None:
     server = replace(NEEDS, headers={"Authorization": ""})
-    assert forwarded([server])[1] == (Skipped("needs", "http", Why.CREDENTIAL),)
+    assert select_forwarded([server])[1] == (Skipped("needs", "http", Why.CREDENTIAL),)
 
 
 def test_a_server_that_cannot_be_reached_is_left_out() -> None:
-    assert forwarded([STDIO, OPEN], transports=["stdio"]) == (
+    assert select_forwarded([STDIO, OPEN], transports=["stdio"]) == (
         (STDIO,),
         (Skipped("open", "http", Why.TRANSPORT),),
     )
@@ -95,10 +95,10 @@ def test_each_server_is_kept_or_told_of_and_no_secret_goes_where_it_is_not_taken
     can_oauth: bool,  # noqa: FBT001 - given by position
     can_secret: bool,  # noqa: FBT001 - given by position
 ) -> None:
-    kept, skipped = forwarded(servers, can_oauth=can_oauth, can_secret=can_secret)
+    kept, skipped = select_forwarded(servers, can_oauth=can_oauth, can_secret=can_secret)
     assert sorted([server.name for server in kept] + [left.name for left in skipped]) == sorted(
         server.name for server in servers
     )
     if not (can_oauth and can_secret):
         assert {server.client_secret for server in kept} <= {""}
-    assert forwarded(kept, can_oauth=can_oauth, can_secret=can_secret) == (kept, ())
+    assert select_forwarded(kept, can_oauth=can_oauth, can_secret=can_secret) == (kept, ())

@@ -30,7 +30,7 @@ from midstream.agents.permission_rules import (
     Permission,
     Person,
     Rules,
-    decided,
+    decide_permission,
 )
 from midstream.agents.upstreams import (
     Abilities,
@@ -81,7 +81,7 @@ OPENING_S = 120.0
 CANCEL_S = 2.0
 """Seconds it has to stop a run by itself. Then its process is ended, with all that it started."""
 KEY_META = "midstream/key"
-"""Member of a prompt's `_meta`: the idempotency key. Agents that know it can refuse repetitions."""
+"""Member of a prompt's `_meta`: the idempotency key. Agents that read it can refuse repetitions."""
 
 _NOT_REMEMBERED = frozenset({-32001, -32002, -32601, -32602})
 """Codes that agents answer to the id of a session that they do not have, or cannot open any more."""
@@ -184,17 +184,17 @@ class AcpAgent:
 
     async def verify(self) -> bool:
         """Open a conversation without a message, to find out whether the agent requires a sign-in first."""
-        process = self._terms.process(_nobody)
+        process = self._terms.process(_refuse_unattended)
         try:
             await process.start(self._terms.sign_in)
-            await process.ask(process.connection.new_session(cwd=self._terms.cwd), limit_s=OPENING_S)
+            await process.wait_for(process.connection.new_session(cwd=self._terms.cwd), limit_s=OPENING_S)
         except ModelAccessError:
             return False
         finally:
             await process.aclose()
         return True
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         """Do nothing: the protocol's client has no way to delete a session yet."""
 
     async def aclose(self) -> None:
@@ -236,7 +236,7 @@ class _Conversation:
         self._session = source
         """Its name; "" as long as it has none."""
         self._is_fresh = not source
-        """Nothing was said in it yet."""
+        """No message was sent in it yet."""
         self._forwarding = forwarding
         self._agents = agents
         self._process: AcpProcess | None = None
@@ -257,20 +257,20 @@ class _Conversation:
             raise UpstreamBusyError(f"{self._terms.name} is still answering the previous message")
         self._is_sending, is_in_order = True, False
         try:
-            process = await self._started()
+            process = await self._start()
             if is_forced:
-                await process.ask(process.connection.cancel(self._session), limit_s=CANCEL_S)
-            process.heard()
+                await process.wait_for(process.connection.cancel(self._session), limit_s=CANCEL_S)
+            process.take_updates()
             self._reader = reader = AcpReader()
             self._person = said.person
             prompting = self._terms.world.spawn(
-                process.ask(self._prompt(process, said.message, key), limit_s=None), name="acp: a turn"
+                process.wait_for(self._prompt(process, said.message, key), limit_s=None), name="acp: a turn"
             )
             try:
                 async for event in self._answer(process, reader, prompting):
                     yield event
             finally:
-                is_in_order = await self._settled(process, prompting)
+                is_in_order = await self._settle(process, prompting)
         finally:
             self._is_sending = False
             if not is_in_order:
@@ -286,10 +286,10 @@ class _Conversation:
         self, process: AcpProcess, reader: AcpReader, prompting: asyncio.Task[PromptResponse]
     ) -> AsyncGenerator[UpstreamEvent, None]:
         before, is_opened = "" if self._is_fresh else self._session, False
-        async with contextlib.aclosing(process.hear(prompting)) as updates:
+        async with contextlib.aclosing(process.read_updates(prompting)) as updates:
             async for session, update in updates:
                 if not is_opened:
-                    # An agent has no other way to say which conversation it has really opened.
+                    # An agent has no other way to report which conversation it has really opened.
                     is_opened, self._is_fresh = True, False
                     yield MessageTaken(session if before else self._session, before and session)
                 if session != self._session:
@@ -303,7 +303,7 @@ class _Conversation:
             if is_opened:
                 raise
             if isinstance(error, ModelAccessError):
-                # Some find out only when they ask their model, with the message in the conversation.
+                # Some find out only at the request to their model, with the message in the conversation.
                 self._is_fresh = False
                 yield MessageTaken(self._session, before)
             raise doubtful(error) from error.__cause__
@@ -319,12 +319,12 @@ class _Conversation:
         for event in reader.end(response):
             yield event
 
-    async def _settled(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
+    async def _settle(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
         """Stop a run that is not read any more; return whether its process can be used again."""
         process.let_go()
         if not prompting.done():
             with contextlib.suppress(ModelError):
-                await process.ask(process.connection.cancel(self._session), limit_s=CANCEL_S)
+                await process.wait_for(process.connection.cancel(self._session), limit_s=CANCEL_S)
             await asyncio.wait({prompting}, timeout=CANCEL_S)
         is_answered = prompting.done()
         prompting.cancel()
@@ -332,7 +332,7 @@ class _Conversation:
         is_refused = isinstance(end, ModelError) and isinstance(end.__cause__, RequestError)
         return is_answered and (is_refused or not isinstance(end, BaseException))
 
-    async def _started(self) -> AcpProcess:
+    async def _start(self) -> AcpProcess:
         if self._process is not None:
             return self._process
         self._process = process = self._terms.process(self._leave)
@@ -344,8 +344,8 @@ class _Conversation:
             await self._begin(process, servers)
         if self._terms.mode:
             mode = process.connection.set_session_mode(self._session, self._terms.mode)
-            await process.ask(mode, limit_s=OPENING_S)
-        if self._is_closed:  # when the last answer had come, and nobody had read it yet
+            await process.wait_for(mode, limit_s=OPENING_S)
+        if self._is_closed:  # when the last answer had come, and was not read yet
             raise UpstreamFailedError(f"{self._terms.name} was closed while it started")
         return process
 
@@ -354,10 +354,10 @@ class _Conversation:
         if self._setup.instructions and self._terms.instructions == "meta":
             meta["systemPrompt"] = {"append": self._setup.instructions}
         opening = process.connection.new_session(cwd=self._terms.cwd, mcp_servers=[*servers], **meta)
-        self._session = (await process.ask(opening, limit_s=OPENING_S)).session_id
+        self._session = (await process.wait_for(opening, limit_s=OPENING_S)).session_id
 
     async def _resume(self, process: AcpProcess, servers: list[_Server]) -> None:
-        """Go on with the conversation, once it is sure that the agent remembers it, as far as that can be known."""
+        """Go on with the conversation, once the agent has it for certain, as far as that can be checked."""
         can, connection = process.capabilities, process.connection
         opening: Awaitable[object]
         is_loading = False
@@ -369,13 +369,13 @@ class _Conversation:
         else:
             raise UpstreamGoneError(f"{self._terms.name} cannot resume earlier conversations")
         try:
-            await process.ask(opening, limit_s=OPENING_S)
+            await process.wait_for(opening, limit_s=OPENING_S)
         except ModelError as error:
             refusal = error.__cause__
             if isinstance(refusal, RequestError) and refusal.code in _NOT_REMEMBERED:
                 raise UpstreamGoneError(str(error)) from refusal
             raise
-        replayed = process.heard()
+        replayed = process.take_updates()
         others = {session for session, _ in replayed} - {self._session}
         if others and len(others) == len({session for session, _ in replayed}):
             raise UpstreamMismatchError(
@@ -393,7 +393,7 @@ class _Conversation:
             transports.append("http")
         if can is not None and can.sse:
             transports.append("sse")
-        return [_server(server) for server in self._forwarding.kept(self._setup.servers, transports)]
+        return [_server(server) for server in self._forwarding.select(self._setup.servers, transports)]
 
     async def _prompt(self, process: AcpProcess, message: UserMessage, key: str) -> PromptResponse:
         can = process.capabilities.prompt_capabilities or PromptCapabilities()
@@ -407,13 +407,13 @@ class _Conversation:
 
     async def _leave(self, session: str, told: ToolCallUpdate) -> Decision:
         reader = self._reader
-        tool, kind, arguments, is_vague = reader.asked(told)
+        tool, kind, arguments, is_vague = reader.describe_request(told)
         asked = Permission(
             session, tool, _KINDS.get(kind, "other"), arguments, is_fixed=True, is_vague=is_vague
         )
-        answer = await decided(self._terms.permissions, asked, self._person)
+        answer = await decide_permission(self._terms.permissions, asked, self._person)
         if not isinstance(answer, Allowed):
-            reader.refused(told.tool_call_id, answer)
+            reader.note_refusal(told.tool_call_id, answer)
         return answer
 
     async def _end(self) -> None:
@@ -422,7 +422,7 @@ class _Conversation:
             await process.aclose()
 
 
-async def _nobody(_: str, __: ToolCallUpdate) -> Decision:
+async def _refuse_unattended(_: str, __: ToolCallUpdate) -> Decision:
     return "no person can be asked"
 
 

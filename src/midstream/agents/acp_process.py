@@ -81,7 +81,7 @@ class AcpProcess:
         world: World,
     ) -> None:
         self.capabilities = AgentCapabilities()
-        """What the agent said it can do."""
+        """Abilities that the agent declared."""
         self._name = name
         self._command = command
         self._cwd = cwd
@@ -124,7 +124,7 @@ class AcpProcess:
         assert program.stderr is not None
         self._reading = self._world.spawn(self._read_stderr(program.stderr), name="acp: stderr")
         self._connection = connect_to_agent(cast("Any", self._listener), program.stdin, program.stdout)
-        greeting = await self.ask(
+        greeting = await self.wait_for(
             self._connection.initialize(
                 PROTOCOL_VERSION,
                 ClientCapabilities(),
@@ -139,7 +139,7 @@ class AcpProcess:
             )
         self.capabilities = greeting.agent_capabilities or AgentCapabilities()
         if sign_in:
-            await self.ask(self._connection.authenticate(sign_in), limit_s=GREETING_S)
+            await self.wait_for(self._connection.authenticate(sign_in), limit_s=GREETING_S)
 
     @property
     def connection(self) -> ClientSideConnection:
@@ -147,7 +147,7 @@ class AcpProcess:
         assert self._connection is not None, "the process was not started"
         return self._connection
 
-    async def ask(self, answer: Awaitable[T], *, limit_s: float | None, is_starting: bool = False) -> T:
+    async def wait_for(self, answer: Awaitable[T], *, limit_s: float | None, is_starting: bool = False) -> T:
         """Wait for an answer of the agent, and raise what its refusal means.
 
         Args:
@@ -161,7 +161,7 @@ class AcpProcess:
         except TimeoutError as error:
             raise ModelStalledError(f"{self._name} did not answer for {limit_s:.0f} s") from error
         except RequestError as error:
-            raise self.typed(error) from error
+            raise self.classify_error(error) from error
         except (OSError, RuntimeError, pydantic.ValidationError) as error:
             said = await self._last_words()
             typed = (
@@ -172,7 +172,7 @@ class AcpProcess:
             typed.add_note(said)
             raise typed from error
 
-    def typed(self, error: RequestError) -> ModelError:
+    def classify_error(self, error: RequestError) -> ModelError:
         """Return what a refusal of the agent means."""
         data = error.data if isinstance(error.data, dict) else {"details": error.data}
         said = [str(error), *(str(data[name]) for name in ("details", "message", "error") if data.get(name))]
@@ -184,13 +184,13 @@ class AcpProcess:
         """Skip all updates that were not read."""
         self._listener.updates = asyncio.Queue()
 
-    def heard(self) -> list[tuple[str, object]]:
+    def take_updates(self) -> list[tuple[str, object]]:
         """Return the updates that came, each with its session, once."""
         updates = self._listener.updates
         waiting = (updates.get_nowait() for _ in range(updates.qsize()))
         return [update for update in waiting if update is not None]
 
-    async def hear(self, until: asyncio.Future[Any]) -> AsyncGenerator[tuple[str, object], None]:
+    async def read_updates(self, until: asyncio.Future[Any]) -> AsyncGenerator[tuple[str, object], None]:
         """Give updates as they come, each with its session, until something is done and all have been given.
 
         Raises:
@@ -219,7 +219,7 @@ class AcpProcess:
         if program is None:
             return
         if self._connection is not None:
-            with contextlib.suppress(OSError, RuntimeError):  # what it still had to send reaches nobody
+            with contextlib.suppress(OSError, RuntimeError):  # what it still had to send is lost
                 await self._connection.close()
         assert program.stdin is not None
         program.stdin.close()

@@ -57,7 +57,7 @@ class _Call:
         self.is_shown = False
         self.refusal = ""
 
-    def learn(self, told: ToolCallStart | ToolCallUpdate) -> None:
+    def merge(self, told: ToolCallStart | ToolCallUpdate) -> None:
         self.title = told.title or self.title
         self.kind = told.kind or self.kind
         self.arguments = told.raw_input if told.raw_input is not None else self.arguments
@@ -106,20 +106,20 @@ class AcpReader:
             case _:
                 yield KeepAlive()
 
-    def asked(self, told: ToolCallUpdate) -> tuple[str, str, str, bool]:
+    def describe_request(self, told: ToolCallUpdate) -> tuple[str, str, str, bool]:
         """Return the name, the kind and the arguments of a tool that leave is asked for, and whether it shows none."""
         call = self._calls.setdefault(told.tool_call_id, _Call())
-        call.learn(told)
+        call.merge(told)
         return call.title or call.name, call.kind, call.shown_arguments, call.arguments in (None, {})
 
-    def refused(self, call_id: str, why: str) -> None:
+    def note_refusal(self, call_id: str, why: str) -> None:
         """Store that a permission was refused: the agent reports only that the tool failed."""
         self._calls.setdefault(call_id, _Call()).refusal = why
 
     def end(self, response: PromptResponse) -> Iterator[ModelEvent]:
         """Return the remaining events when the turn has ended in order."""
         for call_id in [*self._calls]:
-            yield from self._ended(call_id, Outcome.UNKNOWN, "(the agent did not say how this ended)")
+            yield from self._end_call(call_id, Outcome.UNKNOWN, "(the agent did not say how this ended)")
         yield Finished(
             _FINISHES.get(response.stop_reason, Finish.STOP),
             usage=None if response.usage is None else usage_of(response.usage),
@@ -130,27 +130,27 @@ class AcpReader:
             yield KeepAlive()  # of an earlier turn, or ended
             return
         call = self._calls.setdefault(told.tool_call_id, _Call())
-        call.learn(told)
+        call.merge(told)
         status = told.status or "pending"
         if status == "pending" and call.arguments in (None, {}):
             yield Working(call.name)  # what it is to do comes with a later update
             return
-        yield from self._shown(told.tool_call_id)
+        yield from self._show_call(told.tool_call_id)
         if status == "completed":
-            yield from self._ended(told.tool_call_id, Outcome.OK)
+            yield from self._end_call(told.tool_call_id, Outcome.OK)
         elif status == "failed":
-            yield from self._ended(told.tool_call_id, Outcome.ERROR)
+            yield from self._end_call(told.tool_call_id, Outcome.ERROR)
         else:
             yield Working(call.name)
 
-    def _shown(self, call_id: str) -> Iterator[ModelEvent]:
+    def _show_call(self, call_id: str) -> Iterator[ModelEvent]:
         call = self._calls[call_id]
         if not call.is_shown:
             call.is_shown = True
             yield UpstreamCallStarted(call_id, call.name, call.shown_arguments)
 
-    def _ended(self, call_id: str, outcome: Outcome, content: str = "") -> Iterator[ModelEvent]:
-        yield from self._shown(call_id)
+    def _end_call(self, call_id: str, outcome: Outcome, content: str = "") -> Iterator[ModelEvent]:
+        yield from self._show_call(call_id)
         call = self._calls.pop(call_id)
         if call.refusal and outcome is not Outcome.OK:
             yield UpstreamCallEnded(call_id, call.refusal, Outcome.DENIED)

@@ -50,7 +50,7 @@ class FailureCause(StrEnum):
     UNAVAILABLE = "unavailable"
     """The way to it failed; it may be as well as ever."""
     STALLED = "stalled"
-    """It says nothing."""
+    """It is silent."""
     CREDENTIAL = "credential"
     """The key is not accepted, or it looks like that."""
     UNKNOWN = "unknown"
@@ -77,7 +77,7 @@ CAUSES: dict[type[ModelError], FailureCause] = {
     ModelAccessError: FailureCause.CREDENTIAL,
     ModelMissingError: FailureCause.HOPELESS,
 }
-"""Every class of error, by what it says (a test looks for missing ones)."""
+"""Every class of error, by its meaning (a test looks for missing ones)."""
 
 
 class FailureSituation(Struct, frozen=True):
@@ -142,9 +142,9 @@ def remedy(error: ModelError, situation: FailureSituation) -> Remedy:
             is_over = situation.is_taken or situation.is_forced
             return _anew(situation) if is_over else Repeat(is_forced=True)
         case FailureCause.UNAVAILABLE:
-            return _unreached(error, situation)
+            return _decide_unreached(error, situation)
         case FailureCause.STALLED:
-            return _stalled(situation)
+            return _decide_stalled(situation)
         case FailureCause.CREDENTIAL:
             is_doubtful = situation.idle_s >= DOUBTFUL_AFTER_S and _anew(situation) == BeginAnew()
             return BeginAnew(if_verified=True) if is_doubtful else Fail()
@@ -166,17 +166,17 @@ def _anew(situation: FailureSituation) -> Remedy:
     return BeginAnew() if situation.is_remembering and not situation.is_anew else Fail()
 
 
-def _unreached(error: ModelError, situation: FailureSituation) -> Remedy:
+def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
     asked_s = error.retry_after_s or 0.0
     if asked_s > ATTEMPT_PAUSE_MAX_S:
         return Fail()
     if not situation.is_taken and situation.repeats < len(AGENT_REPEAT_AFTER_S):
         return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], asked_s))
-    # Who is told to come later is not asked for more than before.
+    # With a time to retry after, no larger request is sent than before.
     return _anew(situation) if error.retry_after_s is None else Fail()
 
 
-def _stalled(situation: FailureSituation) -> Remedy:
+def _decide_stalled(situation: FailureSituation) -> Remedy:
     """Decide after silence: one more try with a fresh agent, which may be the second. A silent agent may have taken
     the message.
     """

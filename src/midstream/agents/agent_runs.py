@@ -77,9 +77,9 @@ class PermissionRequests:
     @property
     def person(self) -> Person | None:
         """Return what the agent is given to ask with."""
-        return None if self._person is None else self._ask
+        return None if self._person is None else self._request_decision
 
-    async def _ask(self, permission: Permission, terms: Ask) -> Decision:
+    async def _request_decision(self, permission: Permission, terms: Ask) -> Decision:
         assert self._person is not None
         self._open += 1
         try:
@@ -128,7 +128,7 @@ class AgentRun:
         self._open: dict[str, str] = {}
         """Tools of the upstream that are running, by the ids of their calls."""
         self._is_over = False
-        """Whether nobody listens to it any more."""
+        """Whether it has no reader any more."""
         self._reading = world.spawn(self._read(), name="agent run")
         self._watching = world.spawn(self._watch(), name="agent run watchdog")
 
@@ -179,7 +179,7 @@ class AgentRun:
             if self._is_over:
                 raise
             # Not by us: the agent's software was shut down, or cancels itself.
-        except Exception as raised:  # noqa: BLE001 - foreign code; whoever waits for the answer gets it
+        except Exception as raised:  # noqa: BLE001 - foreign code; the waiting task raises it
             error = raised
         if not self._is_over:
             await self._line.put(_Ended(error))
@@ -206,7 +206,7 @@ class AgentRun:
             limit_s = self._limits.tool_s if self._open else self._idle_s
             if silent_s >= limit_s:
                 self._is_over = True
-                self._line.put_nowait(_Ended(self._stalled(silent_s)))
+                self._line.put_nowait(_Ended(self._create_stall_error(silent_s)))
                 return
             is_working = self._open and not self._leave.is_asked
             if is_working and now - signed_at >= self._limits.sign_s and self._line.empty():
@@ -215,7 +215,7 @@ class AgentRun:
             until_s = min(limit_s - silent_s, self._limits.sign_s)
             await self._world.sleep(max(until_s, STEP_S))
 
-    def _stalled(self, silent_s: float) -> ModelStalledError:
+    def _create_stall_error(self, silent_s: float) -> ModelStalledError:
         names = ", ".join(sorted(set(self._open.values())))
         open_words = f" while its tools were open: {names}" if names else ""
         return ModelStalledError(f"{self._name} sent nothing for {silent_s:.0f} s{open_words}")

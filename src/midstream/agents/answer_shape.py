@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from midstream.history.messages import UPSTREAM_CUT, Finish, Outcome
-from midstream.history.upstream_calls import ended, started, words_of
+from midstream.history.upstream_calls import end_call, start_call, words_of
 from midstream.models.responses import (
     Finished,
     ModelEvent,
@@ -22,7 +22,7 @@ from midstream.models.responses import (
 )
 
 FOLDED_CHARS_MAX = 2000
-"""Characters of arguments and of content that a folded call is told with; whoever wants all of it declares tools."""
+"""Characters of arguments and of content that a folded call is shown with; declare tools to get all of it."""
 
 
 class Paired:
@@ -82,12 +82,12 @@ class Folded:
                 case UpstreamCallStarted():
                     self._starts[each.id] = each
                 case UpstreamCallEnded():
-                    folded.append(self._told(each))
+                    folded.append(self._render_call(each))
                 case ToolCallRequested():
                     asked = (
                         f"[asked for {each.name or 'a tool'} {_short(each.arguments)}, which was not offered]"
                     )
-                    folded.append(_thought(asked))
+                    folded.append(_render_thought(asked))
                 case Finished(finish=Finish.CALLS):
                     folded.append(replace(each, finish=Finish.STOP))
                 case _:
@@ -96,15 +96,15 @@ class Folded:
 
     def cut(self) -> Sequence[ModelEvent]:
         """Return what to pass on for the calls that are still open, where the answer broke off."""
-        return [self._told(end) for end in self._paired.cut()]
+        return [self._render_call(end) for end in self._paired.cut()]
 
-    def _told(self, end: UpstreamCallEnded) -> ThinkingDelta:
+    def _render_call(self, end: UpstreamCallEnded) -> ThinkingDelta:
         start = self._starts.pop(end.id)
-        call = started(start.id, start.name, _short(start.arguments))
-        return _thought(words_of(ended(call, _short(end.content), end.outcome)))
+        call = start_call(start.id, start.name, _short(start.arguments))
+        return _render_thought(words_of(end_call(call, _short(end.content), end.outcome)))
 
 
-def _thought(words: str) -> ThinkingDelta:
+def _render_thought(words: str) -> ThinkingDelta:
     # The empty signature ends the part: what a model signs afterwards is its own words and nothing else.
     return ThinkingDelta(f"{words}\n", signature="")
 

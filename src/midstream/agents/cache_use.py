@@ -26,9 +26,9 @@ from midstream.session.records import (
 )
 
 TOKENS_MIN = 1024
-"""Tokens of a prompt from which providers keep it at all; some models want up to four times as many."""
+"""Tokens of a prompt from which providers keep it at all; some models need up to four times as many."""
 KEPT_S = 300.0
-"""Seconds that most providers keep what nobody reads."""
+"""Seconds that most providers keep what is not read."""
 
 
 class Prefix(StrEnum):
@@ -161,13 +161,13 @@ class _Reading:
             case HistoryCompacted():
                 self._is_compacted = True
             case ResponseCompleted():
-                return self._responded(record)
+                return self._add_response(record)
             case _:
                 pass
         return None
 
-    def _responded(self, record: ResponseCompleted) -> ModelCall:
-        kind, reason = self._judged(record)
+    def _add_response(self, record: ResponseCompleted) -> ModelCall:
+        kind, reason = self._judge(record)
         body = record.body
         used = body.usage
         call = ModelCall(
@@ -180,17 +180,17 @@ class _Reading:
             -1 if used is None else used.input_tokens,
             -1 if used is None else used.cached_tokens,
         )
-        if not self._is_last:  # what hands in is asked without tools, and nobody goes on from it
+        if not self._is_last:  # a hand-in is requested without tools, and no turn goes on from it
             self._prompt = record.prompt or self._prompt
             self._is_compacted = False
         self._is_begun, self._at = True, record.at
         self._model = body.model or self._model
         return call
 
-    def _judged(self, record: ResponseCompleted) -> tuple[Prefix, str]:
+    def _judge(self, record: ResponseCompleted) -> tuple[Prefix, str]:
         if not self._is_begun:
             return Prefix.NEW, "first request"
-        changed = self._changed(record)
+        changed = self._find_change(record)
         if changed:
             return Prefix.DIVERGENCE, changed
         used = record.body.usage
@@ -205,7 +205,7 @@ class _Reading:
             return Prefix.CONTINUATION, f"{idle_s / 60:.0f} min idle: no longer kept"
         return Prefix.CONTINUATION, "unknown: compare requests"
 
-    def _changed(self, record: ResponseCompleted) -> str:
+    def _find_change(self, record: ResponseCompleted) -> str:
         """Return the difference at the beginning of this request; "" where none is known."""
         if self._model and record.body.model and record.body.model != self._model:
             return "another model"

@@ -24,7 +24,15 @@ from typing_extensions import override
 
 from midstream.agents.claude_messages import ClaudeReader
 from midstream.agents.mcp_forwarding import Forwarding
-from midstream.agents.permission_rules import Allowed, Asking, Kind, Permission, Person, Rules, decided
+from midstream.agents.permission_rules import (
+    Allowed,
+    Asking,
+    Kind,
+    Permission,
+    Person,
+    Rules,
+    decide_permission,
+)
 from midstream.agents.upstream_errors import upstream_error
 from midstream.agents.upstreams import (
     Abilities,
@@ -66,7 +74,7 @@ with extra("claude"):
     )
 
 INTERRUPT_S = 2.0
-"""Seconds the CLI has to stop its run by itself, so that its transcript says so. Then its process is ended."""
+"""Seconds the CLI has to stop its run by itself, so that its transcript shows that. Then its process is ended."""
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of one message of the CLI, such as a file that its agent has read. The SDK's own limit of 1 MiB ends runs."""
 STDERR_LINES_MAX = 50
@@ -199,7 +207,7 @@ class Claude(Upstream):
             account = program.greeting.get("account")
         return not isinstance(account, dict) or any(account.values())
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         """Delete the transcript of a conversation, here and in `sessions`."""
         folder, store = str(self._options.cwd), self._options.session_store
         with contextlib.suppress(OSError, ValueError, MidstreamError):
@@ -215,16 +223,16 @@ class Claude(Upstream):
     def _agent(self, setup: Setup, source: str, *, mark: str) -> _ClaudeAgent:
         servers: dict[str, Any] = {
             **cast("Mapping[str, Any]", self._options.mcp_servers),
-            **{server.name: _server(server) for server in self._forwarding.kept(setup.servers)},
+            **{server.name: _server(server) for server in self._forwarding.select(setup.servers)},
         }
         options = dataclasses.replace(
             self._options,
             mcp_servers=servers,
-            system_prompt=_instructed(self._options.system_prompt, setup.instructions),
+            system_prompt=_add_instructions(self._options.system_prompt, setup.instructions),
         )
         agent = _ClaudeAgent(self.name, options, source, mark, self._world, self._agents)
         if self._permissions is not None:
-            agent.ask(self._permissions)
+            agent.use_permissions(self._permissions)
         return agent
 
 
@@ -253,9 +261,9 @@ class _Program:
                 raise
             raise UpstreamFailedError(f"{self._name} was closed while it started") from None
         except Exception as error:
-            raise await self.typed(error) from error
+            raise await self.classify_error(error) from error
 
-    async def typed(self, error: Exception) -> ModelError:
+    async def classify_error(self, error: Exception) -> ModelError:
         """Return what an error of the SDK means; the reason may stand on stderr only."""
         if isinstance(error, CLINotFoundError):
             return ModelMissingError(f"{self._name} has no CLI: {error}")
@@ -272,7 +280,7 @@ class _Program:
         typed.add_note(said)
         return typed
 
-    def forget_stderr(self) -> None:
+    def clear_stderr(self) -> None:
         """Drop earlier output: it does not explain later failures."""
         self._stderr.clear()
 
@@ -316,27 +324,27 @@ class _ClaudeAgent:
         self._agents = agents
         agents.add(self)
 
-    def ask(self, permissions: Rules | Asking) -> None:
+    def use_permissions(self, permissions: Rules | Asking) -> None:
         """Let what the permission mode does not settle be decided."""
 
-        async def told(
+        async def can_use_tool(
             tool: str, arguments: dict[str, Any], _: ToolPermissionContext
         ) -> PermissionResultAllow | PermissionResultDeny:
             shown = _encode(arguments).decode()
             asked = Permission(self._source, tool, KINDS.get(tool, "other"), shown)
-            answer = await decided(permissions, asked, self._person)
+            answer = await decide_permission(permissions, asked, self._person)
             if not isinstance(answer, Allowed):
                 return PermissionResultDeny(message=answer)
             edited = None if answer.arguments is None else msgspec.json.decode(answer.arguments)
             return PermissionResultAllow(updated_input=edited)
 
-        self._options = dataclasses.replace(self._options, can_use_tool=told)
+        self._options = dataclasses.replace(self._options, can_use_tool=can_use_tool)
 
     async def send(
         self,
         said: UpstreamMessage,
         *,
-        key: str,  # noqa: ARG002 - the CLI would pass over a message whose id it knows, also one it never answered
+        key: str,  # noqa: ARG002 - the CLI skips a message whose id it has, also one that it never answered
         is_forced: bool = False,
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """See `UpstreamAgent.send`.
@@ -351,11 +359,11 @@ class _ClaudeAgent:
         self._is_sending, is_whole = True, False
         self._person = said.person
         try:
-            program = await self._started(is_forced=is_forced)
+            program = await self._start(is_forced=is_forced)
             # Each try has a new id: the CLI skips a message whose id its transcript has, also an unanswered one.
             message_id = str(uuid.UUID(hex=_digits(self._world)))
             reader = ClaudeReader(self._name, self._source, message_id, is_branch=program.is_branch)
-            async for event in self._answered(program, reader, said.message):
+            async for event in self._answer(program, reader, said.message):
                 yield event
             is_whole = reader.failure is None
             if reader.failure is not None:
@@ -373,12 +381,12 @@ class _ClaudeAgent:
             await program.aclose()
         self._agents.discard(self)
 
-    async def _answered(
+    async def _answer(
         self, program: _Program, reader: ClaudeReader, message: UserMessage
     ) -> AsyncGenerator[UpstreamEvent, None]:
         is_opened = False
         try:
-            program.forget_stderr()
+            program.clear_stderr()
             await program.client.query(_once(_message(message, reader.message_id)))
             async with contextlib.aclosing(_messages(program.client)) as messages:
                 async for read in messages:
@@ -392,11 +400,11 @@ class _ClaudeAgent:
         except ModelError:
             raise
         except Exception as error:
-            typed = await program.typed(error)
+            typed = await program.classify_error(error)
             raise (typed if is_opened else doubtful(typed)) from error
         raise UpstreamFailedError(f"{self._name} ended before its answer did")
 
-    async def _started(self, *, is_forced: bool) -> _Program:
+    async def _start(self, *, is_forced: bool) -> _Program:
         if self._program is not None:
             return self._program
         branches = (
@@ -488,7 +496,7 @@ def _server(server: ForwardedMcpServer) -> dict[str, Any]:
     return config
 
 
-def _instructed(prompt: Any, instructions: str) -> Any:  # noqa: ANN401 - the SDK's union of dicts
+def _add_instructions(prompt: Any, instructions: str) -> Any:  # noqa: ANN401 - the SDK's union of dicts
     """Return the SDK's system prompt with the client application's instructions at its end."""
     if not instructions:
         return prompt

@@ -75,7 +75,7 @@ class ClaudeReader:
         self._mark = ""
         self._spent: list[Usage] = []
         self._trouble: tuple[str, str] = ("", "")
-        """What the CLI says in the model's place: the kind of error, and its words."""
+        """What the CLI sends in the model's place: the kind of error, and its words."""
         self._resets_at: float | None = None
 
     def read(self, message: Message, *, now: float) -> Iterator[UpstreamEvent]:
@@ -85,9 +85,9 @@ class ClaudeReader:
                 yield KeepAlive()
             case SystemMessage(subtype="init"):
                 self._model = str(message.data.get("model") or "")
-                yield from self._opened(message.data.get("session_id"))
+                yield from self._open_session(message.data.get("session_id"))
             case StreamEvent() if message.parent_tool_use_id is None:
-                yield from self._opened(message.session_id)
+                yield from self._open_session(message.session_id)
                 yield from self._piece(message.event)
             case AssistantMessage() if message.parent_tool_use_id is None:
                 yield from self._assistant(message)
@@ -107,7 +107,7 @@ class ClaudeReader:
             case _:
                 yield KeepAlive()
 
-    def _opened(self, session: object) -> Iterator[UpstreamEvent]:
+    def _open_session(self, session: object) -> Iterator[UpstreamEvent]:
         if self._session or not isinstance(session, str) or not session:
             return
         self._session = session
@@ -138,7 +138,7 @@ class ClaudeReader:
         if message.error is not None:
             self._trouble = (message.error, words)
             return
-        yield from self._opened(message.session_id)
+        yield from self._open_session(message.session_id)
         self._model = message.model
         is_new = message.message_id not in self._streamed
         for block in message.content:
@@ -152,9 +152,9 @@ class ClaudeReader:
                     self._open[block.id] = None
                     yield UpstreamCallStarted(block.id, block.name, _encode(block.input).decode())
                 case ToolResultBlock():
-                    yield from self._ended(block.tool_use_id, block.content, is_error=bool(block.is_error))
+                    yield from self._end_call(block.tool_use_id, block.content, is_error=bool(block.is_error))
                 case ServerToolResultBlock():
-                    yield from self._ended(block.tool_use_id, block.content, is_error=False)
+                    yield from self._end_call(block.tool_use_id, block.content, is_error=False)
                 case _:
                     yield KeepAlive()
         self._mark = "" if self._open else message.uuid or ""
@@ -162,9 +162,9 @@ class ClaudeReader:
     def _results(self, message: UserMessage) -> Iterator[UpstreamEvent]:
         for block in message.content if isinstance(message.content, list) else []:
             if isinstance(block, ToolResultBlock):
-                yield from self._ended(block.tool_use_id, block.content, is_error=bool(block.is_error))
+                yield from self._end_call(block.tool_use_id, block.content, is_error=bool(block.is_error))
 
-    def _ended(self, call_id: str, content: object, *, is_error: bool) -> Iterator[UpstreamEvent]:
+    def _end_call(self, call_id: str, content: object, *, is_error: bool) -> Iterator[UpstreamEvent]:
         if call_id in self._open:
             del self._open[call_id]
             yield UpstreamCallEnded(call_id, _text(content), Outcome.ERROR if is_error else Outcome.OK)
@@ -184,7 +184,7 @@ class ClaudeReader:
         if result.subtype not in _LIMITS and (result.is_error or result.subtype != "success"):
             self._fail(self._error(result, now=now))
             return
-        yield from self._opened(result.session_id)
+        yield from self._open_session(result.session_id)
         if not self._has_words and result.result:
             yield TextDelta(result.result)
         for call_id in self._open:

@@ -43,7 +43,7 @@ class _Known:
         self.batches = 0
         self.ids: set[str] = set()
 
-    def learn(self, number: int, entries: Iterable[Any]) -> None:
+    def add(self, number: int, entries: Iterable[Any]) -> None:
         self.batches = max(self.batches, number)
         self.ids.update(entry["uuid"] for entry in entries if isinstance(entry.get("uuid"), str))
 
@@ -83,9 +83,9 @@ class KeyValueSessions(SessionStore):
                 await self._kv.kv_put(name, str(number), _encode(batch), expected=0, at=self._world.now())
             except EntryMovedError:
                 other = await self._kv.kv_get(name, str(number))
-                known.learn(number, _decode(other.body) if other is not None else ())
+                known.add(number, _decode(other.body) if other is not None else ())
             else:
-                known.learn(number, batch)
+                known.add(number, batch)
                 return
         raise _slow()
 
@@ -106,7 +106,7 @@ class KeyValueSessions(SessionStore):
         """Return the sessions of a folder, last written first."""
         return [
             SessionStoreListEntry(session_id=session, mtime=_ms(line))
-            for session, subpath, line in await self._listed(project_key)
+            for session, subpath, line in await self._list_entries(project_key)
             if not subpath
         ]
 
@@ -114,7 +114,7 @@ class KeyValueSessions(SessionStore):
         """Return what the SDK shows of the sessions of a folder, last written first."""
         return [
             _summary(session, line)
-            for session, subpath, line in await self._listed(project_key)
+            for session, subpath, line in await self._list_entries(project_key)
             if not subpath
         ]
 
@@ -122,14 +122,14 @@ class KeyValueSessions(SessionStore):
         """Return the subpaths of a session: its sub-agents' transcripts."""
         return [
             subpath
-            for session, subpath, _ in await self._listed(key["project_key"])
+            for session, subpath, _ in await self._list_entries(key["project_key"])
             if session == key["session_id"] and subpath
         ]
 
     async def delete(self, key: SessionKey) -> None:
         """Delete a transcript; that of a session with those of its sub-agents. What is not there stays away."""
         project, session, subpath = key["project_key"], key["session_id"], key.get("subpath", "")
-        for found, below, _ in await self._listed(project):
+        for found, below, _ in await self._list_entries(project):
             if found == session and subpath in {"", below}:
                 await self._delete(project, session, below)
 
@@ -138,7 +138,7 @@ class KeyValueSessions(SessionStore):
         if known is None:
             known = _Known()
             for number, body in await self._batches(name):
-                known.learn(number, _decode(body))
+                known.add(number, _decode(body))
         self._known[name] = known
         if len(self._known) > KNOWN_MAX:
             del self._known[next(iter(self._known))]
@@ -167,7 +167,7 @@ class KeyValueSessions(SessionStore):
                 return
         raise _slow()
 
-    async def _listed(self, project: str) -> list[tuple[str, str, KeyValueEntry]]:
+    async def _list_entries(self, project: str) -> list[tuple[str, str, KeyValueEntry]]:
         lines = await self._kv.kv_list(_index(project))
         return [(*_line_of(line.key), line) for line in lines]
 

@@ -62,7 +62,7 @@ with extra("codex"):
     from openai_codex.generated import v2_all as wire
 
 STOP_S = 5.0
-"""Seconds a turn has to be interrupted, when nobody waits for it any more."""
+"""Seconds a turn has to be interrupted, when no task waits for it any more."""
 _GONE_WORDS = ("no rollout found", "is empty", "thread not found", "no such thread")
 _FAULTS: Mapping[str, type[ModelError]] = {
     "contextWindowExceeded": ContextOverflowError,
@@ -82,13 +82,13 @@ _FAULTS: Mapping[str, type[ModelError]] = {
     "unauthorized": ModelAccessError,
     "badRequest": ModelRejectedError,
 }
-"""What a turn that failed says by its `codexErrorInfo`; any other fault is one that nobody explains."""
+"""Meaning of a failed turn's `codexErrorInfo`; any other fault is an unknown one."""
 _TRANSPORTS: tuple[Transport, ...] = ("stdio", "http")
 """How Codex reaches MCP servers: its configuration has no place for server-sent events, nor for a registration."""
 _CLOSED = (sdk.TransportClosedError, OSError, ValueError, AttributeError)
 """What the package raises where its app server ends: the last three where the pipes close under a request."""
 _QUIET = ("turn/", "thread/", "account/", "mcpServer/", "warning", "configWarning", "deprecationNotice")
-"""Notifications that say nothing of an answer."""
+"""Notifications without a part of an answer."""
 
 
 class Codex:
@@ -167,7 +167,7 @@ class Codex:
         async with self._server() as codex:
             options = self._options(setup)
             if self.permissions is not None:
-                thread = await self._asking_thread(codex, setup, resume)
+                thread = await self._open_asking_thread(codex, setup, resume)
             elif resume:
                 thread = await codex.thread_resume(resume, include_turns=False, **options)
             else:
@@ -194,7 +194,7 @@ class Codex:
             account = await codex.account()
         return account.account is not None or not account.requires_openai_auth
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         """Archive a thread: Codex deletes none for others."""
         with contextlib.suppress(ModelError):
             async with self._server() as codex:
@@ -213,7 +213,7 @@ class Codex:
                 await codex.close()
 
     def _options(self, setup: Setup) -> dict[str, Any]:
-        servers = {each.name: _server(each) for each in self._forwarding.kept(setup.servers, _TRANSPORTS)}
+        servers = {each.name: _server(each) for each in self._forwarding.select(setup.servers, _TRANSPORTS)}
         return {
             "approval_mode": self._approvals,
             "cwd": str(self._folder),
@@ -237,7 +237,7 @@ class Codex:
             "sandbox": wire.SandboxMode(_WIRE_SANDBOX[self._sandbox]),
         }
 
-    async def _asking_thread(self, codex: sdk.AsyncCodex, setup: Setup, resume: str) -> sdk.AsyncThread:
+    async def _open_asking_thread(self, codex: sdk.AsyncCodex, setup: Setup, resume: str) -> sdk.AsyncThread:
         """Start or resume a thread whose questions come to us: the public methods have no such mode."""
         client, terms = codex._client, self._terms(setup)  # noqa: SLF001
         if resume:
@@ -254,16 +254,16 @@ class Codex:
     @contextlib.asynccontextmanager
     async def _server(self) -> AsyncIterator[sdk.AsyncCodex]:
         """Give the app server; what goes wrong with it becomes one of our errors."""
-        codex = await self._started()
+        codex = await self._start()
         async with self.errors(codex):
             yield codex
 
-    async def _started(self) -> sdk.AsyncCodex:
+    async def _start(self) -> sdk.AsyncCodex:
         closings = self._closings
         async with self._starting:
             if self._codex is None and self._closings == closings:
                 self._fresh = codex = sdk.AsyncCodex(self._config)
-                # The package lets nobody choose the client that it asks through.
+                # The package has no way to choose the client that it sends requests with.
                 codex._client._sync = (  # noqa: SLF001
                     OnceClient(self._config)
                     if self.permissions is None
@@ -347,7 +347,7 @@ class CodexThread:
                     raise ModelUnavailableError("the app server of codex was stopped")
                 if is_forced:
                     await self._interrupt_all()
-                handle = await self._begun(said)
+                handle = await self._begin_turn(said)
                 resumed, self._resumed = self._resumed, self._thread.id
                 yield MessageTaken(self._thread.id, resumed)
                 async for notification in handle.stream():
@@ -359,13 +359,13 @@ class CodexThread:
             if leave is not None:
                 self._upstream.speaking.pop(self._thread.id, None)
                 leave.let_go()
-            # Whatever is asked of an app server that was stopped starts another one.
+            # Any request to an app server that was stopped starts another one.
             if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
-                await _bounded(handle.interrupt())
+                await _wait_briefly(handle.interrupt())
         if reading.failure is not None:
             raise reading.failure
         yield Marked(handle.id)
-        yield reading.finished()
+        yield reading.finish()
 
     async def aclose(self) -> None:
         """Nothing is held: the app server keeps the thread."""
@@ -380,7 +380,7 @@ class CodexThread:
         )
         return leave
 
-    async def _begun(self, said: UpstreamMessage) -> sdk.AsyncTurnHandle:
+    async def _begin_turn(self, said: UpstreamMessage) -> sdk.AsyncTurnHandle:
         """Start a turn. An app server that dies meanwhile may have stored the message."""
         starting = self._upstream.world.spawn(
             self._thread.turn(_input(said.message)), name="codex: start of a turn"
@@ -389,8 +389,8 @@ class CodexThread:
             async with self._upstream.errors(self._codex):
                 return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The app server starts it whether somebody waits for it or not.
-            ending = self._upstream.world.spawn(_ended(starting), name="codex: end of a turn")
+            # The app server starts it even if no task waits for it.
+            ending = self._upstream.world.spawn(_interrupt_begun(starting), name="codex: end of a turn")
             await asyncio.shield(ending)
             raise
         except ModelUnavailableError as error:
@@ -417,7 +417,7 @@ class CodexTurn:
         self.is_over = False
         self.failure: ModelError | None = None
         self._spoken: set[str] = set()
-        """Messages and thoughts whose words came as they were said."""
+        """Messages and thoughts whose words came as they were produced."""
         self._usage: Usage | None = None
 
     def read(self, payload: object, method: str) -> list[ModelEvent]:
@@ -430,9 +430,9 @@ class CodexTurn:
                 self._spoken.add(payload.item_id)
                 return [ThinkingDelta(payload.delta)]
             case wire.ItemStartedNotification():
-                return self._started(payload.item.root)
+                return self._start_item(payload.item.root)
             case wire.ItemCompletedNotification():
-                return self._completed(payload.item.root)
+                return self._complete_item(payload.item.root)
             case wire.ThreadTokenUsageUpdatedNotification():
                 counted = payload.token_usage.last
                 self._usage = Usage(counted.input_tokens, counted.output_tokens, counted.cached_input_tokens)
@@ -442,17 +442,17 @@ class CodexTurn:
                 return []
         return [] if method.startswith(_QUIET) or method == "error" else [Working()]
 
-    def finished(self) -> Finished:
+    def finish(self) -> Finished:
         """Return the end of a turn that went well."""
         return Finished(Finish.STOP, "", self._usage)
 
-    def _started(self, item: object) -> list[ModelEvent]:
+    def _start_item(self, item: object) -> list[ModelEvent]:
         call = _call_of(item)
         if call is not None:
             return [UpstreamCallStarted(*call)]
         return [] if isinstance(item, wire.UserMessageThreadItem) else [Working()]
 
-    def _completed(self, item: object) -> list[ModelEvent]:
+    def _complete_item(self, item: object) -> list[ModelEvent]:
         call = _call_of(item)
         if call is not None:
             content, outcome = _result_of(item)
@@ -565,14 +565,14 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
-async def _ended(starting: asyncio.Task[sdk.AsyncTurnHandle]) -> None:
+async def _interrupt_begun(starting: asyncio.Task[sdk.AsyncTurnHandle]) -> None:
     """Interrupt a turn as soon as it has begun."""
     await asyncio.wait({starting}, timeout=STOP_S)
     if not starting.cancel() and not starting.cancelled() and starting.exception() is None:
-        await _bounded(starting.result().interrupt())
+        await _wait_briefly(starting.result().interrupt())
 
 
-async def _bounded(work: Awaitable[object]) -> None:
+async def _wait_briefly(work: Awaitable[object]) -> None:
     """Wait a limited time for a final answer that is not needed."""
     with contextlib.suppress(TimeoutError, sdk.CodexError):
         async with asyncio.timeout(STOP_S):

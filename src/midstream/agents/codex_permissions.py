@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from midstream.agents.permission_rules import Asking, Rules, decided
+from midstream.agents.permission_rules import Asking, Rules, decide_permission
 from midstream.environment import World
 from midstream.extras import extra
 from midstream.session.permissions import Allowed, Permission, Person
@@ -119,7 +119,7 @@ class CodexPermissions:
 
     async def decide(self, method: str, params: Mapping[str, Any]) -> str:
         """Return the decision about a request."""
-        deciding = self._world.spawn(self._decided(method, params), name="codex: leave is asked for")
+        deciding = self._world.spawn(self._decide(method, params), name="codex: leave is asked for")
         self._asking.add(deciding)
         try:
             await asyncio.wait({deciding})
@@ -142,22 +142,22 @@ class CodexPermissions:
         for deciding in self._asking:
             deciding.cancel()
 
-    async def _decided(self, method: str, params: Mapping[str, Any]) -> Allowed | str:
+    async def _decide(self, method: str, params: Mapping[str, Any]) -> Allowed | str:
         reason = {"reason": params["reason"]} if params.get("reason") else {}
         if method == COMMAND:
             shown = {name: params[name] for name in ("command", "cwd") if params.get(name)}
             asked = self._permission("shell", "execute", {**shown, **reason}, is_vague="command" not in shown)
         else:
-            changes = await self._told(str(params.get("itemId")))
+            changes = await self._changes_of(str(params.get("itemId")))
             shown = {"changes": [{"path": change.path, "diff": change.diff} for change in changes]}
             more = {"grantRoot": params["grantRoot"]} if params.get("grantRoot") else {}
             asked = self._permission("apply_patch", "edit", {**shown, **more, **reason}, is_vague=not changes)
-        return await decided(self._permissions, asked, self._person)
+        return await decide_permission(self._permissions, asked, self._person)
 
     def _permission(self, tool: str, kind: Any, shown: Json, *, is_vague: bool) -> Permission:  # noqa: ANN401 - a Literal
         return Permission(self._thread, tool, kind, _encode(shown).decode(), is_fixed=True, is_vague=is_vague)
 
-    async def _told(self, item: str) -> Sequence[wire.FileUpdateChange]:
+    async def _changes_of(self, item: str) -> Sequence[wire.FileUpdateChange]:
         """Return the changes of an item, once a notification had them; else none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ITEM_S):

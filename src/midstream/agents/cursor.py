@@ -66,7 +66,7 @@ with extra("cursor"):
 LAUNCH_S = 30.0
 """Seconds the bridge has to start."""
 STOP_S = 5.0
-"""Seconds a run has to be stopped, or an agent to be let go of, when nobody waits for it any more."""
+"""Seconds a run has to be stopped, or an agent to be released, when no task waits for it any more."""
 RULES_FILE = Path(".cursor/rules/midstream.mdc")
 """Where a client application's instructions are left for the agent, in the folder it works in."""
 RULES_SENTINEL = "<!-- written by midstream: it is replaced and removed without asking -->"
@@ -83,7 +83,7 @@ _ERRORS: tuple[tuple[type[Exception], type[ModelError]], ...] = (
     (sdk.ConfigurationError, ModelAccessError),
     (sdk.BadRequestError, ModelRejectedError),
 )
-"""The package's errors, the most exact first; any other one is a failure that nobody explains."""
+"""The package's errors, the most exact first; any other one is an unknown failure."""
 _STATUSES: Mapping[str, type[ModelError]] = {
     "expired": UpstreamGoneError,
     "cancelled": UpstreamFailedError,
@@ -101,9 +101,9 @@ _CODES: Mapping[str, type[ModelError]] = {
     "usage_limit_exceeded": ModelUnavailableError,
     "timeout": ModelStalledError,
 }
-"""What a run that failed says by its `error_code`; the words are for people."""
+"""Meaning of a failed run's `error_code`; the words are for people."""
 _UNSAID = {"system", "status", "request", "user", "task"}
-"""Messages of a run that has not begun to answer: one that fails after nothing else has said nothing."""
+"""Messages of a run that has not begun to answer: one that fails after nothing else has produced nothing."""
 
 
 class Cursor:
@@ -178,16 +178,16 @@ class Cursor:
             model=self._model,
             api_key=self._key or None,
             local={"cwd": str(self._folder), "settingSources": ["project"] if self._is_instructing else []},
-            mcp_servers={each.name: _server(each) for each in self._forwarding.kept(setup.servers)} or None,
+            mcp_servers={each.name: _server(each) for each in self._forwarding.select(setup.servers)} or None,
             **self._options,
         )
         async with self._bridge.client() as client:
             if not resume:
-                agent = await self._bridge.openings.answer(client.create_agent(options), _closed)
+                agent = await self._bridge.openings.answer(client.create_agent(options), _close)
                 return CursorAgent(agent, self._bridge, "")
-            agent = await self._bridge.openings.answer(client.resume_agent(resume, options), _closed)
+            agent = await self._bridge.openings.answer(client.resume_agent(resume, options), _close)
         if agent.agent_id != resume:
-            await _bounded(agent.close())
+            await _wait_briefly(agent.close())
             raise UpstreamMismatchError(f"{self.name} resumed {agent.agent_id!r} instead of {resume!r}")
         return CursorAgent(agent, self._bridge, resume)
 
@@ -200,7 +200,7 @@ class Cursor:
             return False
         return True
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         """Delete an agent with all that is kept of it."""
         options = {"cwd": str(self._folder), "apiKey": self._key}
         with contextlib.suppress(ModelError, TimeoutError):
@@ -231,7 +231,7 @@ class CursorAgent:
         """
         options = sdk.SendOptions(
             local=sdk.LocalSendOptions(force=True) if is_forced else None,
-            on_delta=_unread,  # asks for the words as they come; they are read from the run
+            on_delta=_unread,  # requests the text as it comes; it is read from the run
         )
         run: AsyncRun | None = None
         reading = _Reading()
@@ -246,7 +246,7 @@ class CursorAgent:
                     events = reading.read(each)
                     if events and not is_opened:
                         is_opened = True
-                        yield self._opened(run)
+                        yield self._message_taken_of(run)
                     for event in events:
                         yield event
                 result = await run.wait()
@@ -257,24 +257,24 @@ class CursorAgent:
             if is_opened or is_refused or cause is None:
                 raise
             if run is not None and isinstance(error, ModelAccessError):
-                yield self._opened(run)
+                yield self._message_taken_of(run)
             # The key counts for agents in the cloud only.
             raise doubtful(error) from cause
         finally:
             if run is not None and not is_over and self._bridge.is_open(self._agent.client):
                 await self._bridge.end(run)
-        if not is_opened and reading.may_know(result):
-            yield self._opened(run)
+        if not is_opened and reading.may_have_message(result):
+            yield self._message_taken_of(run)
         for event in reading.end(result):
             yield event
 
     async def aclose(self) -> None:
         """Let the bridge let go of the agent; it is kept."""
         if not self._is_closed and self._bridge.is_open(self._agent.client):
-            await _bounded(self._agent.close())
+            await _wait_briefly(self._agent.close())
         self._is_closed = True
 
-    def _opened(self, run: AsyncRun) -> MessageTaken:
+    def _message_taken_of(self, run: AsyncRun) -> MessageTaken:
         return MessageTaken(run.agent_id, run.agent_id if self._resumed else "")
 
 
@@ -298,7 +298,7 @@ class _Reading:
             return self._whole(event.sdk_message)
         return []
 
-    def may_know(self, result: sdk.RunResult) -> bool:
+    def may_have_message(self, result: sdk.RunResult) -> bool:
         """Return whether an agent without output exists all the same, and may have the message."""
         kind = _kind_of(result)
         return kind is None or not issubclass(
@@ -386,7 +386,7 @@ class _Bridge:
     async def client(self) -> AsyncIterator[AsyncClient]:
         """Give the client; what goes wrong with it becomes one of our errors."""
         async with self.errors():
-            yield self._yours or await self._started()
+            yield self._yours or await self._start()
 
     @contextlib.asynccontextmanager
     async def errors(self) -> AsyncIterator[None]:
@@ -404,7 +404,7 @@ class _Bridge:
 
     async def end(self, run: AsyncRun) -> None:
         """Stop a run. It is stopped even where who waits for that is cancelled."""
-        ending = self._world.spawn(_bounded(run.cancel()), name="cursor: end of a run")
+        ending = self._world.spawn(_wait_briefly(run.cancel()), name="cursor: end of a run")
         await asyncio.shield(ending)
 
     def is_open(self, client: AsyncClient) -> bool:
@@ -417,7 +417,9 @@ class _Bridge:
         self.openings = SingleFlight("the bridge of cursor-sdk")
         starting, self._starting, self._ours = self._starting, None, None
         if starting is not None:
-            ending = self._world.spawn(_ended(starting), name="cursor: end of a bridge, once it has started")
+            ending = self._world.spawn(
+                _close_begun(starting), name="cursor: end of a bridge, once it has started"
+            )
             await asyncio.shield(ending)
 
     async def _restart_if_dead(self) -> None:
@@ -431,9 +433,9 @@ class _Bridge:
                 if ours is self._ours:
                     await self.aclose()
 
-    async def _started(self) -> AsyncClient:
+    async def _start(self) -> AsyncClient:
         if self._starting is None:
-            launch = _launched(self._command, self._folder, self._world)
+            launch = _launch(self._command, self._folder, self._world)
             self._starting = self._world.spawn(launch, name="cursor: start of a bridge")
             self._starting.add_done_callback(self._note_start)
         starting = self._starting
@@ -461,15 +463,15 @@ class _Running(Struct, frozen=True, eq=False):
 
     async def aclose(self) -> None:
         """Stop it, within `STOP_S` and the moment that a process takes which is killed."""
-        await _bounded(self.client.aclose())
+        await _wait_briefly(self.client.aclose())
         closing = self.world.spawn(asyncio.to_thread(self.bridge.close), name="cursor: end of a bridge")
         await asyncio.wait({closing}, timeout=STOP_S)
         if not closing.done() and (process := self.bridge.process) is not None:
-            process.kill()  # it is frozen; what waits for its answer hears that it is gone
+            process.kill()  # it is frozen; tasks that wait for its answer then get an error
         await closing
 
 
-async def _launched(command: Sequence[str] | None, folder: Path, world: World) -> _Running:
+async def _launch(command: Sequence[str] | None, folder: Path, world: World) -> _Running:
     """Start a bridge in a thread, as it is stopped in one.
 
     The package can do both on the event loop. Stopping one there joins the thread of a server of its own, which looks
@@ -479,7 +481,7 @@ async def _launched(command: Sequence[str] | None, folder: Path, world: World) -
         sdk.Bridge.launch, command, workspace=os.fspath(folder), timeout=LAUNCH_S
     )
     assert bridge.process is not None  # it was launched
-    assert bridge.process.stderr is not None  # where it said its address
+    assert bridge.process.stderr is not None  # where it wrote its address
     threading.Thread(
         target=_read_away, args=(bridge.process.stderr,), name="cursor: words of a bridge", daemon=True
     ).start()
@@ -495,7 +497,7 @@ def _read_away(words: IO[str]) -> None:
             pass
 
 
-async def _ended(starting: asyncio.Task[_Running]) -> None:
+async def _close_begun(starting: asyncio.Task[_Running]) -> None:
     """Close a bridge as soon as there is one."""
     await asyncio.wait({starting})
     if not starting.cancelled() and starting.exception() is None:
@@ -555,11 +557,11 @@ def write_rules(path: Path, instructions: str, *, draft: str) -> None:
         fresh.unlink(missing_ok=True)
 
 
-async def _closed(agent: AsyncAgent) -> None:
-    await _bounded(agent.close())
+async def _close(agent: AsyncAgent) -> None:
+    await _wait_briefly(agent.close())
 
 
-async def _bounded(work: Awaitable[object]) -> None:
+async def _wait_briefly(work: Awaitable[object]) -> None:
     """Wait a limited time for a final answer that is not needed."""
     with contextlib.suppress(TimeoutError, sdk.CursorAgentError):
         async with asyncio.timeout(STOP_S):

@@ -53,7 +53,9 @@ class LearnedRetention(Struct, frozen=True):
     unechoed: tuple[float, ...] = ()
     echoed_at: float | None = None
 
-    def learned(self, outcome: Literal["alive", "dead"], age_s: float, *, now: float) -> LearnedRetention:
+    def with_outcome(
+        self, outcome: Literal["alive", "dead"], age_s: float, *, now: float
+    ) -> LearnedRetention:
         """Return this with one more outcome of a resume, and without what is too old to count."""
         fresh = [one for one in self.seen if abs(now - one.at) <= SEEN_AGE_MAX_S]
         return replace(

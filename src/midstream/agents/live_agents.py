@@ -103,12 +103,12 @@ class LiveAgents:
     def close(self, agent: UpstreamAgent, *, forget: str = "") -> None:
         """Take an agent back and close it soon; then delete the conversation of that id at the upstream."""
         self._busy -= 1
-        self._run(self._closed(agent, forget))
+        self._run(self._close(agent, forget))
 
-    def forget(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Delete a conversation at the upstream soon; an open agent of it is closed first."""
         resting = self._resting.pop(name, None)
-        self._run(self._closed(resting.agent if resting else None, name))
+        self._run(self._close(resting.agent if resting else None, name))
 
     async def aclose(self) -> None:
         """Close what rests, and wait for what is being closed and forgotten."""
@@ -128,7 +128,7 @@ class LiveAgents:
 
     def _close_oldest(self) -> None:
         name, resting = self._resting.popitem(last=False)
-        self._closing[name] = self._run(self._closed(resting.agent, ""))
+        self._closing[name] = self._run(self._close(resting.agent, ""))
         self._closing[name].add_done_callback(lambda _: self._closing.pop(name, None))
 
     def _run(self, errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -137,11 +137,11 @@ class LiveAgents:
         task.add_done_callback(self._errands.discard)
         return task
 
-    async def _closed(self, agent: UpstreamAgent | None, forget: str) -> None:
+    async def _close(self, agent: UpstreamAgent | None, forget: str) -> None:
         if agent is not None:
             await self._within(agent.aclose(), "closed")
         if forget:
-            await self._within(self._upstream.forget(forget), "forgotten")
+            await self._within(self._upstream.delete(forget), "forgotten")
 
     async def _within(self, work: Awaitable[None], what: str) -> None:
         try:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable
 
 from midstream.agents.abilities import Abilities
-from midstream.tools.forwarded_servers import TRANSPORTS, ForwardedMcpServer, Transport, forwarded
+from midstream.tools.forwarded_servers import TRANSPORTS, ForwardedMcpServer, Transport, select_forwarded
 
 _log = logging.getLogger(__name__)
 
@@ -24,11 +24,11 @@ class Forwarding:
         self._abilities = abilities
         self._told: set[str] = set()
 
-    def kept(
+    def select(
         self, servers: Iterable[ForwardedMcpServer], transports: Collection[Transport] = TRANSPORTS
     ) -> tuple[ForwardedMcpServer, ...]:
         """Return the servers to hand on, in the order of their names; a new reason to leave one out is logged."""
-        kept, skipped = forwarded(
+        kept, skipped = select_forwarded(
             servers,
             can_oauth=self._abilities.can_oauth,
             can_secret=self._abilities.can_secret,

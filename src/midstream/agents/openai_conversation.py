@@ -55,7 +55,12 @@ from midstream.models.openai_responses_stream import ResponsesReader, render_too
 from midstream.models.provider_errors import error_of
 from midstream.models.responses import Finished
 from midstream.retries import RESPONSE_BACKOFF, RESPONSE_RECONNECTS_MAX, retry_after_s
-from midstream.session.model_settings import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
+from midstream.session.model_settings import (
+    RESPONSES_GRANTS,
+    RESPONSES_NAMES,
+    responses_fields,
+    select_granted,
+)
 
 with extra("openai"):
     import openai
@@ -71,7 +76,7 @@ _AS_OURSELVES: Any = {"security": {"bearer_auth": True}}  # Any: the package's t
 _GONE = {"previous_response_not_found", "conversation_not_found"}
 _NAMED_BY = {"previous_response_id", "conversation"}
 STOP_S = 5.0
-"""Seconds a background response has to say its name, when nobody waits for it any more."""
+"""Seconds a background response has to send its name, when no task waits for it any more."""
 _NOT_FOUND = 404
 _NOT_TAKEN = {409, 429, 503}
 """Statuses of a server that did not begin: a conflict, too many requests, no room."""
@@ -89,19 +94,21 @@ class _Way(Struct, frozen=True):
     grants: frozenset[str]
     world: World
     running: set[str]
-    """Background responses that somebody here reads."""
+    """Background responses that have a reader here."""
     openings: SingleFlight
 
     async def stop(self, response: str) -> None:
         """Stop a background response that is not read any more."""
         if response in self.running and not self.client.is_closed():
             self.running.discard(response)
-            stopping = self.world.spawn(self._stopped(response), name="openai: end of a background response")
+            stopping = self.world.spawn(
+                self._cancel_response(response), name="openai: end of a background response"
+            )
             await asyncio.shield(stopping)  # it is stopped even where who waits for that is cancelled
 
-    async def _stopped(self, response: str) -> None:
+    async def _cancel_response(self, response: str) -> None:
         with contextlib.suppress(openai.OpenAIError):
-            path = f"/responses/{_quoted(response)}/cancel"
+            path = f"/responses/{_quote(response)}/cancel"
             await self.client.post(path, options=_AS_OURSELVES, cast_to=object)
 
 
@@ -142,7 +149,7 @@ class _ResponsesUpstream:
         world: World = World(),
     ) -> None:
         self.name = f"openai:{model}"
-        grants = granted_by(RESPONSES_GRANTS, model, extra or {}, RESPONSES_NAMES)
+        grants = select_granted(RESPONSES_GRANTS, model, extra or {}, RESPONSES_NAMES)
         self.abilities = Abilities(
             takes_tools=True,
             takes_history=True,
@@ -156,7 +163,7 @@ class _ResponsesUpstream:
         self._way = _Way(
             name=self.name,
             model=model,
-            # The pool decides what is repeated: a repeat by the package would say it twice.
+            # The pool decides what is repeated: a repeat by the package would send it twice.
             client=(client or openai.AsyncOpenAI(api_key=api_key, base_url=base_url)).with_options(
                 max_retries=0, timeout=_timeout(limits or HttpLimits())
             ),
@@ -188,7 +195,7 @@ class _ResponsesUpstream:
     async def verify(self) -> bool:
         """Ask for the model by name: a key that is not accepted is refused whatever the name."""
         try:
-            path = f"/models/{_quoted(self._way.model)}"
+            path = f"/models/{_quote(self._way.model)}"
             await self._way.client.get(path, options=_AS_OURSELVES, cast_to=object)
         except (openai.AuthenticationError, openai.PermissionDeniedError):
             return False
@@ -199,11 +206,11 @@ class _ResponsesUpstream:
             raise _no_connection(self.name, error) from error
         return True
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         """Delete what the server keeps of it: the conversation, or its newest response."""
         kind = "conversations" if self._way.memory == "conversation" else "responses"
         with contextlib.suppress(openai.OpenAIError):
-            path = f"/{kind}/{_quoted(agent)}"
+            path = f"/{kind}/{_quote(agent)}"
             await self._way.client.delete(path, options=_AS_OURSELVES, cast_to=object)
 
     async def aclose(self) -> None:
@@ -241,11 +248,11 @@ class OpenAIAgent:
         self._way = way
         self._setup = setup
         self._came_from = came_from
-        """What the server is told to go on from; "" begins anew."""
+        """The response that the server is to go on from; "" begins anew."""
         self._names = names
         """What a reader of `MessageTaken.resumed` knows that by."""
         self._is_asked = False
-        """Whether a response was asked for: what failed before that has told nobody anything."""
+        """Whether a response was asked for: what failed before that has shown no event."""
 
     async def send(
         self,
@@ -294,7 +301,7 @@ class OpenAIAgent:
                             is_opened = True
                             if self._way.is_background:
                                 self._way.running.add(reader.response_id)
-                            yield self._opened(piece)
+                            yield self._message_taken_of(piece)
                         for event in events:
                             yield event
                 trouble = ModelUnavailableError(f"the stream of {self._way.name} broke off")
@@ -326,7 +333,7 @@ class OpenAIAgent:
         self, reader: ResponsesReader, said: UpstreamMessage, key: str
     ) -> AsyncGenerator[bytes, None]:
         """Give the events of one connection as JSON: of a new response, or of one whose name is known."""
-        asked = self._taken_up(reader) if reader.response_id else self._asked(said, key)
+        asked = self._resume_response(reader) if reader.response_id else self._begin_response(said, key)
         try:
             async with await self._way.openings.answer(
                 asked, functools.partial(self._leave, reader)
@@ -338,7 +345,7 @@ class OpenAIAgent:
         except openai.APIConnectionError as error:
             raise _no_connection(self._way.name, error) from error
         except openai.APIError as error:
-            raise _typed(error.body, error_of(error.body)) from error
+            raise _classify_error(error.body, error_of(error.body)) from error
 
     async def _leave(self, reader: ResponsesReader, events: Events) -> None:
         """Drop a response that is not awaited any more; one in the background must be known to be stopped."""
@@ -355,14 +362,14 @@ class OpenAIAgent:
                 self._way.running.add(reader.response_id)
                 return
 
-    async def _taken_up(self, reader: ResponsesReader) -> Events:
-        path = f"/responses/{_quoted(reader.response_id)}"
+    async def _resume_response(self, reader: ResponsesReader) -> Events:
+        path = f"/responses/{_quote(reader.response_id)}"
         after = {"params": {"stream": "true", "starting_after": max(reader.sequence, 0)}}
         return await self._way.client.get(
             path, options=_AS_OURSELVES | after, cast_to=object, stream=True, stream_cls=Events
         )
 
-    async def _asked(self, said: UpstreamMessage, key: str) -> Events:
+    async def _begin_response(self, said: UpstreamMessage, key: str) -> Events:
         self._is_asked = False
         body = await self._body(said)
         self._is_asked = True
@@ -401,7 +408,7 @@ class OpenAIAgent:
         body |= way.extra
         return {name: value for name, value in body.items() if value is not None}
 
-    def _opened(self, piece: bytes) -> MessageTaken:
+    def _message_taken_of(self, piece: bytes) -> MessageTaken:
         """Return the conversation that the server continued: a silent new beginning shows here."""
         response = msgspec.json.decode(piece).get("response") or {}
         if self._way.memory == "conversation":
@@ -414,7 +421,7 @@ class OpenAIAgent:
         return MessageTaken(agent, self._names if went_on_from == self._came_from else went_on_from)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     """Return a name as one segment of a path, whatever is in it."""
     return quote(name, safe="")
 
@@ -430,10 +437,10 @@ def _output(result: ToolResult) -> dict[str, str]:
 
 def _refusal(error: openai.APIStatusError, *, now: float) -> ModelError:
     wait_s = retry_after_s(error.response.headers.get("retry-after", ""), now=now)
-    return _typed(error.body, error_of(error.body, status=error.status_code, retry_after_s=wait_s))
+    return _classify_error(error.body, error_of(error.body, status=error.status_code, retry_after_s=wait_s))
 
 
-def _typed(body: object, error: ModelError) -> ModelError:
+def _classify_error(body: object, error: ModelError) -> ModelError:
     """Return what a refusal means where memory is at stake, else `error`."""
     fields = body if isinstance(body, dict) else {}
     if fields.get("code") in _GONE or fields.get("param") in _NAMED_BY:

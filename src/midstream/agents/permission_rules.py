@@ -28,14 +28,14 @@ __all__ = [
     "Person",
     "Rules",
     "Verdict",
-    "decided",
+    "decide_permission",
 ]
 
 HARMLESS: frozenset[Kind] = frozenset({"read", "search", "think"})
 """What changes nothing, here or elsewhere. Fetching is not among them: an address can carry words away."""
 
 Verdict = Literal[True] | str | Ask
-"""True; or why not, which the agent reads; or that a person shall say."""
+"""True; or why not, which the agent reads; or that a person shall decide."""
 
 
 class Rules(Struct, frozen=True):
@@ -76,7 +76,7 @@ Asking = Callable[[Permission], Awaitable[Verdict]]
 """Decides in code of your own. The agent waits, and its silence counts: to let people take their time, return `Ask`."""
 
 
-async def decided(
+async def decide_permission(
     permissions: Rules | Asking, permission: Permission, person: Person | None = None
 ) -> Decision:
     """Decide by rules or by code, and ask the person where those return `Ask`."""

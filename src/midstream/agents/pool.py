@@ -86,12 +86,12 @@ REPORTS_MAX = 1000
 """Sessions whose last turn can be asked for."""
 
 TELLING_AGE_S = 60.0
-"""Seconds of silence from which it tells something of an upstream's memory whether an agent is still there."""
+"""Seconds of silence from which it is a sign of an upstream's memory whether an agent is still there."""
 
 Servers = Callable[[], Sequence[ForwardedMcpServer]]
-"""Says which MCP servers the client application has right now."""
+"""Returns the MCP servers that the client application has right now."""
 OnTurn = Callable[[TurnReport], None]
-"""Is told what became of each turn."""
+"""Receives what became of each turn."""
 
 _log = logging.getLogger(__name__)
 
@@ -224,22 +224,22 @@ class Pooled(StoredModel):
                 cause of this one).
         """
         chain = self._chains.get(request.session, Chain()).then(request.history)
-        async with contextlib.aclosing(self._streamed(request, chain)) as events:
+        async with contextlib.aclosing(self._stream(request, chain)) as events:
             async for event in events:
                 yield event
 
-    async def _streamed(self, request: ModelRequest, chain: Chain) -> AsyncGenerator[ModelEvent, None]:
+    async def _stream(self, request: ModelRequest, chain: Chain) -> AsyncGenerator[ModelEvent, None]:
         setup, outline = self._read(request, chain.heard)
         is_ours = await self._may_enter(request, outline)
         try:
             turn = await self._begin(request, outline, setup, chain.heard)
-            if turn.claim is not None:  # a side call takes nobody's place
-                self._know(request.session, chain)
-            if is_ours and turn.claim is None:  # nobody needs to wait for a side call
+            if turn.claim is not None:  # a side call replaces no other turn
+                self._keep_links(request.session, chain)
+            if is_ours and turn.claim is None:  # no turn needs to wait for a side call
                 is_ours = False
                 self._locks.leave(request.session)
             try:
-                async with contextlib.aclosing(self._answered(turn)) as events:
+                async with contextlib.aclosing(self._answer(turn)) as events:
                     async for event in events:
                         yield event
             except ModelError as error:
@@ -262,7 +262,7 @@ class Pooled(StoredModel):
         identity = self._upstream.identity
         return setup, heard.outline(setup.instructions, setup.tools, setup.servers, identity)
 
-    def _know(self, session: str, chain: Chain) -> None:
+    def _keep_links(self, session: str, chain: Chain) -> None:
         """Keep a conversation's links for its next turn."""
         self._chains.pop(session, None)
         self._chains[session] = chain
@@ -291,7 +291,7 @@ class Pooled(StoredModel):
         turn: PoolTurn | None = None
         try:
             if request.session and not request.is_ephemeral:
-                turn = await self._claimed(request, outline, setup)
+                turn = await self._claim(request, outline, setup)
         except OUT_OF_ORDER as error:
             _log.warning(
                 "a turn continues without its record: %s", error.code, extra={"session": request.session}
@@ -317,9 +317,11 @@ class Pooled(StoredModel):
         """Store a call that the agent ran itself, before it is published."""
         if turn.own_calls:
             with contextlib.suppress(*OUT_OF_ORDER):
-                await self._entries.keep_calls(turn.request.session, turn.own_calls.kept(is_whole=is_whole))
+                await self._entries.keep_calls(
+                    turn.request.session, turn.own_calls.collect(is_whole=is_whole)
+                )
 
-    async def _claimed(self, request: ModelRequest, outline: Outline, setup: Setup) -> PoolTurn | None:
+    async def _claim(self, request: ModelRequest, outline: Outline, setup: Setup) -> PoolTurn | None:
         for _ in range(CLAIMS_MAX):
             found = await self._entries.find(request.session)
             now = self._world.now()
@@ -345,7 +347,7 @@ class Pooled(StoredModel):
                 return PoolTurn(request, outline, judged, doing, setup, None)
             try:
                 asked = replace(
-                    self._asked(doing, found, outline, now), asides=asides_of(judged, found.record)
+                    self._create_record(doing, found, outline, now), asides=asides_of(judged, found.record)
                 )
                 claim = await self._entries.claim(request.session, found, asked)
             except EntryMovedError:
@@ -355,19 +357,19 @@ class Pooled(StoredModel):
             return turn
         return None
 
-    def _asked(
+    def _create_record(
         self, doing: ResumeAgent | Fork | Fresh, found: Found, outline: Outline, now: float
     ) -> PoolRecord:
         """Return the record of an agent that is about to receive a message."""
         match doing:
             case ResumeAgent():
                 assert found.record is not None
-                return pool_records.asked_again(found.record, outline, now=now)
+                return pool_records.create_resumed(found.record, outline, now=now)
             case Fork():
                 assert found.record is not None
-                return pool_records.asked_fork(found.record, outline, doing.mark.users, now=now)
+                return pool_records.create_fork(found.record, outline, doing.mark.users, now=now)
             case Fresh():
-                return pool_records.asked_fresh(outline, upstream=self._upstream.name, now=now)
+                return pool_records.create_fresh(outline, upstream=self._upstream.name, now=now)
 
     def _take_over(self, turn: PoolTurn, record: PoolRecord | None, age_s: float) -> None:
         """Note what becomes of the agent of the record that this turn replaces."""
@@ -383,12 +385,12 @@ class Pooled(StoredModel):
 
     # --- saying it --------------------------------------------------------------------------------------------
 
-    async def _answered(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
+    async def _answer(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
         """Send the messages, with a fresh agent where the first one fails, and yield the answer to the last."""
         while True:
             yield ReuseReported(turn.judgement())
             try:
-                async with contextlib.aclosing(self._delivered(turn)) as events:
+                async with contextlib.aclosing(self._deliver(turn)) as events:
                     async for event in events:
                         yield event
             except ModelError as error:
@@ -396,9 +398,9 @@ class Pooled(StoredModel):
             else:
                 return
 
-    async def _delivered(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
+    async def _deliver(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
         for said in turn.delivery.sends:
-            async with contextlib.aclosing(self._said(turn, said)) as events:
+            async with contextlib.aclosing(self._send(turn, said)) as events:
                 async for event in events:
                     if turn.own_calls is not None and _is_shown(event, is_last=turn.delivery.is_last):
                         if turn.own_calls.add(event):
@@ -435,9 +437,9 @@ class Pooled(StoredModel):
         """Release the record: what the agent has is certain now. Only then the caller continues."""
         total = turn.totals.count(finished.usage)
         if isinstance(turn.action, ResumeAgent):  # naming itself is no sign of life: some do, and then fail
-            await self._learn(turn, is_alive=True)
+            await self._note_retention(turn, is_alive=True)
         if turn.claim is not None and turn.current.is_confirmed and (asked := turn.claim.record) is not None:
-            told = pool_records.answered(
+            told = pool_records.with_answer(
                 asked,
                 agent=turn.current.name,
                 mark=turn.current.mark,
@@ -449,13 +451,13 @@ class Pooled(StoredModel):
         turn.is_answered = True
         return replace(finished, usage=total) if finished.usage or turn.delivery.delivered else finished
 
-    async def _said(self, turn: PoolTurn, said: UpstreamMessage) -> AsyncGenerator[ModelEvent, None]:
+    async def _send(self, turn: PoolTurn, said: UpstreamMessage) -> AsyncGenerator[ModelEvent, None]:
         """Send one message, again to the same agent where that is safe, and yield its answer."""
         turn.delivery.repeats, turn.delivery.is_forced = 0, False
         while True:
             turn.delivery.is_taken = False
             try:
-                agent = await self._opened_agent(turn)
+                agent = await self._open_agent(turn)
                 turn.totals.sends += 1
                 turn.begin_send()
                 leave = PermissionRequests(turn.request.person)
@@ -471,7 +473,7 @@ class Pooled(StoredModel):
                     first_token_s=stalls.first_token_max_s if stalls else 0.0,
                 )
                 try:
-                    async with run, contextlib.aclosing(self._heard(turn, run)) as events:
+                    async with run, contextlib.aclosing(self._read_answer(turn, run)) as events:
                         async for event in events:
                             yield event
                 finally:
@@ -490,7 +492,7 @@ class Pooled(StoredModel):
             else:
                 return
 
-    async def _heard(self, turn: PoolTurn, run: AgentRun) -> AsyncGenerator[ModelEvent, None]:
+    async def _read_answer(self, turn: PoolTurn, run: AgentRun) -> AsyncGenerator[ModelEvent, None]:
         while True:
             event: UpstreamEvent = await run.next()
             match event:
@@ -520,8 +522,8 @@ class Pooled(StoredModel):
             and opened.resumed in {asked, ""}
         ):
             with contextlib.suppress(*OUT_OF_ORDER):
-                await self._entries.learn_echo(has_echo=bool(opened.resumed))
-        # One that was opened in this process and spoken to before need not say again what it goes on from.
+                await self._entries.note_echo(has_echo=bool(opened.resumed))
+        # An agent that this process opened and sent to before need not report again what it goes on from.
         is_itself = turn.current.was_used and opened.agent == asked and not opened.resumed
         is_same = opened.resumed == asked or is_itself
         if not is_same or not opened.agent:
@@ -534,13 +536,13 @@ class Pooled(StoredModel):
             return
         if turn.claim.record is not None:
             now = self._world.now()
-            await turn.claim.hold(pool_records.confirmed(turn.claim.record, turn.current.name, now=now))
+            await turn.claim.hold(pool_records.confirm(turn.claim.record, turn.current.name, now=now))
         turn.current.is_confirmed = True
 
     async def _note_mismatch(self, turn: PoolTurn, opened: MessageTaken) -> None:
         """A message went to the wrong conversation: no later turn may continue there."""
         if not opened.resumed and opened.agent != turn.current.name:
-            turn.unneeded.add(opened.agent)  # a new one, that only knows what was just said
+            turn.unneeded.add(opened.agent)  # a new one, that has only the last message
             return
         touched = {opened.agent, opened.resumed}
         with contextlib.suppress(*OUT_OF_ORDER):
@@ -548,7 +550,7 @@ class Pooled(StoredModel):
 
     # --- agents -----------------------------------------------------------------------------------------------
 
-    async def _opened_agent(self, turn: PoolTurn) -> UpstreamAgent:
+    async def _open_agent(self, turn: PoolTurn) -> UpstreamAgent:
         """Return the agent of this turn, opened where it is not."""
         if turn.current.agent is not None:
             return turn.current.agent
@@ -556,7 +558,7 @@ class Pooled(StoredModel):
         try:
             if isinstance(turn.action, Fork) and not turn.current.taken:
                 mark = turn.action.mark
-                forking = cast("ForkingUpstream", self._upstream)  # `Abilities.can_fork` says so
+                forking = cast("ForkingUpstream", self._upstream)  # see `Abilities.can_fork`
                 turn.current.agent = await forking.fork(turn.setup, agent=mark.agent, mark=mark.mark)
                 self._live.has_opened()
             else:
@@ -583,7 +585,7 @@ class Pooled(StoredModel):
             self._live.close(turn.current.agent, forget=forget)
             turn.current.agent = None
         elif forget:
-            self._live.forget(forget)
+            self._live.delete(forget)
 
     async def _begin_anew(self, turn: PoolTurn, error: ModelError) -> None:
         """Let a fresh agent take the place of this turn's, or raise the error where that would not help."""
@@ -601,7 +603,7 @@ class Pooled(StoredModel):
         self._log_turn(turn, "a fresh agent after %s", error.code)
         is_mismatch = isinstance(error, UpstreamMismatchError)
         if isinstance(turn.action, ResumeAgent) and not is_mismatch:
-            await self._learn(turn, is_alive=False)
+            await self._note_retention(turn, is_alive=False)
         if turn.current.name and not is_mismatch:
             turn.unneeded.add(turn.current.name)
         if turn.claim is not None and turn.claim.found.record is not None:
@@ -609,7 +611,7 @@ class Pooled(StoredModel):
         self._let_go(turn)
         turn.begin_anew(error)
         if turn.claim is not None:
-            fresh = pool_records.asked_fresh(turn.outline, upstream=self.name, now=self._world.now())
+            fresh = pool_records.create_fresh(turn.outline, upstream=self.name, now=self._world.now())
             asides = turn.claim.record.asides if turn.claim.record is not None else ()
             await turn.claim.hold(replace(fresh, asides=asides))
         turn.begin(self._world.new_id("agent"), self._upstream.abilities, self._limits.budget)
@@ -622,11 +624,11 @@ class Pooled(StoredModel):
         except (ModelError, TimeoutError):
             return False
 
-    async def _learn(self, turn: PoolTurn, *, is_alive: bool) -> None:
+    async def _note_retention(self, turn: PoolTurn, *, is_alive: bool) -> None:
         if turn.idle_s < TELLING_AGE_S:  # an accident, or nothing to wonder at
             return
         with contextlib.suppress(*OUT_OF_ORDER):
-            await self._entries.learn(age_s=turn.idle_s, is_alive=is_alive)
+            await self._entries.note_resume(age_s=turn.idle_s, is_alive=is_alive)
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -643,15 +645,15 @@ class Pooled(StoredModel):
                 turn.current.agent = None
             self._let_go(turn)
         elif not turn.is_untold or turn.current.taken:
-            self._let_go(turn, forget=turn.current.name if self._may_forget(turn) else "")
+            self._let_go(turn, forget=turn.current.name if self._may_delete(turn) else "")
         else:
             self._let_go(turn)
         if not self._upstream.abilities.can_fork:
             for name in turn.unneeded - {turn.current.name, ""}:
-                self._live.forget(name)
+                self._live.delete(name)
         if turn.claim is not None and turn.claim.found.version == 0:
             await self._prune()
-        self._tell(turn)
+        self._report(turn)
 
     async def _settle_record(self, turn: PoolTurn) -> None:
         """Leave no record that claims more than is certain: the answer is not whole."""
@@ -669,7 +671,7 @@ class Pooled(StoredModel):
         turn.current.is_confirmed = False
         await claim.drop()
 
-    def _may_forget(self, turn: PoolTurn) -> bool:
+    def _may_delete(self, turn: PoolTurn) -> bool:
         """Whether no later turn can continue from this turn's agent: a mark of a record may name it where forks are
         made.
         """
@@ -680,9 +682,9 @@ class Pooled(StoredModel):
             gone = await self._entries.prune()
             if not self._upstream.abilities.can_fork:
                 for name in gone:
-                    self._live.forget(name)
+                    self._live.delete(name)
 
-    def _tell(self, turn: PoolTurn) -> None:
+    def _report(self, turn: PoolTurn) -> None:
         report = turn.report()
         if report.session:
             self._reports.pop(report.session, None)

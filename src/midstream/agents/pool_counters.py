@@ -24,7 +24,7 @@ class PoolCounters:
         self.sends = 0
         """Messages that agents were sent, all tries counted."""
         self.replays = 0
-        """How often a fresh agent was told a whole conversation."""
+        """How often a fresh agent was sent a whole conversation."""
         self.input_tokens = 0
         """What upstreams read, from a cache or not, as far as they count."""
         self.cached_tokens = 0

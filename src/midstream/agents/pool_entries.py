@@ -25,8 +25,8 @@ from midstream.agents.pool_records import (
     PoolRecord,
     decode,
     encode,
-    expired,
-    noted,
+    find_expired,
+    with_side_call,
 )
 from midstream.agents.unresent_calls import AnswerCalls, decode_calls, encode_calls, with_answer
 from midstream.environment import World
@@ -114,7 +114,7 @@ class PoolEntries:
         if kept is None:
             return Found(0, None)
         record = decode(kept.body)
-        if record is not None and self._expired([(key, record.used_at)]):
+        if record is not None and self._find_expired([(key, record.used_at)]):
             return Found(kept.version, None, age_s=self._world.now() - kept.at)
         return Found(kept.version, record)
 
@@ -140,7 +140,7 @@ class PoolEntries:
         """
         if found.record is None:
             return
-        key, body = key_of(self._upstream, session), encode(noted(found.record, outline))
+        key, body = key_of(self._upstream, session), encode(with_side_call(found.record, outline))
         await self._kv.kv_put(POOL_NAMESPACE, key, body, expected=found.version, at=found.record.used_at)
 
     async def drop_where(self, is_unwanted: Callable[[PoolRecord], bool]) -> None:
@@ -156,7 +156,7 @@ class PoolEntries:
         gone: list[str] = []
         await self._drop_calls()
         now = self._world.now()
-        for key in self._expired([(key, kept.at) for key, kept in entries.items()]):
+        for key in self._find_expired([(key, kept.at) for key, kept in entries.items()]):
             record = decode(entries[key].body)
             is_gone = await self._kv.kv_delete(POOL_NAMESPACE, key, expected=entries[key].version)
             if is_gone:
@@ -184,11 +184,13 @@ class PoolEntries:
     async def _drop_calls(self) -> None:
         """Remove the calls of what was not used for as long as a record is kept, or is beyond their number."""
         entries = {kept.key: kept for kept in await self._kv.kv_list(CALLS_NAMESPACE)}
-        for key in self._expired([(key, kept.at) for key, kept in entries.items()]):
+        for key in self._find_expired([(key, kept.at) for key, kept in entries.items()]):
             await self._kv.kv_delete(CALLS_NAMESPACE, key, expected=entries[key].version)
 
-    def _expired(self, used: Iterable[tuple[str, float]]) -> tuple[str, ...]:
-        return expired(used, now=self._world.now(), age_max_s=self._age_max_s, records_max=self._records_max)
+    def _find_expired(self, used: Iterable[tuple[str, float]]) -> tuple[str, ...]:
+        return find_expired(
+            used, now=self._world.now(), age_max_s=self._age_max_s, records_max=self._records_max
+        )
 
     def _note_eviction(self, key: str, record: PoolRecord | None, *, age_s: float) -> None:
         """Log and count a record that a limit has removed: the next turn of its session costs a full replay."""
@@ -207,15 +209,17 @@ class PoolEntries:
         kept = await self._kv.kv_get(RETENTION_NAMESPACE, self._upstream)
         return LearnedRetention() if kept is None else decode_retention(kept.body)
 
-    async def learn(self, *, age_s: float, is_alive: bool) -> None:
+    async def note_resume(self, *, age_s: float, is_alive: bool) -> None:
         """Keep what became of an agent that was resumed. Where another writer is first, it is not stored."""
         now = self._world.now()
-        await self._learn(lambda known: known.learned("alive" if is_alive else "dead", age_s, now=now))
+        await self._update_retention(
+            lambda known: known.with_outcome("alive" if is_alive else "dead", age_s, now=now)
+        )
 
-    async def learn_echo(self, *, has_echo: bool) -> None:
+    async def note_echo(self, *, has_echo: bool) -> None:
         """Keep whether the upstream sent the id of what it resumed. Where another writer is first, it is not stored."""
         now = self._world.now()
-        known, learned = await self._learn(
+        known, learned = await self._update_retention(
             lambda known: known.with_echo(now=now) if has_echo else known.without_echo(now=now)
         )
         if learned.never_echoes(now=now) and not known.never_echoes(now=now):
@@ -225,7 +229,7 @@ class PoolEntries:
                 extra={"upstream": self._upstream},
             )
 
-    async def _learn(
+    async def _update_retention(
         self, learned_by: Callable[[LearnedRetention], LearnedRetention]
     ) -> tuple[LearnedRetention, LearnedRetention]:
         """Keep what is learned, if it is new, and return what was known before and what is now."""
@@ -250,7 +254,7 @@ class Claim:
 
     def __init__(self, kv: KeyValue, key: str, world: World, run: str, found: Found) -> None:
         self.is_lost = False
-        """Whether somebody else has the entry by now, or has removed it."""
+        """Whether another process has the entry by now, or has removed it."""
         self.found = found
         self._kv = kv
         self._key = key
@@ -278,7 +282,7 @@ class Claim:
             return
         try:
             if not await self._kv.kv_delete(POOL_NAMESPACE, self._key, expected=self._version):
-                await self._look_again()
+                await self._read_again()
                 if not self.is_lost:
                     await self._kv.kv_delete(POOL_NAMESPACE, self._key, expected=self._version)
         except OUT_OF_ORDER as error:
@@ -291,7 +295,7 @@ class Claim:
             try:
                 self._version = await self._keep(record)
             except EntryMovedError:
-                theirs = await self._look_again()
+                theirs = await self._read_again()
                 record = replace(record, asides=theirs.asides if theirs else ())
             except OUT_OF_ORDER as error:
                 _log.warning("a record could not be written: %s", error.code, extra={"entry": self._key})
@@ -306,7 +310,7 @@ class Claim:
         self.record = record
         return version
 
-    async def _look_again(self) -> PoolRecord | None:
+    async def _read_again(self) -> PoolRecord | None:
         """Find out whether the entry is still this run's: a side call may have written something beside it."""
         try:
             kept = await self._kv.kv_get(POOL_NAMESPACE, self._key)

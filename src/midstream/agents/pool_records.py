@@ -1,7 +1,8 @@
 """Pool records: what is kept of a conversation in an upstream, so that a later process goes on with it.
 
-A record is written twice a turn (two phases). `asked` makes it pending, before anything is sent: from then on it is
-uncertain what the agent has. `confirmed` follows the upstream's first event, `answered` its last.
+A record is written twice a turn (two phases). `create_fresh`, `create_resumed` or `create_fork` makes it pending,
+before anything is sent: from then on it is uncertain what the agent has. `confirm` follows the upstream's first event,
+`with_answer` its last.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RECORD_AGE_MAX_S = 7 * 24 * 3600.0
 RECORDS_MAX = 200
 """Records kept, the most recently used first."""
 MARKS_MAX = 64
-"""Marks kept of a conversation, the newest first: people edit what they said lately."""
+"""Marks kept of a conversation, the newest first: people edit their latest messages."""
 ASIDES_MAX = 4
 """Side calls kept beside a record: client applications have a few kinds of them, such as titles and summaries."""
 
@@ -83,12 +84,14 @@ class PoolRecord(Struct, frozen=True):
         return self.phase == "confirmed" and bool(self.agent) and not self.run
 
 
-def asked_fresh(outline: Outline, *, upstream: str, now: float) -> PoolRecord:
+def create_fresh(outline: Outline, *, upstream: str, now: float) -> PoolRecord:
     """Return the record of a conversation that is about to be opened with the whole transcript."""
-    return PoolRecord("", upstream, outline.fingerprint, "pending", now, now, answered=_answered(outline))
+    return PoolRecord(
+        "", upstream, outline.fingerprint, "pending", now, now, answered=_results_since_message(outline)
+    )
 
 
-def asked_again(record: PoolRecord, outline: Outline, *, now: float) -> PoolRecord:
+def create_resumed(record: PoolRecord, outline: Outline, *, now: float) -> PoolRecord:
     """Return the record of an agent that is about to be resumed with the new messages."""
     common = record.fingerprint.count
     return replace(
@@ -97,24 +100,24 @@ def asked_again(record: PoolRecord, outline: Outline, *, now: float) -> PoolReco
         phase="pending",
         marks=_marks_up_to(record.marks, common),
         open_calls=(),
-        answered=_answered(outline),
+        answered=_results_since_message(outline),
         asides=(),
         used_at=now,
     )
 
 
-def asked_fork(record: PoolRecord, outline: Outline, users: int, *, now: float) -> PoolRecord:
+def create_fork(record: PoolRecord, outline: Outline, users: int, *, now: float) -> PoolRecord:
     """Return the record of a fork that is about to be opened from the mark after `users` user messages."""
-    fresh = asked_fresh(outline, upstream=record.upstream, now=now)
+    fresh = create_fresh(outline, upstream=record.upstream, now=now)
     return replace(fresh, marks=_marks_up_to(record.marks, users))
 
 
-def confirmed(record: PoolRecord, agent: str, *, now: float) -> PoolRecord:
+def confirm(record: PoolRecord, agent: str, *, now: float) -> PoolRecord:
     """Return the record after the upstream's first event, which named the agent."""
     return replace(record, agent=agent, phase="confirmed", used_at=now)
 
 
-def answered(
+def with_answer(
     record: PoolRecord, *, agent: str, mark: str, open_calls: Sequence[str], now: float
 ) -> PoolRecord:
     """Return the record after a whole response.
@@ -133,7 +136,7 @@ def answered(
     )
 
 
-def noted(record: PoolRecord, outline: Outline) -> PoolRecord:
+def with_side_call(record: PoolRecord, outline: Outline) -> PoolRecord:
     """Return the record with an unmarked side call beside it. Nothing else of it changes."""
     return replace(record, asides=with_aside(record.asides, outline.fingerprint))
 
@@ -165,7 +168,7 @@ def decode(body: bytes) -> PoolRecord | None:
     return record if _is_sound(record) else None
 
 
-def expired(
+def find_expired(
     used: Iterable[tuple[str, float]],
     *,
     now: float,
@@ -201,7 +204,7 @@ def _is_sound(record: PoolRecord) -> bool:
     )
 
 
-def _answered(outline: Outline) -> tuple[str, ...]:
+def _results_since_message(outline: Outline) -> tuple[str, ...]:
     """Return the results that have been given since the last user message: none, where it is the end."""
     return () if outline.tail_users else outline.answered
 

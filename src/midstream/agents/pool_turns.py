@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from midstream.agents.agent_failures import FailureSituation
 from midstream.agents.pool_entries import Claim
-from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, replayed
+from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, prepend_transcript
 from midstream.agents.reuse_classification import (
     Action,
     Classification,
@@ -48,7 +48,7 @@ class End(StrEnum):
     WHOLE = "whole"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Nobody listened any more."""
+    """There was no reader any more."""
 
 
 class TurnReport(Struct, frozen=True):
@@ -58,7 +58,7 @@ class TurnReport(Struct, frozen=True):
         kind, why: The classification, and what was decisive.
         way: How the agent was got that answered, or was to answer.
         agent: Its name, "" where it never got one.
-        common, new: User messages the record knew of this conversation, and those it did not.
+        common, new: User messages of this conversation in the record, and the others.
         sends: Messages sent, all tries counted.
         replays: How often a fresh agent got the whole transcript.
         rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
@@ -256,27 +256,27 @@ class PoolTurn:
                 name = self.claim.found.record.agent
                 self.current = CurrentAgent(name, nonce=name)
                 delivery = self.action.delivery
-                sends = _told(self.request.history, delivery.users, delivery.results, budget)
+                sends = _messages_of(self.request.history, delivery.users, delivery.results, budget)
             case Fork():
                 self.current = CurrentAgent(self.action.mark.agent, nonce)
-                sends = _told(self.request.history, self.action.users, (), budget)
+                sends = _messages_of(self.request.history, self.action.users, (), budget)
             case Fresh():
                 self.current = CurrentAgent("", nonce)
                 history = with_own_calls(self.request.history, self.kept_calls)
-                sends = [_told_all(history, abilities, budget)]
+                sends = [_message_with_transcript(history, abilities, budget)]
                 self.totals.replays += len(history.entries) > 1
-        self._tell_cut(sends, budget)
+        self._send_cut_answer(sends, budget)
         sends[-1] = replace(sends[-1], settings=self.request.settings)
         self.delivery = MessageQueue(sends)
 
-    def _tell_cut(self, sends: list[UpstreamMessage], budget: TranscriptBudget) -> None:
+    def _send_cut_answer(self, sends: list[UpstreamMessage], budget: TranscriptBudget) -> None:
         """Send an agent that is not fresh the cut answer that the request does not have."""
         last = self.kept_calls[-1] if self.kept_calls else None
         if isinstance(self.action, Fresh) or last is None or last.is_whole or sends[0].results:
             return
         users = self.outline.fingerprint.users
         known = len(users) - LINK_BYTES * len(sends)
-        if users.endswith(last.link):  # the same is asked again
+        if users.endswith(last.link):  # the same message is sent again
             place = -1
         elif users[:known].endswith(last.link):
             place = 0
@@ -344,7 +344,7 @@ class PoolTurn:
         )
 
 
-def _told(
+def _messages_of(
     history: History, users: int, results: Sequence[str], budget: TranscriptBudget
 ) -> list[UpstreamMessage]:
     """Return the last user messages one by one; the results of these calls go with the first.
@@ -368,7 +368,9 @@ def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[ToolResult, ...
     return tuple(result for result in last.results if result.call_id in wanted)
 
 
-def _told_all(history: History, abilities: Abilities, budget: TranscriptBudget) -> UpstreamMessage:
+def _message_with_transcript(
+    history: History, abilities: Abilities, budget: TranscriptBudget
+) -> UpstreamMessage:
     """Return the messages for a fresh agent: the whole transcript, and the message to answer."""
     before = without_notes(history)
     last = before.entries[-1] if before.entries else None
@@ -379,7 +381,9 @@ def _told_all(history: History, abilities: Abilities, budget: TranscriptBudget) 
         if before.entries and is_cut(before.entries[-1]):
             message = UserMessage((Text(DONE + "\n\n"), *message.parts))
         return UpstreamMessage(message, before=before)
-    return UpstreamMessage(replayed(before, message, takes_files=abilities.takes_files, budget=budget))
+    return UpstreamMessage(
+        prepend_transcript(before, message, takes_files=abilities.takes_files, budget=budget)
+    )
 
 
 def without_notes(history: History) -> History:

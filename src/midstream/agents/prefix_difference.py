@@ -19,7 +19,7 @@ from midstream.errors import UsageError
 from midstream.history.codecs.codec_spec import Json, Value
 
 AROUND_CHARS = 40
-"""Characters on each side of a difference that are looked at to say what it is in."""
+"""Characters on each side of a difference that are examined to find what it is in."""
 
 
 class PrefixCause(StrEnum):
@@ -102,16 +102,16 @@ def first_difference(before: bytes, after: bytes) -> Difference | None:
     was, now = _request_of(before), _request_of(after)
     there = list(_pieces(now))
     place, kept = 0, 0
-    total = sum(len(_encoded(value)) for _, value in _pieces(was))
+    total = sum(len(_encode(value)) for _, value in _pieces(was))
     for place, (field, value) in enumerate(_pieces(was)):
         other_field, other = there[place] if place < len(there) else ("", None)
-        if other_field == field and _encoded(value) == _encoded(other):
-            kept += len(_encoded(value))
+        if other_field == field and _encode(value) == _encode(other):
+            kept += len(_encode(value))
             continue
         if other_field != field:
             # Either side has more of the fields that are read before this one, or the conversation became shorter.
             return _of_missing(field, other_field, kept, total, was, now)
-        byte = kept + _common(_encoded(value), _encoded(other))
+        byte = kept + _common(_encode(value), _encode(other))
         return _of_values(field, value, other, byte, total, now)
     return None
 
@@ -168,7 +168,7 @@ def _at(request: Json, field: str) -> Value:
 
 
 def _of_values(field: str, was: Value, is_now: Value, byte: int, total: int, now: Json) -> Difference:
-    path, one, other = _narrowed(field, was, is_now)
+    path, one, other = _narrow(field, was, is_now)
     cause = _cause_of(field, was, is_now, one, other)
     before, after = _kind(one), _kind(other)
     if cause is None and isinstance(one, str) and isinstance(other, str):
@@ -183,7 +183,7 @@ def _of_values(field: str, was: Value, is_now: Value, byte: int, total: int, now
 def _cause_of(field: str, was: Value, is_now: Value, one: Value, other: Value) -> PrefixCause | None:
     if field == "model":
         return PrefixCause.MODEL
-    if _sorted(one) == _sorted(other):
+    if _encode_sorted(one) == _encode_sorted(other):
         return PrefixCause.KEY_ORDER
     if field == "tools":
         is_shuffled = isinstance(was, list) and isinstance(is_now, list) and _bag(was) == _bag(is_now)
@@ -193,20 +193,18 @@ def _cause_of(field: str, was: Value, is_now: Value, one: Value, other: Value) -
 
 
 def _bag(values: list[Value]) -> list[bytes]:
-    return sorted(map(_sorted, values))
+    return sorted(map(_encode_sorted, values))
 
 
-def _narrowed(path: str, one: Value, other: Value) -> tuple[str, Value, Value]:
+def _narrow(path: str, one: Value, other: Value) -> tuple[str, Value, Value]:
     """Go down to the innermost place that holds the first difference."""
     while True:
         if isinstance(one, dict) and isinstance(other, dict) and list(one) == list(other):
-            key = next(key for key in one if _encoded(one[key]) != _encoded(other[key]))
+            key = next(key for key in one if _encode(one[key]) != _encode(other[key]))
             path, one, other = f"{path}.{key}", one[key], other[key]
         elif isinstance(one, list) and isinstance(other, list):
             pairs = enumerate(zip(one, other, strict=False))
-            place = next(
-                (at for at, (a, b) in pairs if _encoded(a) != _encoded(b)), min(len(one), len(other))
-            )
+            place = next((at for at, (a, b) in pairs if _encode(a) != _encode(b)), min(len(one), len(other)))
             path = f"{path}[{place}]"
             one, other = one[place : place + 1], other[place : place + 1]
             if not (one and other):
@@ -228,7 +226,7 @@ def _has_moved(what: Value, now: Json, field: str) -> bool:
     """Whether the longest text of it stands further down."""
     text = max(_texts(what), key=len, default="")
     if len(text) < AROUND_CHARS:
-        return False  # what is short may well be said twice
+        return False  # a short text may well occur twice
     return any(text in each for _, value in _later(now, field) for each in _texts(value))
 
 
@@ -280,19 +278,19 @@ _OF_KINDS = {
 
 
 _GROUPS = (("date", "time"), ("uuid", "id"), ("path",))
-"""Kinds of which all that differs may be: a date is told with its day of the week and the hour."""
+"""Kinds of which all that differs may be: a date is written with its day of the week and the hour."""
 
 
 def _kinds_of_texts(one: str, other: str) -> tuple[str, str]:
     for group in _GROUPS:
-        if _masked(one, group) == _masked(other, group):
+        if _mask(one, group) == _mask(other, group):
             return group[0], group[0]
     start = _common(one, other)
     ending = _common(one[start:][::-1], other[start:][::-1])
     return _kind_within(one, start, len(one) - ending), _kind_within(other, start, len(other) - ending)
 
 
-def _masked(text: str, kinds: tuple[str, ...]) -> str:
+def _mask(text: str, kinds: tuple[str, ...]) -> str:
     for kind in kinds:
         text = _KINDS[kind].sub("\0", text)
     return text
@@ -328,11 +326,11 @@ def _kind(value: Value) -> str:
 # --- bytes -------------------------------------------------------------------------------------------------------
 
 
-def _encoded(value: Value) -> bytes:
+def _encode(value: Value) -> bytes:
     return msgspec.json.encode(value)
 
 
-def _sorted(value: Value) -> bytes:
+def _encode_sorted(value: Value) -> bytes:
     return msgspec.json.encode(value, order="sorted")
 
 

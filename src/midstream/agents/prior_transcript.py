@@ -67,7 +67,7 @@ DONE = (
     "The last answer was cut off. What it said and did until then stands above and is done: do not do it again. "
     "A tool call whose result is unknown may have taken effect: find out before you repeat it."
 )
-"""What an agent is told of an answer that was cut, with what that answer did."""
+"""What an agent is sent of an answer that was cut, with what that answer did."""
 
 _ENDED = {
     Outcome.OK: "ok",
@@ -107,7 +107,7 @@ class _Piece(Struct, frozen=True):
     """Characters that its own limit has cut off already."""
 
 
-def replayed(
+def prepend_transcript(
     history: History,
     message: UserMessage,
     *,
@@ -140,7 +140,7 @@ def replayed(
     for number, said in enumerate((*unanswered, message)):
         if number and said.parts:
             parts.append(Text("\n\n"))  # some upstreams join the parts of a message
-        parts += said.parts if takes_files else [_named(part) for part in said.parts]
+        parts += said.parts if takes_files else [_name_part(part) for part in said.parts]
     return UserMessage(tuple(parts))
 
 
@@ -172,7 +172,7 @@ def transcript(history: History, budget: TranscriptBudget = TranscriptBudget()) 
     fence = _fence(pieces)
     frame = [_PREFACE.format(fence=fence), f"--- {fence} {_BEGIN} ---", f"--- {fence} {_END} ---"]
     room = budget.total_chars - sum(len(line) + 1 for line in frame)
-    shown = _allotted(pieces, room, heading_chars=len(fence) + 11)
+    shown = _allot(pieces, room, heading_chars=len(fence) + 11)
     lines: list[str] = []
     untold = _Untold()
     for piece, kept in zip(pieces, shown, strict=True):
@@ -208,7 +208,7 @@ class _Untold:
 def _pieces(history: History, budget: TranscriptBudget) -> Iterator[_Piece]:
     for number, entry in enumerate(history.entries, 1):
         if isinstance(entry, UserMessage):
-            text = "\n".join(_noted(part) for part in entry.parts)
+            text = "\n".join(_describe(part) for part in entry.parts)
             yield _Piece(f"{number} the user said", text, _USER_CHARS_MIN)
         else:
             yield from _step(number, entry, budget)
@@ -224,19 +224,19 @@ def _step(number: int, step: Step, budget: TranscriptBudget) -> Iterator[_Piece]
         elif isinstance(part, ToolCall):
             calls[part.id] = called = f"{number}.{len(calls) + 1}"
             heading = f"{called} the assistant called the tool {_name(part.name)}, with"
-            yield _capped(heading, part.arguments or "{}", budget.arguments_chars)
+            yield _cap(heading, part.arguments or "{}", budget.arguments_chars)
         elif isinstance(part, UpstreamCall):
             ran += 1
             own = f"{number} the assistant's own call {ran}, of {_name(part.name)}"
-            yield _capped(f"{own}, with", part.arguments or "{}", budget.arguments_chars)
+            yield _cap(f"{own}, with", part.arguments or "{}", budget.arguments_chars)
             heading = f"{own}, result ({_ENDED[part.outcome or Outcome.UNKNOWN]})"
-            yield _capped(heading, part.content or "(no output)", budget.result_chars)
+            yield _cap(heading, part.content or "(no output)", budget.result_chars)
     for result in step.results:
         heading = f"{calls[result.call_id]} result ({_ENDED[result.outcome]})"
-        yield _capped(heading, result.content or "(no output)", budget.result_chars)
+        yield _cap(heading, result.content or "(no output)", budget.result_chars)
 
 
-def _capped(heading: str, text: str, chars: int) -> _Piece:
+def _cap(heading: str, text: str, chars: int) -> _Piece:
     told = without_base64(text)
     return _Piece(heading, told[:chars], 0, max(len(told) - chars, 0))
 
@@ -246,7 +246,7 @@ def _name(name: str) -> str:
     return re.sub(r"\s+", " ", name)[:64] or "(without a name)"
 
 
-def _allotted(pieces: Sequence[_Piece], room: int, *, heading_chars: int) -> list[int | None]:
+def _allot(pieces: Sequence[_Piece], room: int, *, heading_chars: int) -> list[int | None]:
     """Return how many characters of each piece are written, None for one without even a heading.
 
     First every piece gets its heading and floor, the newest first and the very first one with them, since it has the
@@ -302,7 +302,7 @@ def _fence(pieces: Sequence[_Piece]) -> str:
 # --- attachments ----------------------------------------------------------------------------------------------------
 
 
-def _noted(part: Text | File) -> str:
+def _describe(part: Text | File) -> str:
     if isinstance(part, Text):
         return without_base64(part.text)
     name = " ".join(dict.fromkeys(filter(None, (part.name, part.media_type))))
@@ -311,26 +311,26 @@ def _noted(part: Text | File) -> str:
     return f"[attached file: {name} at {without_base64(part.url or 'no address')}]"
 
 
-def _named(part: Text | File) -> Text:
+def _name_part(part: Text | File) -> Text:
     """Return a part of a message as words: a text whole, others by name."""
     if isinstance(part, Text):
         return part
     is_inlined = part.data is None and (part.url or "").startswith("data:")
-    return Text(f"\n{_noted(part) if is_inlined else file_words(part)}\n")
+    return Text(f"\n{_describe(part) if is_inlined else file_words(part)}\n")
 
 
 def without_base64(text: str) -> str:
     """Return a text with a note for each file that it holds as base64: data URLs, and long runs of mixed characters."""
     if "base64," in text:
-        text = _DATA_URL.sub(_data_noted, text)
-    return _BASE64.sub(_run_noted, text) if len(text) >= BASE64_CHARS_MIN else text
+        text = _DATA_URL.sub(_replace_data, text)
+    return _BASE64.sub(_replace_run, text) if len(text) >= BASE64_CHARS_MIN else text
 
 
-def _data_noted(found: re.Match[str]) -> str:
+def _replace_data(found: re.Match[str]) -> str:
     return f"[{found['kind'] or 'data'} left out: {len(found[0])} characters]"
 
 
-def _run_noted(found: re.Match[str]) -> str:
+def _replace_run(found: re.Match[str]) -> str:
     run = found[0]
     is_base64 = all(kind.search(run) for kind in _MIXED)
     return f"[base64 left out: {len(run)} characters]" if is_base64 else run

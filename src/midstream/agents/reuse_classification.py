@@ -23,9 +23,9 @@ class RequestRelation(StrEnum):
     NEW = "new"
     """There is no record."""
     CONTINUATION = "continuation"
-    """The agent knows all but the end: one user message, or the results it waits for."""
+    """The agent has all but the end: one user message, or the results it waits for."""
     CONTINUATION_MULTI = "continuation-multi"
-    """The agent knows all but the end: several user messages with nothing between them."""
+    """The agent has all but the end: several user messages with nothing between them."""
     REPEAT = "repeat"
     """The agent has been asked exactly this: a retry, or another answer is wanted."""
     SIDE_CALL = "side-call"
@@ -35,7 +35,7 @@ class RequestRelation(StrEnum):
     TOOLS_CHANGED = "tools-changed"
     """The same conversation has other tools or servers."""
     DIVERGENCE = "divergence"
-    """The conversation is not the one the agent knows: edited, reverted, compacted, answered elsewhere."""
+    """The conversation is not the one the agent has: edited, reverted, compacted, answered elsewhere."""
 
 
 Field = Literal[
@@ -127,9 +127,9 @@ def classify(record: PoolRecord | None, outline: Outline, *, is_ephemeral: bool 
         return Classification(RequestRelation.NEW, Reason("record", None, "no record"), new=theirs.count)
     mine = record.fingerprint
     common = common_users(mine.users, theirs.users)
-    changed = _changed(mine, theirs)
+    changed = _find_changes(mine, theirs)
     delivery = _delivery(record, outline, common)
-    kind, reason = _judged(record, outline, common, changed, delivery)
+    kind, reason = _judge(record, outline, common, changed, delivery)
     if not record.is_resumable or _is_of_aside(record, outline, changed):
         delivery = None
     return Classification(kind, reason, common, theirs.count - common, changed, delivery)
@@ -186,10 +186,10 @@ def asides_of(classification: Classification, record: PoolRecord | None) -> tupl
 
 
 _BASE: tuple[Field, ...] = ("identity", "system", "tools", "servers")
-"""What stands before the first message, in the order in which a difference is told."""
+"""What stands before the first message, in the order in which a difference is reported."""
 
 
-def _changed(mine: Fingerprint, theirs: Fingerprint) -> tuple[Field, ...]:
+def _find_changes(mine: Fingerprint, theirs: Fingerprint) -> tuple[Field, ...]:
     return tuple(field for field in _BASE if getattr(mine, field) != getattr(theirs, field))
 
 
@@ -210,11 +210,11 @@ def _delivery(record: PoolRecord, outline: Outline, common: int) -> Delivery | N
         is_asked = sorted(outline.tail_results) == sorted(record.open_calls)
         is_all = answered == Counter((*record.answered, *record.open_calls))
         return Delivery(new, outline.tail_results) if is_asked and is_all else None
-    # Fewer is well: many client applications leave out what tools said in earlier turns.
+    # Fewer is well: many client applications leave out the results of tools in earlier turns.
     return Delivery(new) if new and answered <= Counter(record.answered) else None
 
 
-def _judged(
+def _judge(
     record: PoolRecord, outline: Outline, common: int, changed: tuple[Field, ...], delivery: Delivery | None
 ) -> tuple[RequestRelation, Reason]:
     known, count = record.fingerprint.count, outline.fingerprint.count

@@ -27,7 +27,7 @@ from midstream.history.messages import (
     ToolCall,
     UpstreamCall,
 )
-from midstream.history.upstream_calls import closed, ended, started
+from midstream.history.upstream_calls import close_call, end_call, start_call
 from midstream.models.fingerprint import LINK_BYTES, ConversationDigest
 from midstream.models.responses import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 
@@ -97,7 +97,7 @@ class OwnCalls:
                 self._chars += len(event.text)
                 return False
             case UpstreamCallStarted():
-                call = started(event.id, event.name, _shortened(event.arguments, ARGUMENTS_CHARS_MAX))
+                call = start_call(event.id, event.name, _shorten(event.arguments, ARGUMENTS_CHARS_MAX))
                 self._calls.append(OwnCall(self._chars, call))
                 return True
             case UpstreamCallEnded():
@@ -109,12 +109,12 @@ class OwnCalls:
         for index in range(len(self._calls) - 1, -1, -1):
             own = self._calls[index]
             if own.call.id == event.id and own.call.outcome is None:
-                content = _shortened(event.content, RESULT_CHARS_MAX)
-                self._calls[index] = OwnCall(own.at, ended(own.call, content, event.outcome))
+                content = _shorten(event.content, RESULT_CHARS_MAX)
+                self._calls[index] = OwnCall(own.at, end_call(own.call, content, event.outcome))
                 return True
         return False
 
-    def kept(self, *, is_whole: bool) -> AnswerCalls:
+    def collect(self, *, is_whole: bool) -> AnswerCalls:
         """Return what to keep by now."""
         text = "" if is_whole else "".join(self._texts)
         return AnswerCalls(self._place, tuple(self._calls), text, is_whole)
@@ -150,7 +150,7 @@ def with_own_calls(history: History, kept: Sequence[AnswerCalls]) -> History:
     for entry in history.entries:
         if isinstance(entry, Step):
             answer = answers.get(place_of(heard))
-            entries.append(entry if answer is None else _merged(entry, answer))
+            entries.append(entry if answer is None else _merge(entry, answer))
         else:
             entries.append(entry)
         heard = heard.then((entry,))
@@ -176,7 +176,7 @@ def decode_calls(body: bytes) -> tuple[AnswerCalls, ...]:
 _decoder = msgspec.msgpack.Decoder(tuple[AnswerCalls, ...])
 
 
-def _merged(step: Step, answer: AnswerCalls) -> Step:
+def _merge(step: Step, answer: AnswerCalls) -> Step:
     if any(isinstance(part, UpstreamCall) for part in step.response.parts):
         return step  # the application sends them back
     return replace(step, response=replace(step.response, parts=_parts(step.response.parts, answer)))
@@ -194,18 +194,18 @@ def _parts(parts: Sequence[ResponsePart], answer: AnswerCalls) -> tuple[Response
                 cut = max(left[0].at - at, 0)
                 merged += [Text(text[:cut])] if cut else []
                 text, at = text[cut:], at + cut
-                merged.append(closed(left.pop(0).call))
+                merged.append(close_call(left.pop(0).call))
             merged += [Text(text)] if text else []
             at += len(text)
             continue
         if isinstance(part, ToolCall):
-            merged += [closed(own.call) for own in left]
+            merged += [close_call(own.call) for own in left]
             left.clear()
         merged.append(part)
-    return (*merged, *(closed(own.call) for own in left))
+    return (*merged, *(close_call(own.call) for own in left))
 
 
-def _shortened(text: str, chars: int) -> str:
+def _shorten(text: str, chars: int) -> str:
     """Return a text as a transcript quotes it, at most so many characters with the mark of what is missing."""
     told = without_base64(text)
     if len(told) <= chars:

@@ -65,7 +65,7 @@ NAMES: Mapping[str, type[ModelError]] = MappingProxyType(
         "agentbusyerror": _BUSY,
     }
 )
-"""Names and codes by which an upstream says exactly what is wrong; compared in lower case."""
+"""Names and codes by which an upstream states exactly what is wrong; compared in lower case."""
 
 SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
     (

@@ -156,7 +156,7 @@ class Upstream(Protocol):
     async def verify(self) -> bool:
         """Ask whether the credential is accepted, apart from any conversation."""
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         """Delete a conversation upstream, where that can be done. Failures are ignored."""
 
     async def aclose(self) -> None:

@@ -137,9 +137,9 @@ def _exit_code(command: Callable[[], object]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except OSError as error:
-        return _refuse(*of_system(error, Paths.found().state))
+        return _refuse(*of_system(error, Paths.find().state))
     except Exception as error:  # noqa: BLE001 - the top of the process
-        return _refuse(*of_bug(error, Paths.found().state))
+        return _refuse(*of_bug(error, Paths.find().state))
 
 
 def _refuse(line: str, code: int) -> int:
@@ -179,7 +179,7 @@ def midstream_command(ctx: click.Context, home: Path | None, color: str) -> None
 
     Results go to stdout, messages to stderr; every option can be set as MIDSTREAM_<COMMAND>_<OPTION>.
     """
-    ctx.obj = Surroundings(Paths.found(home), color)
+    ctx.obj = Surroundings(Paths.find(home), color)
 
 
 def main() -> NoReturn:

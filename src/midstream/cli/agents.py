@@ -11,14 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from midstream.engine.agent import Agent, checked_agent
+from midstream.engine.agent import Agent, require_agent
 from midstream.errors import AgentNotFoundError, MidstreamError, UsageError
 from midstream.server.auth.access import Access
 from midstream.tools.function_tools import ToolSource
 
 
 class _Framework(NamedTuple):
-    """Agents of one framework: where their classes are, and the module whose `served` converts them."""
+    """Agents of one framework: where their classes are, and the module whose `make_agent` converts them."""
 
     module: str
     classes: tuple[str, ...]
@@ -35,7 +35,7 @@ _FRAMEWORKS = (
 def find_agent(name: str) -> Agent:
     """Import the module (from the current folder first) and return its agent.
 
-    An agent of another framework is converted by `served` of its integration (`_FRAMEWORKS`).
+    An agent of another framework is converted by `make_agent` of its integration (`_FRAMEWORKS`).
 
     Raises:
         AgentNotFoundError: `name` has another form, there is no such module, it fails when it is imported, it has no
@@ -44,14 +44,14 @@ def find_agent(name: str) -> Agent:
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         raise AgentNotFoundError(f"expected the agent as MODULE:AGENT, such as app:agent; got {name!r}")
-    module = _imported(module_name)
+    module = _import(module_name)
     found = getattr(module, attribute, None)
     if found is None:
         raise AgentNotFoundError(f"module {module_name!r} has no {attribute!r}: {_agents_in(module)}")
     if (framework := _framework_of(found)) is not None:
-        return _converted(found, name, framework)
+        return _convert(found, name, framework)
     try:
-        return checked_agent(found)
+        return require_agent(found)
     except UsageError as error:
         hint = _agents_in(module)
         raise AgentNotFoundError(f"{name!r}: {error.message} {hint[0].upper()}{hint[1:]}") from error
@@ -64,7 +64,7 @@ def find_access(name: str) -> Access:
         UsageError: There is no such module or attribute, or it is no `Access`.
     """
     module_name, colon, attribute = name.partition(":")
-    found = getattr(_imported(module_name), attribute, None) if colon and module_name and attribute else None
+    found = getattr(_import(module_name), attribute, None) if colon and module_name and attribute else None
     if not isinstance(found, Access):
         raise UsageError(f"expected a `midstream.server.auth.access.Access` as MODULE:NAME; got {name!r}")
     return found
@@ -94,7 +94,7 @@ def find_server(text: str) -> ToolSource:
     return McpServer.stdio(command, arguments, name=name)
 
 
-def _imported(name: str) -> ModuleType:
+def _import(name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -129,9 +129,9 @@ def _framework_of(value: object) -> _Framework | None:
     return None
 
 
-def _converted(agent: Any, name: str, framework: _Framework) -> Agent:  # noqa: ANN401 - of a package that may be missing
+def _convert(agent: Any, name: str, framework: _Framework) -> Agent:  # noqa: ANN401 - of a package that may be missing
     try:
-        made: Agent = importlib.import_module(framework.converter).served(agent)
+        made: Agent = importlib.import_module(framework.converter).make_agent(agent)
     except MidstreamError as error:
         raise AgentNotFoundError(f"{name!r}: {error.message}") from error
     return made

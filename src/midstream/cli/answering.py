@@ -19,7 +19,7 @@ from midstream.session.questions import Question
 from midstream.session.records import CallEnded, MessageQueued, QuestionAnswered, QuestionClosed
 
 LOOK_AGAIN_S = 1.0
-"""Seconds until a server is asked again that could not say what is open."""
+"""Seconds until the next request to a server that could not list what is open."""
 
 Place = tuple[str, int, int, str]
 """Session, turn, response, call id: what a question is about."""
@@ -82,15 +82,15 @@ class Answering:
         """Those whose answer is on its way or there: the server may still list them."""
         self._asking: QuestionPrompt | None = None
         self._is_behind = False
-        """Whether somebody may be asked something that nobody here knows of yet."""
+        """Whether a question may be open that is not here yet."""
         self.work: asyncio.Task[str | None] | asyncio.Task[None] | None = None
         """What a person is typing, or an answer that is on its way; None while there is neither."""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Find out what is open: at the beginning, and whenever a question is asked."""
         try:
             asked = await self._client.questions(self._session)
-        except UnavailableError:  # the line is cut, or the server away: the stream tells so itself
+        except UnavailableError:  # the line is cut, or the server away: the stream reports that itself
             self._is_behind = True
             if self.work is None:
                 self.work = self._world.spawn(self._world.sleep(LOOK_AGAIN_S), name="look again")
@@ -106,14 +106,14 @@ class Answering:
             self._open[_place(question)] = question
             if self._keyboard is None:
                 self._show(question)
-                self._tell_how(question)
+                self._print_command(question)
         if self._keyboard is not None:
-            self._ask_next()
+            self._prompt_next()
 
     async def take(self, event: Event) -> None:
         """Notice that a question was asked, answered or has ended by itself."""
         if event.question is not None or isinstance(event.record, MessageQueued):
-            await self.look()
+            await self.refresh()
             return
         record = event.innermost
         where = event.path[-1] if event.path else self._session
@@ -141,16 +141,16 @@ class Answering:
         except ConflictError as error:
             self._screen.note(f"{error.message} [{error.code}]")
             self._decided.clear()
-            await self.look()
+            await self.refresh()
             return
-        if self._asking is None:  # the answer has arrived, and its event tells; or it is time to look again
-            self._ask_next()
+        if self._asking is None:  # the answer has arrived, which its event shows; or it is time to look again
+            self._prompt_next()
             if self._is_behind:
-                await self.look()
+                await self.refresh()
             return
         self._prompt("")
         if line is None:
-            self._tell_how(self._asking.question)
+            self._print_command(self._asking.question)
             self._asking, self._keyboard = None, None
         else:
             self._answer(self._asking, line)
@@ -176,7 +176,7 @@ class Answering:
         )
         self.work = self._world.spawn(answer, name="answer")
 
-    def _ask_next(self) -> None:
+    def _prompt_next(self) -> None:
         if self._asking is not None or self.work is not None or not self._open:
             return
         if self._keyboard is None:
@@ -184,7 +184,7 @@ class Answering:
         question = next(iter(self._open.values()))
         self._asking = QuestionPrompt(question)
         self._show(question)
-        self._keyboard.forget()
+        self._keyboard.discard_input()
         self._prompt(self._asking.prompt)
         self._listen()
 
@@ -196,7 +196,7 @@ class Answering:
         for line in question_lines(question, self._ink, self._width):
             self._screen.remark(line)
 
-    def _tell_how(self, question: Question) -> None:
+    def _print_command(self, question: Question) -> None:
         """Print the command that answers, whole, whatever its length."""
         self._screen.remark(self._ink.yellow(f"{INDENT}~ {how_to_answer(question, self._url)}"))
 
@@ -204,11 +204,11 @@ class Answering:
         self._open.pop(place, None)
         if self._asking is None or _place(self._asking.question) != place:
             return
-        self._asking = None  # somebody else was first, or it is over
+        self._asking = None  # another answer was first, or it is over
         if self.work is not None:
             self.work.cancel()
             self.work = None
-        self._ask_next()
+        self._prompt_next()
 
 
 def _place(question: Question) -> Place:

@@ -14,7 +14,7 @@ from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.session_options import complete, json_of, source_of, source_options
 from midstream.cli.sources import resolve
-from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shortened
+from midstream.cli.terminal import COLUMNS, Ink, clean, columns, pad, shorten
 from midstream.errors import UsageError
 from midstream.session.records import JournalReader
 
@@ -76,13 +76,13 @@ def table(turns: Sequence[TurnCost], ink: Ink, width: int) -> Iterator[str]:
     if not turns:
         return
     room = max(12, *(len(turn.kind) for turn in turns))
-    yield ink.bold(f"TURN  {padded('CLASS', room)}     INPUT    CACHED  UNCACHED  WHY")
+    yield ink.bold(f"TURN  {pad('CLASS', room)}     INPUT    CACHED  UNCACHED  WHY")
     for turn in turns:
         tokens = (turn.input_tokens, turn.cached_tokens, turn.uncached_tokens)
         numbers = "  ".join(f"{'-' if count < 0 else format(count, ','):>8}" for count in tokens)
-        row = f"{padded(str(turn.turn), 4)}  {padded(turn.kind, room)}  {numbers}  "
+        row = f"{pad(str(turn.turn), 4)}  {pad(turn.kind, room)}  {numbers}  "
         why = f"{turn.way}: {turn.reason}" if turn.way else turn.reason
-        line = shortened(f"{row}{clean(why, is_one_line=True)}".rstrip(), width)
+        line = shorten(f"{row}{clean(why, is_one_line=True)}".rstrip(), width)
         yield ink.yellow(line) if turn.kind in _COSTLY else line
 
 
@@ -92,13 +92,13 @@ def summary(turns: Sequence[TurnCost]) -> str:
     read = sum(turn.input_tokens for turn in counted)
     cached = sum(max(turn.cached_tokens, 0) for turn in counted)
     calls = sum(len(turn.calls) for turn in turns)
-    count = f"{_counted(len(turns), 'turn')}, {_counted(calls, 'model call')}"
+    count = f"{_format_count(len(turns), 'turn')}, {_format_count(calls, 'model call')}"
     if not read:
         return f"{count}; no provider counted tokens."
     return f"{count}: {cached:,} of {read:,} input tokens came from the cache ({100 * cached / read:.0f} %)."
 
 
-def _counted(count: int, what: str) -> str:
+def _format_count(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

@@ -21,14 +21,14 @@ from midstream.cli.interrupts import Interrupts
 from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
 from midstream.cli.session_options import url_argument
-from midstream.cli.session_secret import brought_secret
+from midstream.cli.session_secret import read_env_secret
 from midstream.cli.sources import ServerSource, SessionNow
-from midstream.cli.terminal import Ink, clean, columns, escaped_json
+from midstream.cli.terminal import Ink, clean, columns, escape_json
 from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.client.transport_selection import AUTO, TransportKind, TransportName
 from midstream.environment import World
 from midstream.errors import MidstreamError, SessionNotFoundError, UsageError, WrongSecretError
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 from midstream.protocol.frames import Gone
 from midstream.session.records import OPEN_STATUSES, MessageAccepted, TurnEnded, TurnStatus
 
@@ -85,10 +85,10 @@ def chat(
     url = url.rstrip("/")
     ServerSource(url).greet()
     chats = Chats(surroundings.places.state / "chats")
-    left_in = [each for each in chats.left(url) if resume and session is None]
+    left_in = [each for each in chats.find_interrupted(url) if resume and session is None]
     if session is None:
         session = chats.last(url) if resume else World().new_id("chat")[:13]
-    chats.remember(url, session)
+    chats.set_last(url, session)
 
     def talk_in(session: str) -> ChatSession:
         talk = ChatSession(surroundings, chats, url, session, is_json=is_json)
@@ -106,7 +106,7 @@ def chat(
         if left is WatchEnd.INTERRUPTED or not (is_asking or message):
             ctx.exit(left)
     if is_asking:
-        ctx.exit(_ask_and_answer(talk))
+        ctx.exit(_talk(talk))
     words = message if message is not None else sys.stdin.read()
     try:
         words.encode()
@@ -114,7 +114,7 @@ def chat(
         raise UsageError("the message is not valid UTF-8; convert it first") from error
     if not words.strip():
         raise UsageError("the message is empty: give --message, or the message on stdin")
-    ctx.exit(asyncio.run(talk.say(words)))
+    ctx.exit(asyncio.run(talk.send(words)))
 
 
 def _go_on_in(talk: ChatSession) -> WatchEnd:
@@ -122,35 +122,35 @@ def _go_on_in(talk: ChatSession) -> WatchEnd:
     try:
         return asyncio.run(talk.resume())
     except MidstreamError as error:
-        talk.tell(f"midstream: {talk.session}: {clean(of_error(error)[0], is_one_line=True)}\n")
+        talk.print_note(f"midstream: {talk.session}: {clean(of_error(error)[0], is_one_line=True)}\n")
         return WatchEnd.FAILED
 
 
-def _ask_and_answer(talk: ChatSession) -> int:
+def _talk(talk: ChatSession) -> int:
     """Take messages from the terminal until its end (Ctrl-D), or until a turn was left by Ctrl-C."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # makes `input` editable where it exists
-    talk.tell(
+    talk.print_note(
         f"{talk.session} at {talk.url}\nCtrl-C detaches from a running turn, Ctrl-D exits, /help shows more.\n"
     )
     while True:
         try:
             words = input(PROMPT)
         except EOFError:
-            talk.tell("\n")
+            talk.print_note("\n")
             return 0
         if not words.strip():
             continue
         if words.strip() == "/quit":
             return 0
         if words.strip() == "/help":
-            talk.tell(_help(talk))
+            talk.print_note(_help(talk))
             continue
         try:
-            if asyncio.run(talk.say(words)) is WatchEnd.INTERRUPTED:
+            if asyncio.run(talk.send(words)) is WatchEnd.INTERRUPTED:
                 return INTERRUPTED
         except MidstreamError as error:
-            talk.tell(f"midstream: {clean(of_error(error)[0], is_one_line=True)}\n")
+            talk.print_note(f"midstream: {clean(of_error(error)[0], is_one_line=True)}\n")
 
 
 def _help(talk: ChatSession) -> str:
@@ -191,13 +191,13 @@ class ChatSession:
         self._is_prompted = False
         """Whether a question's prompt is the last thing on the screen."""
         self._told = ""
-        """The trouble that was said already: a server short of space says so again at each try."""
+        """The trouble that was printed already: a server short of space reports it again at each try."""
         self._width = columns() if self._ink.is_terminal else 0
         ink = self._ink if self._ink.is_terminal else surroundings.talk
         self._screen_ink = Ink(is_colored=ink.is_colored, is_terminal=self._ink.is_terminal)
-        self._screen = Screen(self._say, self.tell, self._screen_ink, self._width)
+        self._screen = Screen(self._print, self.print_note, self._screen_ink, self._width)
 
-    def tell(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Print a note: on the terminal beside the answer, else on stderr."""
         output = sys.stdout if self._ink.is_terminal and not self._is_json else sys.stderr
         if self._is_prompted:
@@ -206,17 +206,17 @@ class ChatSession:
         output.write(text)
         output.flush()
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._is_prompted:
-            self.tell("")
+            self.print_note("")
         _write(text)
 
     def _prompt(self, text: str) -> None:
         if text:
-            self.tell(text)
+            self.print_note(text)
         self._is_prompted = bool(text)
 
-    async def say(self, words: str) -> WatchEnd:
+    async def send(self, words: str) -> WatchEnd:
         """Send a message and show the turn it opens; before that, the missed events of earlier turns of the session."""
         async with self._client() as client:
             if await self._catch_up(client) is WatchEnd.INTERRUPTED:
@@ -231,10 +231,10 @@ class ChatSession:
         """
         screen, left = self._screen, None
         self._screen = Screen(
-            self._say if self._width else self.tell, self.tell, self._screen_ink, self._width
+            self._print if self._width else self.print_note, self.print_note, self._screen_ink, self._width
         )
         try:
-            async for events in self._left_here(client):
+            async for events in self._find_turns_left(client):
                 left = await self._watch(client, events, is_ours=False)
                 if left is WatchEnd.INTERRUPTED:
                     break
@@ -244,7 +244,7 @@ class ChatSession:
 
     async def resume(self) -> WatchEnd:
         """Show what was missed of the turns that were left, and the rest of them."""
-        left = await self._go_on(self._left_here, self._running)
+        left = await self._go_on(self._find_turns_left, self._running)
         if left is None:
             self._screen.note(f"session {self.session} has no interrupted turn")
         return left or WatchEnd.COMPLETED
@@ -255,7 +255,7 @@ class ChatSession:
         Returns:
             How it ended; None where there was nothing to go on with.
         """
-        return await self._go_on(self._left_here, self._running, self._stopped)
+        return await self._go_on(self._find_turns_left, self._running, self._find_stopped_turn)
 
     async def _go_on(self, *ways: Callable[[Client], AsyncIterator[AsyncIterator[Event]]]) -> WatchEnd | None:
         """Watch what the first way leads to that leads anywhere."""
@@ -270,7 +270,7 @@ class ChatSession:
                     return left
         return None
 
-    async def _left_here(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
+    async def _find_turns_left(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
         """The turns that this terminal did not see the end of."""
         for turn in await client.resume_interrupted():
             if turn.session == self.session:
@@ -282,7 +282,7 @@ class ChatSession:
         now = await self._now()
         if now is None or now.status not in OPEN_STATUSES:
             return
-        with self._chats.shown(self.session) as shown:
+        with self._chats.find_last_shown(self.session) as shown:
             after = shown.newest or now.event_id
         self._screen.note(f"turn {now.turns} of {self.session} is running; it waits for {now.waiting_on}")
         if now.waiting_on == "agent":
@@ -292,7 +292,7 @@ class ChatSession:
             self._screen.note(f"midstream sessions resume {self.session}")
         yield _to_end_of(now.turns, client.follow(self.session, after))
 
-    async def _stopped(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
+    async def _find_stopped_turn(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
         """The turn that was interrupted or failed."""
         now = await self._now()
         if now is not None and now.is_resumable:
@@ -302,31 +302,31 @@ class ChatSession:
         """Current state of the session; None where it is empty."""
         try:
             return await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
-        except (SessionNotFoundError, WrongSecretError):  # which of them a server may not say
+        except (SessionNotFoundError, WrongSecretError):  # a server may not reveal which of them
             return None
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
-        async with self._connected() as client:
-            if secret := brought_secret():
+        async with self._connect() as client:
+            if secret := read_env_secret():
                 await client.keep_secret(self.session, secret)
             yield client
 
-    def _connected(self) -> Client:
-        def tell(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback
-            self._tell_of_connection(client.trouble(session), is_reconnecting=is_reconnecting)
+    def _connect(self) -> Client:
+        def report_connection(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback
+            self._print_connection(client.trouble(session), is_reconnecting=is_reconnecting)
 
         client = connect(
             self.url,
             state=self._state,
             secrets=self._places.secrets,
-            headers=shown_to(self.url, self._places),
+            headers=headers_for(self.url, self._places),
             transport=self.transport,
-            on_reconnecting=tell,
+            on_reconnecting=report_connection,
         )
         return client
 
-    def _tell_of_connection(self, trouble: MidstreamError | None, *, is_reconnecting: bool) -> None:
+    def _print_connection(self, trouble: MidstreamError | None, *, is_reconnecting: bool) -> None:
         code = trouble.code if trouble else ""
         if trouble and code != self._told:
             self._screen.note(f"retrying: {trouble.message} [{code}]")
@@ -342,11 +342,11 @@ class ChatSession:
         """Show a turn to its end, or until Ctrl-C; put its questions to the user."""
         ended: TurnEnded | None = None
         answering = self._answering(client)
-        with Interrupts() as interrupts, self._chats.shown(self.session) as shown:
-            interrupted = self._world.spawn(interrupts.reached(1), name="ctrl-c")
+        with Interrupts() as interrupts, self._chats.find_last_shown(self.session) as shown:
+            interrupted = self._world.spawn(interrupts.wait_for_count(1), name="ctrl-c")
             try:
                 if answering is not None and not is_ours:
-                    await answering.look()
+                    await answering.refresh()
                 while True:
                     coming = self._world.spawn(_next(events), name="next event")
                     await self._until_next(coming, interrupted, answering)
@@ -365,7 +365,7 @@ class ChatSession:
                 if answering is not None:
                     answering.stop()
                 self._screen.pause()
-        return _left_by(ended)
+        return _watch_end_of(ended)
 
     async def _until_next(
         self, coming: asyncio.Task[Event | None], interrupted: asyncio.Task[None], answering: Answering | None
@@ -409,7 +409,7 @@ class ChatSession:
         shown.begin(event.id)
         if self._is_json:
             line = msgspec.json.encode({"id": event.id, "record": event.record}).decode()
-            _write(f"{escaped_json(line)}\n")
+            _write(f"{escape_json(line)}\n")
         elif not (is_ours and isinstance(event.record, MessageAccepted) and self._ink.is_terminal):
             self._screen.show(event.record)
         shown.end(event.id)
@@ -428,11 +428,11 @@ class ChatSession:
         self._screen.pause()
         again = f"midstream chat {self.url} --session {self.session} --resume"
         if interrupts.count < self.stops_at:
-            self.tell(f"\nDetached: the turn continues. To resume:\n  {again}\n")
-            self.tell(f"Ctrl-C again within {SECOND_CTRL_C_S:g} s stops it.\n")
+            self.print_note(f"\nDetached: the turn continues. To resume:\n  {again}\n")
+            self.print_note(f"Ctrl-C again within {SECOND_CTRL_C_S:g} s stops it.\n")
             try:
                 async with asyncio.timeout(SECOND_CTRL_C_S):
-                    await interrupts.reached(self.stops_at)
+                    await interrupts.wait_for_count(self.stops_at)
             except TimeoutError:
                 await _let_go(coming, events)
                 return WatchEnd.INTERRUPTED
@@ -440,7 +440,7 @@ class ChatSession:
             async with asyncio.timeout(CANCEL_S):
                 await self._stop(client, coming, shown, events)
         except TimeoutError:
-            self.tell(f"The turn was cancelled and has not ended yet; see {again}\n")
+            self.print_note(f"The turn was cancelled and has not ended yet; see {again}\n")
         await _let_go(coming, events)
         return WatchEnd.INTERRUPTED
 
@@ -481,7 +481,7 @@ async def _let_go(coming: asyncio.Task[Event | None], events: AsyncIterator[Even
         await events.aclose()
 
 
-def _left_by(ended: TurnEnded | None) -> WatchEnd:
+def _watch_end_of(ended: TurnEnded | None) -> WatchEnd:
     match ended.status if ended else None:
         case TurnStatus.COMPLETED | None:
             return WatchEnd.COMPLETED

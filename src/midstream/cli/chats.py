@@ -18,7 +18,7 @@ import msgspec
 
 from midstream.client.checkpoint_file import sessions_left
 from midstream.errors import MalformedFrameError, SessionNotFoundError, UsageError
-from midstream.paths import made
+from midstream.paths import make_folder
 from midstream.protocol.frames import EVENT_ID_CHARS_MAX, START, EventId
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
@@ -49,7 +49,7 @@ class Chats:
             raise SessionNotFoundError(f"no chat at {url} can be resumed; start one without --resume")
         return session
 
-    def remember(self, url: str, session: str) -> None:
+    def set_last(self, url: str, session: str) -> None:
         """Make a session the last one at an address.
 
         Raises:
@@ -60,22 +60,22 @@ class Chats:
                 f"a session is named with 1 to 128 of letters, digits and '._:-', not {session[:40]!r}"
             )
         chats = {**self._read_last(), url: session}
-        new = made(self._folder) / f"last.json.{os.getpid()}"
+        new = make_folder(self._folder) / f"last.json.{os.getpid()}"
         new.write_bytes(msgspec.json.encode(chats))
         new.replace(self._last)
 
     def state(self, session: str) -> Path:
         """Return the checkpoint file of a session: one each, as only one process may use one."""
-        return made(self._folder) / f"{session.replace(':', '_')}.db"
+        return make_folder(self._folder) / f"{session.replace(':', '_')}.db"
 
-    def left(self, url: str) -> list[str]:
+    def find_interrupted(self, url: str) -> list[str]:
         """Return the sessions at an address whose turns this user's terminals did not see the end of."""
         files = sorted(self._folder.glob("*.db"), key=lambda path: path.stat().st_mtime)
         return [session for path in files for session in sessions_left(path, server=url)]
 
-    def shown(self, session: str) -> LastShown:
+    def find_last_shown(self, session: str) -> LastShown:
         """Return what was shown last of a session."""
-        return LastShown(made(self._folder) / f"{session.replace(':', '_')}.shown")
+        return LastShown(make_folder(self._folder) / f"{session.replace(':', '_')}.shown")
 
     def _read_last(self) -> dict[str, str]:
         try:

@@ -18,7 +18,7 @@ from midstream.client.transport_selection import RememberedTransports, Transport
 from midstream.client.transports import base_url
 from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 from midstream.testing.conformance.scripts import Script, scripts
 from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, ServerTrial
 
@@ -73,7 +73,7 @@ def conformance(
     Each script opens its own session and sends a few messages to the agent there, whose answers do not matter. The
     sessions are deleted in the end. Each difference is printed with its step and the server's frames.
     """
-    headers = {**shown_to(url), **_headers(named)}
+    headers = {**headers_for(url), **_headers(named)}
     told = [each for each in scripts("server") if words in each.name or words in each.clauses]
     chosen = [
         (TransportKind(way), each)

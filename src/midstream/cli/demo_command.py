@@ -24,7 +24,7 @@ from midstream.demo.demo_server import DemoServer
 from midstream.demo.folder import Folder
 from midstream.demo.story import Story
 from midstream.environment import World
-from midstream.paths import made
+from midstream.paths import make_folder
 
 LOCAL_MODEL = "The model runs in it (SmolLM2, 135M parameters): no network, no key."
 NOT_INSTALLED = "The local model is not installed (`make demo` does that); continuing with --model scripted."
@@ -77,7 +77,7 @@ def demo(
     surroundings: Surroundings = ctx.obj
     _end_as_by_ctrl_c()
     with ExitStack() as rooms:
-        kept = made(keep.resolve()) if keep else None
+        kept = make_folder(keep.resolve()) if keep else None
         path = kept or Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix="midstream-demo-")))
         folder = Folder(path)
         folder.make()
@@ -107,7 +107,7 @@ class Show:
             ink.bold("midstream demo: a session that survives a cut connection and a killed server\n")
         )
         try:
-            await story.tell(LOCAL_MODEL if model == "local" else SCRIPTED_MODEL)
+            await story.run(LOCAL_MODEL if model == "local" else SCRIPTED_MODEL)
             problems = ["no verdict"]
             if story.verdict and story.timings:
                 problems = story.verdict.problems
@@ -120,7 +120,7 @@ class Show:
                 address = ink.cyan(f"{server.page}&open={story.session}")
                 self._write(f"\n The server is still running: {address}\n Ctrl-C stops it.\n")
                 with Interrupts() as interrupts:
-                    await interrupts.reached(1)
+                    await interrupts.wait_for_count(1)
             return VERIFICATION if problems else 0
         finally:
             await server.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from midstream.cli.screen import Screen
-from midstream.cli.terminal import Ink, indented, padded
+from midstream.cli.terminal import Ink, indent_lines, pad
 from midstream.client import Event
 from midstream.demo.check import DemoVerdict, Timings
 
@@ -29,7 +29,7 @@ class DemoScreen:
     def chapter(self, number: int, text: str) -> None:
         """Begin a chapter."""
         self._screen.pause()
-        lines = indented(text, "    ", WIDTH)
+        lines = indent_lines(text, "    ", WIDTH)
         self.write(self._ink.bold(f"\n {number}  {lines[0].lstrip()}\n"))
         self.write("".join(self._ink.bold(f"{line}\n") for line in lines[1:]))
 
@@ -64,9 +64,9 @@ def table(verdict: DemoVerdict, timings: Timings, ink: Ink) -> Iterator[str]:
     yield ""
     yield _row(ink, "History", is_head=True)
     fold = f"accepted: {verdict.entries} entries" if verdict.entries else "REFUSED"
-    yield f" {padded('the journal can be read, every call has its result', 46)}{fold}"
+    yield f" {pad('the journal can be read, every call has its result', 46)}{fold}"
     ends = ", ".join(verdict.statuses)
-    yield f" {padded('how the turns ended', 46)}{ends}"
+    yield f" {pad('how the turns ended', 46)}{ends}"
     yield ""
     yield _row(ink, "Time to recovery", is_head=True)
     for what, seconds in (
@@ -76,9 +76,9 @@ def table(verdict: DemoVerdict, timings: Timings, ink: Ink) -> Iterator[str]:
         ("server restarted -> first new text on the screen", timings.restart_to_words),
     ):
         took = "not seen" if seconds is None else f"{seconds:.2f} s"
-        yield f" {padded(what, 52)}{took:>12}"
+        yield f" {pad(what, 52)}{took:>12}"
 
 
 def _row(ink: Ink, name: str, *cells: object, is_head: bool = False) -> str:
-    line = f" {padded(name, 38)}" + "".join(f"{cell!s:>10}" for cell in cells).rstrip()
+    line = f" {pad(name, 38)}" + "".join(f"{cell!s:>10}" for cell in cells).rstrip()
     return ink.bold(line.rstrip()) if is_head else line

@@ -27,10 +27,10 @@ from midstream.doctor.examination import Examined, examine
 from midstream.doctor.findings import HistoryReport, Status
 from midstream.doctor.history_places import places_in
 from midstream.doctor.installation import CheckResult, checks
-from midstream.doctor.shapes import known_format
+from midstream.doctor.shapes import resolve_format
 from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
-from midstream.history.profiles import profile_named
+from midstream.history.profiles import find_profile
 
 STDIN = Path("-")
 SHOWN_MAX = 5
@@ -102,15 +102,15 @@ def doctor(
         raise UsageError("--in-place needs --fix; give both")
     if fix and STDIN in paths:
         raise UsageError("--fix cannot write for standard input; give a file")
-    rules = profile_named(profile).name if profile else None
-    look = partial(examine, named=known_format(named) if named else None, profile=rules, key_file=key_file)
+    rules = find_profile(profile).name if profile else None
+    look = partial(examine, named=resolve_format(named) if named else None, profile=rules, key_file=key_file)
     if not paths:
         return _check_installation(surroundings, port, is_json=is_json)
     statuses: Counter[Status] = Counter()
     width = columns() if surroundings.out.is_terminal else COLUMNS
     with ProgressLine(surroundings.talk.is_terminal, World()) as progress:
-        for examined in _examined(paths, look, progress):
-            report = _fixed(examined, in_place=in_place) if fix else examined.report
+        for examined in _examine(paths, look, progress):
+            report = _fix(examined, in_place=in_place) if fix else examined.report
             progress.clear()
             statuses[report.status] += 1
             if is_json:
@@ -124,7 +124,7 @@ def doctor(
     return _exit_code(statuses)
 
 
-def _examined(
+def _examine(
     paths: tuple[Path, ...], look: Callable[..., Examined], progress: ProgressLine
 ) -> Iterator[Examined]:
     found = 0
@@ -155,7 +155,7 @@ def _of_stdin(look: Callable[..., Examined], progress: ProgressLine) -> Examined
     return Examined(replace(examined.report, path=str(STDIN)))
 
 
-def _fixed(examined: Examined, *, in_place: bool) -> HistoryReport:
+def _fix(examined: Examined, *, in_place: bool) -> HistoryReport:
     report, remedy = examined.report, examined.remedy
     if remedy is None:
         return report

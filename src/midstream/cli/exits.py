@@ -65,7 +65,7 @@ ADVICE = {
     "malformed_frame": "Is this the address of a midstream server?",
     "protocol": "Is this the address of a midstream server?",
 }
-"""What a person can do about each error code; the messages of the others say so themselves."""
+"""What a person can do about each error code; the messages of the others include it."""
 
 
 _OUTPUT_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}

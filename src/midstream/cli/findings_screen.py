@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
-from midstream.cli.terminal import Ink, clean, columns, shortened, width_of
+from midstream.cli.terminal import Ink, clean, columns, shorten, width_of
 from midstream.doctor.findings import HistoryReport, LocatedFinding, Status
 from midstream.doctor.installation import Check, CheckResult
 from midstream.environment import World
 
 INDENT = "  "
 QUIET_S = 0.3
-"""Seconds before anything is said about progress."""
+"""Seconds before any progress is printed."""
 PAUSE_S = 0.1
 """Seconds between two words about it."""
 
@@ -34,15 +34,15 @@ def report_lines(report: HistoryReport, ink: Ink, width: int, *, limit: int) -> 
     sign = {Status.CLEAN: ink.green("✓"), Status.FINDINGS: ink.yellow("!")}.get(report.status, ink.red("✗"))
     yield f"{sign} {ink.bold(_tail_of(name, width - 2) if ink.is_terminal else name)}"
     if report.format:
-        yield from _wrapped(_about(report), INDENT, width)
+        yield from _wrap(_about(report), INDENT, width)
     if report.problem:
-        yield from _wrapped(f"{report.problem} [{report.reason}]", INDENT, width)
+        yield from _wrap(f"{report.problem} [{report.reason}]", INDENT, width)
     for each in report.findings[:limit]:
         yield from _finding_lines(each, ink, width)
     if len(report.findings) > limit:
-        yield from _wrapped(f"... and {len(report.findings) - limit} more; --json has all", INDENT, width)
+        yield from _wrap(f"... and {len(report.findings) - limit} more; --json has all", INDENT, width)
     for note in report.notes:
-        yield from _wrapped(f"note: {note}", INDENT, width)
+        yield from _wrap(f"note: {note}", INDENT, width)
     if report.written:
         yield f"{INDENT}{ink.green('wrote')} {_tail_of(clean(report.written, is_one_line=True), width - 8)}"
         if report.backup:
@@ -57,10 +57,10 @@ def _about(report: HistoryReport) -> str:
 
 def _finding_lines(found: LocatedFinding, ink: Ink, width: int) -> Iterator[str]:
     place = _place(found)
-    about = f" ({shortened(clean(found.call_id, is_one_line=True), 40)})" if found.call_id else ""
-    yield from _wrapped(f"{place}: {found.code}{about}: {found.rule}", INDENT, width)
-    lost = f"; lost: {shortened(clean(found.lost, is_one_line=True), 40)}" if found.lost.strip() else ""
-    for line in _wrapped(f"repair: {found.repair}{lost}", 2 * INDENT, width):
+    about = f" ({shorten(clean(found.call_id, is_one_line=True), 40)})" if found.call_id else ""
+    yield from _wrap(f"{place}: {found.code}{about}: {found.rule}", INDENT, width)
+    lost = f"; lost: {shorten(clean(found.lost, is_one_line=True), 40)}" if found.lost.strip() else ""
+    for line in _wrap(f"repair: {found.repair}{lost}", 2 * INDENT, width):
         yield ink.red(line) if lost else ink.dim(line)
 
 
@@ -83,7 +83,7 @@ def check_lines(check: Check, ink: Ink, width: int) -> Iterator[str]:
         CheckResult.PROBLEM: ink.red("✗"),
     }
     head = f"{check.name:<12} "
-    first, *rest = _wrapped(check.words, "", width - len(head) - 2) or [""]
+    first, *rest = _wrap(check.words, "", width - len(head) - 2) or [""]
     yield f"{sign[check.verdict]} {ink.bold(head)}{first}"
     for line in rest:
         yield f"{' ' * (len(head) + 2)}{line}"
@@ -102,7 +102,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _wrapped(text: str, indent: str, width: int) -> list[str]:
+def _wrap(text: str, indent: str, width: int) -> list[str]:
     """Wrap a line of text; what goes on is set in further."""
     words = clean(text, is_one_line=True)
     return textwrap.wrap(
@@ -151,7 +151,7 @@ class ProgressLine:
             return
         self._quiet_until = self._world.monotonic() + PAUSE_S
         size = f" {done / 2**20:,.0f} MB" if done >= 2**20 else ""
-        line = shortened(clean(f"file {self._files}: {self._name}{size}", is_one_line=True), columns() - 1)
+        line = shorten(clean(f"file {self._files}: {self._name}{size}", is_one_line=True), columns() - 1)
         sys.stderr.write(f"\r\x1b[K{line}")
         sys.stderr.flush()
         self._is_shown = True

@@ -14,7 +14,7 @@ from midstream.agents.agent_runs import SILENCE_MAX_S, SilenceLimits
 from midstream.agents.pool import PoolLimits
 from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.cli import Surroundings
-from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, report_options, run_server
 from midstream.cli.mcp_servers import read_servers
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
@@ -22,7 +22,7 @@ from midstream.cli.upstream_options import UpstreamOptions, find_upstream
 from midstream.dialects.live_responses import GRACE_S
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.paths import made
+from midstream.paths import make_folder
 from midstream.server.gateway_app import KEPT_S
 from midstream.server.gateway_app import gateway as gateway_app
 from midstream.server.uvicorn_server import serve
@@ -152,7 +152,7 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
 @click.option(
     "--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools that an agent runs itself."
 )
-@telling_options
+@report_options
 @click.pass_obj
 def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent or a model under the APIs of OpenAI and Anthropic.
@@ -164,7 +164,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     token = _token_of(surroundings, options)
     if options["host"] not in LOCAL_HOSTS:
         _check_names(surroundings, options)
-    path = options["store"] or made(surroundings.places.data) / surroundings.places.gateway_store.name
+    path = options["store"] or make_folder(surroundings.places.data) / surroundings.places.gateway_store.name
     store = encrypted_store(path, options["key_file"], is_escrowed=False)
     model = find_upstream(
         options["upstream"],
@@ -184,8 +184,8 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         shows_upstream_calls=not options["hides_tools"],
     )
 
-    def tell(url: str) -> None:
-        gc.freeze()  # what is loaded by now stays: nobody needs to look through it again
+    def report(url: str) -> None:
+        gc.freeze()  # what is loaded by now stays: the collector need not traverse it again
         gc.set_threshold(COLLECT_AFTER)
         if options["is_json"]:
             ready = {
@@ -209,7 +209,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         host=options["host"],
         port=options["port"],
         allowed_hosts=options["allowed_hosts"],
-        on_listening=tell,
+        on_listening=report,
     )
     run_server(work)
     if surroundings.talk.is_terminal:
@@ -255,7 +255,7 @@ def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None
         return None
     if options["token"]:
         return str(options["token"])
-    path = made(surroundings.places.data) / TOKEN_FILE
+    path = make_folder(surroundings.places.data) / TOKEN_FILE
     try:
         if kept := path.read_text(encoding="ascii").strip():
             return kept

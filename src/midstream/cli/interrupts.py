@@ -26,7 +26,7 @@ class Interrupts:
     ) -> None:
         signal.signal(signal.SIGINT, self._before)
 
-    async def reached(self, count: int) -> None:
+    async def wait_for_count(self, count: int) -> None:
         """Wait until there were `count` of them since this was entered."""
         while self.count < count:
             self._came.clear()

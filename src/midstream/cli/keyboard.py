@@ -24,7 +24,7 @@ class Keyboard:
         """Whether a user can be asked here."""
         return sys.stdin.isatty() and os.name == "posix"
 
-    def forget(self) -> None:
+    def discard_input(self) -> None:
         """Drop what was typed before the question stood there: it was no answer to it."""
         import termios  # noqa: PLC0415 - not on every system
 

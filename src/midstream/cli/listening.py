@@ -49,7 +49,7 @@ def address_options(port: int) -> Callable[[F], F]:
     return lambda command: host_option(port_option(names_option(command)))
 
 
-def telling_options(command: F) -> F:
+def report_options(command: F) -> F:
     """Options of the log, and of the form in which the address is reported."""
     log_option = click.option(
         "--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True

@@ -11,7 +11,7 @@ from typing_extensions import override
 from midstream.cli.terminal import clean
 
 IDS = ("session", "turn", "stream", "call_id", "epoch", "code", "recovery")
-"""What of a line's `extra` is written: ids and counts, and nothing that somebody adds one day without thinking."""
+"""What of a line's `extra` is written: ids and counts, and no field that is added later by mistake."""
 
 
 class WithSession(logging.Formatter):

@@ -8,7 +8,7 @@ from midstream.cli import Surroundings
 from midstream.cli.session_options import url_argument
 from midstream.cli.sources import ServerSource
 from midstream.errors import UnauthorizedError
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 
 
 @click.command(short_help="Print a one-time login link for a browser.")
@@ -27,7 +27,7 @@ def token(surroundings: Surroundings, url: str) -> None:
 
     The token gives access to everything on this server. Keep it out of URLs, logs and public command lines.
     """
-    shown = shown_to(url, surroundings.places)
+    shown = headers_for(url, surroundings.places)
     if not shown:
         raise UnauthorizedError(f"no key of your servers fits {url!r}; it may be another user's server")
     click.echo(shown["authorization"].removeprefix("Bearer "))

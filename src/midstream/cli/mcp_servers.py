@@ -47,9 +47,9 @@ def read_servers(path: Path) -> tuple[ForwardedMcpServer, ...]:
     return tuple(_server(name, servers[name]) for name in sorted(servers))
 
 
-def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON of somebody else's
+def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON of another program
     try:
-        said = _expanded(told)
+        said = _expand(told)
         oauth: Mapping[str, Any] = next(
             (said[key] for key in ("oauth", "auth") if isinstance(said.get(key), dict)), {}
         )
@@ -63,7 +63,7 @@ def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON 
             "url": said.get("url", ""),
             "headers": said.get("headers", {}),
             "needs_auth": bool(oauth) or said.get("needs_auth", False),
-            **{field: _registered(oauth, names) for field, names in _OAUTH.items()},
+            **{field: _find_registered(oauth, names) for field, names in _OAUTH.items()},
         }
         server = msgspec.convert(fields, ForwardedMcpServer)
     except (AttributeError, TypeError, msgspec.ValidationError) as error:
@@ -74,19 +74,19 @@ def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON 
     return server
 
 
-def _registered(oauth: Mapping[str, Any], names: tuple[str, ...]) -> str:
+def _find_registered(oauth: Mapping[str, Any], names: tuple[str, ...]) -> str:
     said = next((oauth[name] for name in names if name in oauth), "")
     return " ".join(said) if isinstance(said, list) else str(said)
 
 
-def _expanded(value: Any) -> Any:  # noqa: ANN401 - JSON of somebody else's
+def _expand(value: Any) -> Any:  # noqa: ANN401 - JSON of another program
     match value:
         case str():
             return _VARIABLE.sub(_variable, value)
         case list():
-            return [_expanded(each) for each in value]
+            return [_expand(each) for each in value]
         case dict():
-            return {key: _expanded(each) for key, each in value.items()}
+            return {key: _expand(each) for key, each in value.items()}
         case _:
             return value
 

@@ -14,7 +14,7 @@ from midstream.cli import Surroundings
 from midstream.cli.exits import FAILURE, VERIFICATION
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns
 from midstream.client.network_probe import LIMPING, NetworkProbe, NetworkReport, Probed, ProbeOutcome
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 
 NAMES = {"websocket": "WebSocket", "sse": "events (SSE)", "poll": "long poll", "post": "POST"}
 
@@ -30,7 +30,7 @@ def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int
     Raises:
         MidstreamError: Nothing answers there, or no midstream server does.
     """
-    report = asyncio.run(NetworkProbe(url, headers=shown_to(url)).run())
+    report = asyncio.run(NetworkProbe(url, headers=headers_for(url)).run())
     if is_json:
         click.echo(json.dumps({"is_clear": report.is_clear, **msgspec.to_builtins(report)}))
     else:

@@ -15,7 +15,7 @@ from midstream.agents.pool_entries import CALLS_NAMESPACE, POOL_NAMESPACE, sessi
 from midstream.agents.pool_records import PoolRecord, decode
 from midstream.cli import Surroundings
 from midstream.cli.session_options import json_of, key_file_option
-from midstream.cli.terminal import Ink, clean, columns, padded, shortened
+from midstream.cli.terminal import Ink, clean, columns, pad, shorten
 from midstream.cli.transcript import time_of
 from midstream.errors import NotFoundError, UsageError
 from midstream.store.blocking_reads import ENTRY_MARK
@@ -90,7 +90,7 @@ def list_records(
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List the records, last used first: a table, or tab-separated lines if stdout is not a terminal."""
-    found = _found(_stores(surroundings, store, key_file), key_file)
+    found = _find(_stores(surroundings, store, key_file), key_file)
     ink = surroundings.out
     if is_json:
         for line in found:
@@ -127,7 +127,7 @@ def show(
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """Show the record of a session's agent. SESSION is the id or its beginning."""
-    for line in _of_session(_found(_stores(surroundings, store, key_file), key_file), session):
+    for line in _of_session(_find(_stores(surroundings, store, key_file), key_file), session):
         if is_json:
             click.echo(json_of(line))
             continue
@@ -135,8 +135,8 @@ def show(
             value = getattr(line, name)
             words = time_of(value) if name.endswith("_at") else str(value)
             if value not in ("", ()):
-                row = f"{padded(name, 12)}{clean(words, is_one_line=True)}"
-                click.echo(shortened(row, columns()) if surroundings.out.is_terminal else row)
+                row = f"{pad(name, 12)}{clean(words, is_one_line=True)}"
+                click.echo(shorten(row, columns()) if surroundings.out.is_terminal else row)
 
 
 @pool.command()
@@ -159,24 +159,24 @@ def clear(
     """Remove records, so that the next turn begins with a fresh agent. Nothing is deleted upstream."""
     if bool(sessions) == is_all:
         raise UsageError("no sessions given; name them, or give --all")
-    found = _found(_stores(surroundings, store, key_file), key_file)
+    found = _find(_stores(surroundings, store, key_file), key_file)
     wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
     if wanted and not yes:
         if not sys.stdin.isatty():
             raise UsageError("stdin is not a terminal; give --yes to confirm")
-        what = f"the record of {wanted[0].session!r}" if len(wanted) == 1 else _counted(len(wanted))
+        what = f"the record of {wanted[0].session!r}" if len(wanted) == 1 else _format_count(len(wanted))
         click.confirm(f"Remove {clean(what, is_one_line=True)}?", abort=True, err=True)
     removed: list[str] = []
     for path in sorted({line.store for line in wanted}):
         keys = [line.key for line in wanted if line.store == path]
-        removed += asyncio.run(_removed(path, keys))
+        removed += asyncio.run(_remove(path, keys))
     if is_json:
         for key in removed:
             click.echo(json_of({"key": key, "is_removed": True}))
-    click.echo(f"{_counted(len(removed))} removed.", err=True)
+    click.echo(f"{_format_count(len(removed))} removed.", err=True)
 
 
-async def _removed(named: str, keys: Sequence[str]) -> list[str]:
+async def _remove(named: str, keys: Sequence[str]) -> list[str]:
     """Remove entries as they are now, and return which were there."""
     store = open_store(named)
     await store.open()
@@ -209,7 +209,7 @@ def _stores(surroundings: Surroundings, named: str | None, key_file: Path | None
     return stores
 
 
-def _found(stores: Sequence[str], key_file: Path | None) -> list[PoolLine]:
+def _find(stores: Sequence[str], key_file: Path | None) -> list[PoolLine]:
     found = []
     for named in stores:
         with read_store(named, key_file=key_file) as store:
@@ -276,21 +276,21 @@ def _table(found: Sequence[PoolLine], ink: Ink, width: int) -> list[str]:
         return []
     names = [clean(line.session, is_one_line=True) for line in found]
     first = min(SESSION_COLUMNS, max(len("SESSION"), *map(len, names)))
-    head = f"{padded('SESSION', first)}  USERS  {padded('STATE', STATE_COLUMNS)}  USED                 AGENT"
+    head = f"{pad('SESSION', first)}  USERS  {pad('STATE', STATE_COLUMNS)}  USED                 AGENT"
     rows = [ink.bold(head)]
     rest = max(10, width - len(head) + len("AGENT"))
     for line, name in zip(found, names, strict=True):
         agent = clean(f"{line.upstream} {line.agent}", is_one_line=True)
         cells = (
-            padded(shortened(name, first), first),
+            pad(shorten(name, first), first),
             f"{line.users:>5}",
-            padded(line.state, STATE_COLUMNS),
+            pad(line.state, STATE_COLUMNS),
             time_of(line.used_at),
-            shortened(agent, rest),
+            shorten(agent, rest),
         )
         rows.append("  ".join(cells))
     return rows
 
 
-def _counted(count: int) -> str:
+def _format_count(count: int) -> str:
     return f"{count} record{'s' if count != 1 else ''}"

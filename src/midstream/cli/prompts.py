@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from midstream.cli.terminal import Ink, clean, indented
+from midstream.cli.terminal import Ink, clean, indent_lines
 from midstream.cli.transcript import INDENT, time_of
 from midstream.session.calls import Choice, QuestionKind
 from midstream.session.questions import Question
@@ -41,7 +41,7 @@ _SHORT = {
     },
 }
 _WITH_WORDS = (Choice.DENY, Choice.HAPPENED)
-"""Choices after which a person may say more."""
+"""Choices after which a person may write more."""
 
 
 class Decision(Struct, frozen=True):
@@ -71,7 +71,7 @@ class QuestionPrompt:
         """Return what the person decided with this line, or None where they are to be asked again."""
         words = line.strip()
         if self._is_editing:
-            return self._edited(words)
+            return self._edit(words)
         if self.question.kind is QuestionKind.QUESTION:
             return Decision(Choice.RESPOND, self._chosen(words)) if words else None
         first, _, more = words.partition(" ")
@@ -89,7 +89,7 @@ class QuestionPrompt:
         number = int(words) if words.isascii() and words.isdecimal() and len(words) < 4 else 0  # noqa: PLR2004 - no option has it
         return self._options[number - 1] if 1 <= number <= len(self._options) else words
 
-    def _edited(self, words: str) -> Decision | None:
+    def _edit(self, words: str) -> Decision | None:
         if not words:
             self._is_editing = False
             return None
@@ -133,13 +133,13 @@ def question_lines(question: Question, ink: Ink, width: int) -> Iterator[str]:
     yield f"{INDENT}{ink.yellow('?')} {ink.bold(head)}  {_HEADS[question.kind]}"
     inner = INDENT + "  "
     if question.kind is not QuestionKind.QUESTION:
-        shown = indented(clean(_pretty(question.arguments)), inner, width)
+        shown = indent_lines(clean(_pretty(question.arguments)), inner, width)
         yield from shown[:ARGUMENT_LINES_MAX]
         if len(shown) > ARGUMENT_LINES_MAX:
             more = len(shown) - ARGUMENT_LINES_MAX
             yield f"{inner}… {more} more lines: see `midstream sessions questions --json`"
     if question.text:
-        yield from indented(clean(question.text), inner, width)
+        yield from indent_lines(clean(question.text), inner, width)
     for number, option in enumerate(options_of(question), start=1):
         yield f"{inner}{number}  {clean(option, is_one_line=True)}"
     if question.expires_at:

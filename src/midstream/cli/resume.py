@@ -40,10 +40,10 @@ def resume(
     surroundings: Surroundings = ctx.obj
     chats = Chats(surroundings.places.state / "chats")
     if session is None:
-        _list(source, set(chats.left(url)), is_json=is_json)
+        _list(source, set(chats.find_interrupted(url)), is_json=is_json)
         return
     name = resolved(source, session).id
-    chats.remember(url, name)
+    chats.set_last(url, name)
     talk = ChatSession(surroundings, chats, url, name, is_json=is_json)
     left = asyncio.run(talk.go_on())
     if left is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.cli.subagents import SubAgents
-from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
+from midstream.cli.terminal import Ink, clean, indent_lines, shorten, width_of
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
 from midstream.client import PlaybackLost
 from midstream.history.messages import ToolCall, UpstreamCall
@@ -107,7 +107,7 @@ class Screen:
         self._flow: Flow | None = None
         self._kind = ""
         self._held = ""
-        """What the attempt has said, where that is not shown before the response is whole."""
+        """Text of the attempt, where that is not shown before the response is whole."""
         self._calls: dict[tuple[int, int, str], Called] = {}
         self._below = SubAgents(ink, width)
         self._running: Called | None = None
@@ -121,7 +121,7 @@ class Screen:
             case Delta():
                 self._delta(record)
             case MessageAccepted() | TranscriptAccepted():
-                self._heard(clean(words_of(record.message)))
+                self._show_message(clean(words_of(record.message)))
             case AttemptStarted() if record.attempt > 1:
                 self._held = ""
                 self.note(f"retried (attempt {record.attempt}): the text of the previous attempt is void")
@@ -132,13 +132,13 @@ class Screen:
                 for call in calls:
                     self._calls[record.turn, record.response, call.id] = Called(call.name, call.arguments)
             case CallStarted():
-                self._call_started(record)
+                self._show_call_start(record)
             case CallEnded():
-                self._call_ended(record)
+                self._show_call_end(record)
             case TurnEnded():
-                self._turn_ended(record)
+                self._show_turn_end(record)
             case Gone(has_snapshot=True):
-                pass  # the snapshot says the rest
+                pass  # the snapshot has the rest
             case Gone():
                 self.note(f"the server lost everything after event {record.resume_from}; disregard it")
             case SnapshotFrame():
@@ -151,7 +151,7 @@ class Screen:
                 for line in self._below.lines(record):
                     self.remark(line)
             case QuestionAsked():
-                pass  # whoever owns the screen puts it to a person, with all there is to know
+                pass  # the owner of the screen shows it to a person, with all its data
             case _:
                 if note := note_of(record):
                     self.note(note)
@@ -159,7 +159,7 @@ class Screen:
     def note(self, text: str) -> None:
         """Print a remark about the turn."""
         line = f"{INDENT}~ {clean(text, is_one_line=True)}"
-        self.remark(self._ink.yellow(shortened(line, self._width) if self._width else line))
+        self.remark(self._ink.yellow(shorten(line, self._width) if self._width else line))
 
     def remark(self, line: str) -> None:
         """Print a line that stands for itself."""
@@ -175,8 +175,8 @@ class Screen:
             self._tell("\n")
             self._running, self._elsewhere = None, ""
 
-    def _heard(self, words: str) -> None:
-        lines = indented(words, INDENT, self._width) if self._width else [f"{INDENT}{words}"]
+    def _show_message(self, words: str) -> None:
+        lines = indent_lines(words, INDENT, self._width) if self._width else [f"{INDENT}{words}"]
         self.remark("\n".join([f"{self._ink.bold('you')}    {lines[0][len(INDENT) :]}", *lines[1:]]))
 
     def _delta(self, delta: Delta) -> None:
@@ -211,10 +211,10 @@ class Screen:
             self._say(f"{self._ink.cyan('agent')}  ")
         self._flow = Flow(self._say, indent=INDENT, width=self._width)
 
-    def _call_started(self, record: CallStarted) -> None:
+    def _show_call_start(self, record: CallStarted) -> None:
         called = self._calls.get((record.turn, record.response, record.call_id))
         if called is None:
-            return  # its response was shown by somebody else
+            return  # its response was shown by another screen
         self.pause()
         called.runs, called.started_at = record.run, record.at
         called.arguments = record.arguments or called.arguments
@@ -224,7 +224,7 @@ class Screen:
         else:
             self._tell("\n")
 
-    def _call_ended(self, record: CallEnded) -> None:
+    def _show_call_end(self, record: CallEnded) -> None:
         key = (record.turn, record.response, record.result.call_id)
         called = self._calls.pop(key, None) or Called("call", record.result.call_id)
         called.outcome, called.ended_at = record.result.outcome.value, record.at
@@ -250,7 +250,7 @@ class Screen:
         else:
             self._tell("\n")
 
-    def _turn_ended(self, record: TurnEnded) -> None:
+    def _show_turn_end(self, record: TurnEnded) -> None:
         if record.status is TurnStatus.COMPLETED:
             self.pause()
             return

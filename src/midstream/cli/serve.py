@@ -16,16 +16,16 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
-from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, report_options, run_server
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.engine.agent import Agent
 from midstream.engine.sleeping import MemoryLimits
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.local_keys import made_key
+from midstream.local_keys import read_or_make_key
 from midstream.observability.observers import Observer
-from midstream.paths import made
+from midstream.paths import make_folder
 from midstream.server.app import App, asgi
 from midstream.server.auth.access import Access, this_user, token_file
 from midstream.server.settings_file import SettingsFile
@@ -170,7 +170,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     type=click.Choice(["client"]),
     help="Encrypt each session under its client's secret too; only that client can open it.",
 )
-@telling_options
+@report_options
 @click.pass_obj
 def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent. MODULE:AGENT names a `midstream.Agent`; the current folder is searched first.
@@ -183,8 +183,8 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     agent = find_agent(options["agent_name"])
     if options["servers"]:
         agent = agent.with_tools(*map(find_server, options["servers"]))
-    made(surroundings.places.data)
-    path = options["store"] or made(surroundings.places.store.parent) / surroundings.places.store.name
+    make_folder(surroundings.places.data)
+    path = options["store"] or make_folder(surroundings.places.store.parent) / surroundings.places.store.name
     _refuse_open_doors(options)
     settings = SettingsFile(options["settings_path"]) if options["settings_path"] else None
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
@@ -198,7 +198,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         settings=settings.read() if settings else None,
     )
 
-    def tell(url: str) -> None:
+    def report(url: str) -> None:
         page = f"{url}/#login={login}" if login else f"{url}/"
         if options["is_json"]:
             ready = {"url": url, "pid": os.getpid(), "store": str(path), "agent": agent.name, "page": page}
@@ -218,12 +218,14 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         shares_port=options["shares_port"],
         allowed_hosts=options["allowed_hosts"],
         trusted_proxies=options["trusted_proxies"],
-        on_listening=tell,
+        on_listening=report,
     )
-    run_server(_served(serving, app, settings))
+    run_server(_run_with_settings(serving, app, settings))
 
 
-async def _served(serving: Coroutine[None, None, None], app: App, settings: SettingsFile | None) -> None:
+async def _run_with_settings(
+    serving: Coroutine[None, None, None], app: App, settings: SettingsFile | None
+) -> None:
     """Serve to the end, with the current settings at each time."""
     if settings is None:
         await serving
@@ -292,18 +294,18 @@ def _access_of(surroundings: Surroundings, options: dict[str, Any], login: str) 
         return find_access(options["access_name"])
     if options["token_file"]:
         return Access(authenticate=token_file(options["token_file"]))
-    return Access(authenticate=this_user(made_key(surroundings.places.data)), login=login)
+    return Access(authenticate=this_user(read_or_make_key(surroundings.places.data)), login=login)
 
 
 def _retention_of(options: dict[str, Any]) -> Retention:
     mib = options["keep_events_mib"]
     return Retention(
-        events_for_s=_told(options["keep_events_days"] * DAY_S),
-        events_max=_told(options["keep_events_count"]),
+        events_for_s=_finite_or_none(options["keep_events_days"] * DAY_S),
+        events_max=_finite_or_none(options["keep_events_count"]),
         bytes_max=None if mib == math.inf else math.ceil(mib * MIB),
-        sessions_for_s=_told(options["keep_sessions_days"] * DAY_S),
+        sessions_for_s=_finite_or_none(options["keep_sessions_days"] * DAY_S),
     )
 
 
-def _told(limit: T) -> T | None:
+def _finite_or_none(limit: T) -> T | None:
     return None if limit == math.inf else limit

@@ -92,7 +92,7 @@ def answer(
         text,
         arguments,
     )
-    source.tell(question.session, "answer", body=encode(payload))
+    source.send_command(question.session, "answer", body=encode(payload))
     if is_json:
         told = {"session": question.session, "call_id": question.call_id, "choice": choice}
         click.echo(json_of(told))
@@ -123,7 +123,7 @@ def resume_turn(
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """Resume the last turn of SESSION, which was interrupted or failed."""
-    _tell(url, session, "resume", ("turn", turn), is_json=is_json)
+    _send_command(url, session, "resume", ("turn", turn), is_json=is_json)
 
 
 @click.command()
@@ -137,7 +137,7 @@ def cancel(
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """Stop the running turn of SESSION, if any."""
-    _tell(url, session, "cancel", ("turn", turn), is_json=is_json)
+    _send_command(url, session, "cancel", ("turn", turn), is_json=is_json)
 
 
 @click.command()
@@ -153,14 +153,16 @@ def withdraw(
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """Withdraw queued messages of SESSION."""
-    _tell(url, session, "withdraw", ("number", number), is_json=is_json)
+    _send_command(url, session, "withdraw", ("number", number), is_json=is_json)
 
 
-def _tell(url: str, session: str, what: str, number: tuple[str, int | None], *, is_json: bool) -> None:
+def _send_command(
+    url: str, session: str, what: str, number: tuple[str, int | None], *, is_json: bool
+) -> None:
     source = ServerSource(url)
     name = resolve(source, session).id
     query = None if number[1] is None else (number[0], number[1])
-    told = source.tell(name, what, number=query)
+    told = source.send_command(name, what, number=query)
     if is_json:
         click.echo(json_of({"session": name, **msgspec.to_builtins(told)}))
     state = "a turn runs" if told.is_running else "no turn runs"

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
 from midstream.cli.sources import ServerSource, Source, StoreSource
-from midstream.cli.terminal import clean, escaped_json
+from midstream.cli.terminal import clean, escape_json
 from midstream.errors import MidstreamError, UsageError
 from midstream.paths import Paths
 
@@ -90,7 +90,7 @@ def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Co
     if ctx.params.get("url") not in (None, DEFAULT_URL):
         return []
     with contextlib.suppress(MidstreamError):
-        source = StoreSource(ctx.params.get("store") or Paths.found().store, ctx.params.get("key_file"))
+        source = StoreSource(ctx.params.get("store") or Paths.find().store, ctx.params.get("key_file"))
         fitting = (line for line in source.list() if line.id.startswith(incomplete))
         return [
             CompletionItem(line.id, help=clean(line.title, is_one_line=True))
@@ -101,4 +101,4 @@ def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Co
 
 def json_of(value: object) -> str:
     """Return a value as one line of JSON that is harmless to print."""
-    return escaped_json(msgspec.json.encode(value).decode())
+    return escape_json(msgspec.json.encode(value).decode())

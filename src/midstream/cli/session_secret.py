@@ -26,7 +26,7 @@ FILE_VARIABLE = "MIDSTREAM_SECRET_FILE"
 """Names a file that has it; readable by its owner only."""
 
 
-def brought_secret() -> str:
+def read_env_secret() -> str:
     """Return the secret that the environment brings, "" where it brings none.
 
     Raises:
@@ -44,29 +44,29 @@ def brought_secret() -> str:
         raise UsageError(f"the secret in {named!r} cannot be read: {type(error).__name__}") from error
 
 
-def shown_for(url: str, session: str, places: Paths | None) -> SecretsToShow:
+def read_secrets(url: str, session: str, places: Paths | None) -> SecretsToShow:
     """Return what is shown to a server for one of its sessions.
 
     Raises:
-        MidstreamError: As `brought_secret`; or the secrets that are kept cannot be read.
+        MidstreamError: As `read_env_secret`; or the secrets that are kept cannot be read.
     """
-    if secret := brought_secret():
+    if secret := read_env_secret():
         return SecretsToShow(secret)
-    path = (places or Paths.found()).secrets
+    path = (places or Paths.find()).secrets
     return (
-        asyncio.run(_with(path, url, lambda kept: kept.known(session))) if path.exists() else SecretsToShow()
+        asyncio.run(_with(path, url, lambda kept: kept.read(session))) if path.exists() else SecretsToShow()
     )
 
 
-def forget_for(url: str, session: str, places: Paths | None) -> None:
+def delete_secret(url: str, session: str, places: Paths | None) -> None:
     """Keep what was kept for a session no longer: it was deleted.
 
     Raises:
         MidstreamError: It may still be kept.
     """
-    path = (places or Paths.found()).secrets
+    path = (places or Paths.find()).secrets
     if path.exists() and PART_MARK not in session:
-        asyncio.run(_with(path, url, lambda kept: kept.forget(session)))
+        asyncio.run(_with(path, url, lambda kept: kept.delete(session)))
 
 
 async def _with(path: Path, url: str, do: Callable[[SessionSecrets], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ from midstream.cli import Surroundings
 from midstream.cli.session_actions import answer, cancel, questions, resume_turn, withdraw
 from midstream.cli.session_options import complete, json_of, source_of, source_options
 from midstream.cli.sources import ListedSession, resolve, with_whole
-from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shortened
+from midstream.cli.terminal import COLUMNS, Ink, clean, columns, pad, shorten
 from midstream.cli.transcript import TurnTranscript, lines, read, time_of
 from midstream.errors import UsageError
 from midstream.session.child_names import PART_MARK
@@ -74,11 +74,11 @@ def _table(shown: list[ListedSession], ink: Ink, width: int) -> Iterator[str]:
     ids = [clean(line.id, is_one_line=True) for line in shown]
     first = min(ID_COLUMNS, max(len("SESSION"), *map(len, ids)))
     rest = max(10, width - first - len("  TURNS  STATUS       CHANGED              "))
-    yield ink.bold(f"{padded('SESSION', first)}  TURNS  STATUS       CHANGED              TITLE")
+    yield ink.bold(f"{pad('SESSION', first)}  TURNS  STATUS       CHANGED              TITLE")
     for line, name in zip(shown, ids, strict=True):
-        title = shortened(clean(line.title, is_one_line=True), rest)
-        status = padded(clean(line.status, is_one_line=True), 11)
-        yield f"{padded(name, first)}  {line.turns:>5}  {status}  {time_of(line.updated_at)}  {title}"
+        title = shorten(clean(line.title, is_one_line=True), rest)
+        status = pad(clean(line.status, is_one_line=True), 11)
+        yield f"{pad(name, first)}  {line.turns:>5}  {status}  {time_of(line.updated_at)}  {title}"
 
 
 @sessions.command()
@@ -109,7 +109,7 @@ def show(
         return
     ink = surroundings.out
     width = columns() if ink.is_terminal else COLUMNS
-    click.echo(shortened(clean(f"{found.id}: {found.title}", is_one_line=True), width))
+    click.echo(shorten(clean(f"{found.id}: {found.title}", is_one_line=True), width))
     for row in lines(turns, ink, width):
         click.echo(row, color=True)
 
@@ -162,22 +162,22 @@ def delete(
     source = source_of(surroundings, store, url, key_file)
     found = list({line.id: line for line in (resolve(source, name) for name in names)}.values())
     for line in found:
-        title = shortened(clean(line.title, is_one_line=True), 40)
+        title = shorten(clean(line.title, is_one_line=True), 40)
         click.echo(f"{clean(line.id, is_one_line=True)}  {line.turns} turns  {title}", err=True)
     if not (dry_run or yes):
         if not sys.stdin.isatty():
             raise UsageError("stdin is not a terminal; give --yes to confirm the permanent deletion")
-        click.confirm(f"Delete {_counted(found)} permanently?", abort=True, err=True)
+        click.confirm(f"Delete {_format_count(found)} permanently?", abort=True, err=True)
     for line in found:
         if not dry_run:
             source.delete(line.id)
         if is_json:
             click.echo(json_of({"id": line.id, "is_deleted": not dry_run}))
     done = "would be deleted" if dry_run else "deleted"
-    click.echo(f"{_counted(found)} {done}.", err=True)
+    click.echo(f"{_format_count(found)} {done}.", err=True)
 
 
-def _counted(found: list[ListedSession]) -> str:
+def _format_count(found: list[ListedSession]) -> str:
     return f"{len(found)} session{'s' if len(found) != 1 else ''}"
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from typing_extensions import override
 
 from midstream.cli import Surroundings
-from midstream.cli.session_secret import FILE_VARIABLE, forget_for, shown_for
+from midstream.cli.session_secret import FILE_VARIABLE, delete_secret, read_secrets
 from midstream.client.transports import base_url
 from midstream.errors import (
     ConnectionLostError,
@@ -28,7 +28,7 @@ from midstream.errors import (
     SessionNotFoundError,
     UsageError,
 )
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 from midstream.paths import Paths
 from midstream.protocol.frames import EventId
 from midstream.session.child_names import PART_MARK
@@ -278,28 +278,28 @@ class ServerSource(Source):
         self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
         self._path = parts.path
         self._places = _places()
-        self._shown = shown_to(url, self._places)
+        self._shown = headers_for(url, self._places)
 
     @override
     def list(self) -> Iterator[ListedSession]:
         query: str | None = f"?limit={PAGE}"
         while query is not None:
-            page = self._read(self._ask("GET", f"/v1/sessions{query}").read(), _Page)
+            page = self._read(self._request("GET", f"/v1/sessions{query}").read(), _Page)
             yield from page.sessions
             query = page.next
 
     @override
     def records(self, session: str) -> Iterator[ExportLine]:
-        with self._ask_of(session, "GET", "/records") as answer:
+        with self._request_of(session, "GET", "/records") as answer:
             for line in iter(answer.readline, b""):
                 yield self._read(line, ExportLine)
 
     @override
     def questions(self, session: str | None) -> Sequence[Question]:
         if session is None:
-            return self._read(self._ask("GET", "/v1/questions").read(), _Questions).questions
+            return self._read(self._request("GET", "/v1/questions").read(), _Questions).questions
         path, shown = f"/v1/questions?session={quote(session, safe='')}", self._secret_of(session)
-        return self._read(self._ask("GET", path, shown=shown).read(), _Questions).questions
+        return self._read(self._request("GET", path, shown=shown).read(), _Questions).questions
 
     def snapshot(self, session: str) -> SessionNow:
         """Return what a session is doing.
@@ -307,9 +307,9 @@ class ServerSource(Source):
         Raises:
             SessionNotFoundError: There is no such session.
         """
-        return self._read(self._ask_of(session, "GET").read(), SessionNow)
+        return self._read(self._request_of(session, "GET").read(), SessionNow)
 
-    def tell(
+    def send_command(
         self, session: str, what: str, *, number: tuple[str, int] | None = None, body: bytes = b""
     ) -> CommandResult:
         """Have the server do something in a session: `answer`, `resume`, `cancel`, `withdraw`.
@@ -322,19 +322,19 @@ class ServerSource(Source):
             MidstreamError: It refused; nothing was changed.
         """
         query = f"?{number[0]}={number[1]}" if number else ""
-        return self._read(self._ask_of(session, "POST", f"/{what}{query}", body).read(), CommandResult)
+        return self._read(self._request_of(session, "POST", f"/{what}{query}", body).read(), CommandResult)
 
     @override
     def blob(self, session: str, digest: str) -> bytes | None:
         try:
-            return self._ask_of(session, "GET", f"/blobs/{digest}").read()
+            return self._request_of(session, "GET", f"/blobs/{digest}").read()
         except NotFoundError:
             return None
 
     @override
     def delete(self, session: str) -> None:
-        self._ask_of(session, "DELETE").read()
-        forget_for(self._url, session, self._places)
+        self._request_of(session, "DELETE").read()
+        delete_secret(self._url, session, self._places)
 
     def login_link(self) -> str:
         """Return a word that logs a browser in, once.
@@ -342,7 +342,7 @@ class ServerSource(Source):
         Raises:
             UnauthorizedError: The server does not accept our credentials.
         """
-        return self._read(self._ask("POST", "/v1/login-links").read(), _Issued).word
+        return self._read(self._request("POST", "/v1/login-links").read(), _Issued).word
 
     def greet(self) -> None:
         """Ask whether a server is there.
@@ -352,24 +352,24 @@ class ServerSource(Source):
             MidstreamError: Another server answers.
         """
         try:
-            self._read(self._ask("GET", "/health").read(), _Health)
+            self._read(self._request("GET", "/health").read(), _Health)
         except NotFoundError as error:
             raise ProtocolError(f"the server at {self._url} has no midstream at this path") from error
 
-    def _ask_of(
+    def _request_of(
         self, session: str, method: str, what: str = "", body: bytes = b""
     ) -> http.client.HTTPResponse:
         path = f"/v1/sessions/{quote(session, safe='')}{what}"
-        return self._ask(method, path, body, shown=self._secret_of(session))
+        return self._request(method, path, body, shown=self._secret_of(session))
 
     def _secret_of(self, session: str) -> Mapping[str, str]:
-        return shown_for(self._url, session, self._places).headers
+        return read_secrets(self._url, session, self._places).headers
 
-    def _ask(
+    def _request(
         self, method: str, path: str, body: bytes = b"", *, shown: Mapping[str, str] = MappingProxyType({})
     ) -> http.client.HTTPResponse:
         try:
-            # A connection each: nobody has to remember to close it.
+            # A connection each: none has to be closed later.
             headers = {"connection": "close", "x-midstream": "cli", **self._shown, **shown}
             self._connection.request(method, self._path + path, body=body or None, headers=headers)
             answer = self._connection.getresponse()

@@ -26,8 +26,8 @@ def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bo
         return store
     try:
         from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
-        from midstream.store.encryption.encrypted_store import encrypted  # noqa: PLC0415 - see above
-        from midstream.store.encryption.escrow import escrowed  # noqa: PLC0415 - see above
+        from midstream.store.encryption.encrypted_store import encrypt_store  # noqa: PLC0415 - see above
+        from midstream.store.encryption.escrow import escrow_store  # noqa: PLC0415 - see above
     except ModuleNotFoundError as error:
         raise UsageError("encryption needs an extra: pip install 'midstream[crypto]'") from error
     if file is not None and not key_file.exists() and not file.exists():
@@ -37,4 +37,4 @@ def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bo
             if not key_file.exists():  # else another server of this store was faster
                 raise
     keys = FileKeys(key_file)
-    return escrowed(store, keys) if is_escrowed else encrypted(store, keys)
+    return escrow_store(store, keys) if is_escrowed else encrypt_store(store, keys)

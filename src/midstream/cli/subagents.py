@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from midstream.cli.terminal import Ink, clean, indented, shortened
+from midstream.cli.terminal import Ink, clean, indent_lines, shorten
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere
 from midstream.history.messages import Text, ToolCall, UpstreamCall
 from midstream.session.records import (
@@ -84,11 +84,11 @@ class SubAgents:
         return max(20, (self._width or 200) - len(self._indent) - len(BAR))
 
     def _words(self, text: str) -> Iterator[str]:
-        for line in indented(clean(text).strip("\n"), "", self._room):
+        for line in indent_lines(clean(text).strip("\n"), "", self._room):
             yield self._set_in(line)
 
     def _note(self, text: str) -> str:
-        return self._set_in(self._ink.yellow(shortened(f"~ {clean(text, is_one_line=True)}", self._room)))
+        return self._set_in(self._ink.yellow(shorten(f"~ {clean(text, is_one_line=True)}", self._room)))
 
     def _set_in(self, line: str) -> str:
         return f"{self._indent}{self._ink.dim(BAR)}{line}"

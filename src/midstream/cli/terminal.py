@@ -16,7 +16,7 @@ from typing import TextIO
 
 COLOR_MODES = ("auto", "always", "never")
 COLUMNS = 80
-"""Where nobody knows the width."""
+"""Where the width is unknown."""
 
 # Whole escape sequences first (CSI; OSC and its like up to their end), then whatever is left of them.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
@@ -38,7 +38,7 @@ def clean(text: str, *, is_one_line: bool = False) -> str:
     return " ".join(harmless.split()) if is_one_line else harmless
 
 
-def escaped_json(document: str) -> str:
+def escape_json(document: str) -> str:
     """Return a JSON document with everything hostile as JSON escapes: harmless to print, and the same value."""
     return _HOSTILE.sub(lambda found: json.dumps(found.group())[1:-1], document)
 
@@ -58,29 +58,29 @@ class Ink:
 
     def bold(self, text: str) -> str:
         """Important."""
-        return self._marked("1", text)
+        return self._mark("1", text)
 
     def dim(self, text: str) -> str:
         """Beside the point."""
-        return self._marked("2", text)
+        return self._mark("2", text)
 
     def red(self, text: str) -> str:
         """Broken."""
-        return self._marked("31", text)
+        return self._mark("31", text)
 
     def green(self, text: str) -> str:
         """Well."""
-        return self._marked("32", text)
+        return self._mark("32", text)
 
     def yellow(self, text: str) -> str:
         """In doubt."""
-        return self._marked("33", text)
+        return self._mark("33", text)
 
     def cyan(self, text: str) -> str:
         """A name to look for."""
-        return self._marked("36", text)
+        return self._mark("36", text)
 
-    def _marked(self, code: str, text: str) -> str:
+    def _mark(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.is_colored and text else text
 
 
@@ -113,7 +113,7 @@ def _width_of_character(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """Return `text` in at most `width` columns, with an ellipsis where something was left out."""
     if width_of(text) <= width:
         return text
@@ -127,13 +127,13 @@ def shortened(text: str, width: int) -> str:
     return "".join(kept) + "…"
 
 
-def padded(text: str, width: int) -> str:
+def pad(text: str, width: int) -> str:
     """Return `text` shortened or filled with spaces to exactly `width` columns."""
-    short = shortened(text, width)
+    short = shorten(text, width)
     return short + " " * (width - width_of(short))
 
 
-def indented(text: str, indent: str, width: int) -> list[str]:
+def indent_lines(text: str, indent: str, width: int) -> list[str]:
     """Return the lines of a cleaned text, wrapped to `width` columns and set in by `indent`."""
     lines: list[str] = []
     for line in text.expandtabs(4).split("\n"):

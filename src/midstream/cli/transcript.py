@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
+from midstream.cli.terminal import Ink, clean, indent_lines, shorten, width_of
 from midstream.history.messages import (
     File,
     Outcome,
@@ -57,7 +57,7 @@ from midstream.session.records import (
     TurnStatus,
     decode,
 )
-from midstream.session.session import CONTINUE, Session, restored
+from midstream.session.session import CONTINUE, Session, restore_session
 from midstream.timing import StalledOn
 
 RESULT_LINES_MAX = 3
@@ -65,7 +65,7 @@ RESULT_LINES_MAX = 3
 NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
 GO_ON = UserMessage.of(CONTINUE)
-"""What no person said, though it stands in the history as if."""
+"""What no person wrote, though it stands in the history as if."""
 CONTINUED_NOTE = "cut; the provider kept the response, which continues where it stopped"
 INDENT = "       "
 INNER = "  "
@@ -135,7 +135,7 @@ class _Reading:
 
     def take(self, record: Record) -> None:
         if isinstance(record, JournalPruned):
-            self._take_history(restored(record))
+            self._take_history(restore_session(record))
         elif isinstance(record, TranscriptAccepted) and self.turns and self.turns[-1].turn == record.turn:
             pass  # the application brought the results of its calls
         elif isinstance(record, MessageAccepted | TranscriptAccepted):
@@ -357,23 +357,23 @@ def lines(turns: Iterable[TurnTranscript], ink: Ink, width: int) -> Iterator[str
 def _entry_lines(entry: SpokenText | Called | Noted, ink: Ink, width: int) -> Iterator[str]:
     match entry:
         case SpokenText():
-            yield from _said_lines(entry, ink, width)
+            yield from _message_lines(entry, ink, width)
         case Called():
             yield call_line(entry, ink, width)
             for turn in entry.within:
                 for inner in turn.entries[1:]:
                     yield from (f"{INNER}{line}" for line in _entry_lines(inner, ink, width - len(INNER)))
-            content = indented(clean(entry.content), INDENT + "  ", width) if entry.content else []
+            content = indent_lines(clean(entry.content), INDENT + "  ", width) if entry.content else []
             yield from (ink.dim(line) for line in content[:RESULT_LINES_MAX])
             if len(content) > RESULT_LINES_MAX:
                 yield ink.dim(f"{INDENT}  … {len(content) - RESULT_LINES_MAX} more lines")
         case Noted():
-            yield ink.yellow(shortened(f"{INDENT}~ {clean(entry.what, is_one_line=True)}", width))
+            yield ink.yellow(shorten(f"{INDENT}~ {clean(entry.what, is_one_line=True)}", width))
 
 
-def _said_lines(said: SpokenText, ink: Ink, width: int) -> Iterator[str]:
+def _message_lines(said: SpokenText, ink: Ink, width: int) -> Iterator[str]:
     text = clean(said.text).strip("\n") + (" …(cut)" if said.is_cut else "")
-    body = indented(text, INDENT, width)
+    body = indent_lines(text, INDENT, width)
     if said.by == "thinking":
         yield from (ink.dim(line) for line in body)
         return
@@ -402,9 +402,9 @@ def call_line(called: Called, ink: Ink, width: int, *, has_reason: bool = False)
     if has_reason and called.outcome in _REASONED and called.content.strip():
         reason = f": {clean(called.content.strip().splitlines()[0], is_one_line=True)}"
     room = min(width_of(reason), REASON_COLUMNS_MIN)
-    line = f"{shortened(f'{head} {arguments}', max(20, width - len(tail) - room))}{tail}"
+    line = f"{shorten(f'{head} {arguments}', max(20, width - len(tail) - room))}{tail}"
     if reason:
-        line = shortened(f"{line}{reason}", max(width, width_of(line) + 1))
+        line = shorten(f"{line}{reason}", max(width, width_of(line) + 1))
     match called.outcome:
         case "ok":
             return ink.green(line)

@@ -144,7 +144,7 @@ KINDS: Mapping[str, _Kind] = {
 }
 """Every upstream with software of its own, by the name it has on the command line."""
 SCRIPTED = "scripted"
-"""Says again what it was told; for trying a host without any model."""
+"""Repeats its message; for trying a host without any model."""
 
 
 def find_upstream(

@@ -29,7 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.client.secret_store import Keeper, SecretKey, SecretStore
-from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translated
+from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translate_errors
 from midstream.environment import Fault, World
 from midstream.errors import MidstreamError, ProtocolError, UsageError
 from midstream.history.messages import ToolCall, ToolResult
@@ -269,7 +269,7 @@ class CheckpointFile:
         forgotten = await self._call(lambda: self._write(stream, writes, at))
         self._world.reach(Fault.AFTER_CHECKPOINT)
         for session in forgotten:
-            await self._forget_secret(SecretKey(self._server, session, stream))
+            await self._delete_secret(SecretKey(self._server, session, stream))
 
     async def streams(self) -> list[KeptStream]:
         """Return what is kept of this server's streams, the longest untouched first."""
@@ -307,10 +307,10 @@ class CheckpointFile:
         """Return a number above all that were returned before, for who begins to run tools."""
         return await self._call(self._start_epoch)
 
-    async def _forget_secret(self, key: SecretKey) -> None:
+    async def _delete_secret(self, key: SecretKey) -> None:
         """Remove a secret that is not needed any more; where that fails now, the next `open` does it."""
         try:
-            await self._secrets.forget(key)
+            await self._secrets.delete(key)
         except MidstreamError as error:
             _log.warning("the secret of the stream %s could not be removed: %s", key.stream, error.message)
 
@@ -320,7 +320,7 @@ class CheckpointFile:
         if self._thread is None:
             raise UsageError("the client is not open; use it inside `async with connect(...)`")
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: translated(work, called=CALLED, busy=BUSY)
+            self._thread, lambda: translate_errors(work, called=CALLED, busy=BUSY)
         )
 
     def _open(self) -> None:
@@ -346,14 +346,14 @@ class CheckpointFile:
             if is_new:
                 lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
             connection.execute(_BEGINNINGS)
-            self._keeper = self._kept_for(connection)
+            self._keeper = self._keeper_of(connection)
             connection.execute("COMMIT")
         except BaseException:
             connection.close()
             raise
         self._connection = connection
 
-    def _kept_for(self, connection: sqlite3.Connection) -> Keeper:
+    def _keeper_of(self, connection: sqlite3.Connection) -> Keeper:
         """Return how the file of secrets calls this one; the name is given once, and lasts."""
         (name,) = connection.execute("SELECT name FROM life").fetchone()
         if not name:
@@ -480,14 +480,14 @@ class CheckpointFile:
         promised = _event_id_of(read("promised", str) or "", damaged)
         touched_at = read("touched_at", float)
         numbers = read("acked", int), read("next_seqno", int)
-        commands = self._unacked(stream, *numbers, is_begun=event_id is not None)
+        commands = self._read_unacked(stream, *numbers, is_begun=event_id is not None)
         if damaged:
             _log.warning("of the stream %s in the state file %s is damaged", stream, ", ".join(damaged))
         checkpoint = Checkpoint(stream, "", event_id, commands.next_seqno, commands.unacked, promised, known)
         at = math.inf if touched_at is None else touched_at
         return KeptStream(session, checkpoint, at, commands.damage, commands.has_lost)
 
-    def _unacked(
+    def _read_unacked(
         self, stream: str, acked: int | None, next_seqno: int | None, *, is_begun: bool
     ) -> _Commands:
         """Return a stream's commands. One that cannot be read becomes a filler, except a message, which exists only
@@ -507,7 +507,7 @@ class CheckpointFile:
             unacked[seqno] = payload
         rows = sorted({*unacked, *lost})
         if next_seqno is None and not rows:
-            return _Commands(1, (), "its place in the state file is damaged")  # something was said
+            return _Commands(1, (), "its place in the state file is damaged")  # a message was sent
         end = rows[-1] + 1 if next_seqno is None else next_seqno
         first = rows[0] if rows else end
         for seqno in range(first if acked is None else min(acked, first), end):
@@ -521,7 +521,9 @@ class CheckpointFile:
         return _Commands(end, tuple(sorted(unacked.items())), has_lost=bool(lost))
 
     def _calls(self, stream: str) -> Iterator[KeptCall]:
-        said = [decode_payload(body) for _, body in self._unacked(stream, None, None, is_begun=True).unacked]
+        said = [
+            decode_payload(body) for _, body in self._read_unacked(stream, None, None, is_begun=True).unacked
+        ]
         results = {
             (each.turn, each.response, each.result.call_id): each.result
             for each in said
@@ -579,7 +581,7 @@ def _call_of(place: Place, columns: Sequence[Any], sent: ToolResult | None) -> K
     call, plan, is_asked, runs, epoch, body = columns
     turn, response, call_id = place
     where = f"a call of turn {turn}, response {response}"
-    result = sent if body is None else _kept_result(body, where) or sent
+    result = sent if body is None else _decode_result(body, where) or sent
     try:
         known, planned = msgspec.json.decode(call, type=ToolCall), msgspec.json.decode(plan, type=CallPlan)
         runs, epoch = msgspec.convert((runs, epoch), type=tuple[int, int])
@@ -592,7 +594,7 @@ def _call_of(place: Place, columns: Sequence[Any], sent: ToolResult | None) -> K
     )
 
 
-def _kept_result(body: bytes, place: str) -> ToolResult | None:
+def _decode_result(body: bytes, place: str) -> ToolResult | None:
     """Return an outcome; None where it cannot be read any more, so that its call alone is in doubt."""
     try:
         return msgspec.json.decode(body, type=ToolResult)

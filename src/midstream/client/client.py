@@ -26,7 +26,7 @@ from midstream.client.checkpoint_file import CheckpointFile, KeptStream, StreamB
 from midstream.client.client_events import event_of
 from midstream.client.client_settings import ClientSettings, parse_option
 from midstream.client.live_stream import Attachment
-from midstream.client.local_tools import LocalTools, offered, refuse_foreign
+from midstream.client.local_tools import LocalTools, declare, refuse_foreign
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.replays import answer_until, results_to_send
 from midstream.client.requests import let_look, questions, snapshot, withdraw_viewers
@@ -50,12 +50,12 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import UserMessage
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 from midstream.paths import Paths
 from midstream.protocol.answer_text import AnswerText
 from midstream.protocol.checkpoint import Forgotten
 from midstream.protocol.client_stream import ClientStream
-from midstream.protocol.events import Event, EventReader, PlaybackLost, completed
+from midstream.protocol.events import Event, EventReader, PlaybackLost, completed_text
 from midstream.protocol.frames import (
     AnswerPayload,
     CancelPayload,
@@ -76,7 +76,7 @@ from midstream.tools.function_tools import Tool, by_name, tool
 _log = logging.getLogger(__name__)
 
 REMEMBERED = "midstream-transports.json"
-"""The file beside the state file that says which transport worked at which server."""
+"""The file beside the state file with the transport that worked at each server."""
 
 
 class InterruptedTurn(Struct, frozen=True):
@@ -149,7 +149,7 @@ def connect(
     named = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
     refuse_foreign(named.values())
     world = world or World()
-    shown = partial(_shown, url, headers or {})
+    shown = partial(_connection_headers, url, headers or {})
     require_headers(shown())
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedTransports(beside, world=world)
@@ -281,7 +281,7 @@ class Client:
             MidstreamError: The server refused, or the state file could not be written; see `code`.
         """
         said = UserMessage.of(message) if isinstance(message, str) else message
-        payload = SendPayload(said.parts, offered(self._tools.values()), parse_option(WhenBusy, when_busy))
+        payload = SendPayload(said.parts, declare(self._tools.values()), parse_option(WhenBusy, when_busy))
         return self._take_part(session, payload, cancel_after_s=cancel_after_s)
 
     async def ask(
@@ -328,7 +328,7 @@ class Client:
             ConnectionLostError: The server did not answer.
             MidstreamError: It refused.
         """
-        shown = SecretsToShow() if session is None else await self._session_secrets.known(session)
+        shown = SecretsToShow() if session is None else await self._session_secrets.read(session)
         return await questions(self._url, session, {**self._shown(), **shown.headers})
 
     async def answer(
@@ -367,7 +367,7 @@ class Client:
             text,
             arguments,
         )
-        await self._say_apart(session, payload)
+        await self._send_apart(session, payload)
 
     async def withdraw(self, session: str, number: int | None = None) -> None:
         """Take back a queued message, or without a number all that wait; return when the server has it on disk.
@@ -377,7 +377,7 @@ class Client:
         Raises:
             MidstreamError: The server could not be reached, or refused.
         """
-        await self._say_apart(session, WithdrawPayload(number))
+        await self._send_apart(session, WithdrawPayload(number))
 
     async def follow(
         self,
@@ -402,7 +402,7 @@ class Client:
             MalformedFrameError: `after` is no event id.
         """
         read_secrets = (
-            partial(_told, SecretsToShow(word)) if word else partial(self._session_secrets.known, session)
+            partial(_freeze, SecretsToShow(word)) if word else partial(self._session_secrets.read, session)
         )
         shown = await read_secrets()
         begin = None if after is None else EventId.parse(after)
@@ -445,9 +445,9 @@ class Client:
         for attachment in reversed(ours):  # what waits for a turn before that ends
             attachment.abort()
         for attachment in ours:
-            await attachment.acknowledged()
+            await attachment.wait_for_acks()
         if is_somebody_elses:
-            await self._say_apart(session, CancelPayload(turn))
+            await self._send_apart(session, CancelPayload(turn))
 
     async def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
         """Return the turns that an earlier process left, or this one detached from, the oldest first.
@@ -517,7 +517,7 @@ class Client:
         Raises:
             MidstreamError: It cannot be kept, or the keyring that has it does not answer.
         """
-        return (await self._session_secrets.made(session)).secret
+        return (await self._session_secrets.read_or_create(session)).secret
 
     async def keep_secret(self, session: str, secret: str) -> None:
         """Use this secret for a session from now on.
@@ -540,7 +540,7 @@ class Client:
         await snapshot(self._url, session, {**self._shown(), **both.headers})
         await self._session_secrets.end_change(session, both)
 
-    async def forget_secret(self, session: str) -> None:
+    async def discard_secret(self, session: str) -> None:
         """Delete the secret of a session here: where no other client has it, the session can never be opened again.
 
         For sessions that were deleted too: a copy of the whole store from before still has what the secret opens. A
@@ -549,7 +549,7 @@ class Client:
         Raises:
             MidstreamError: It may still be kept: a keyring does not answer.
         """
-        await self._session_secrets.forget(session)
+        await self._session_secrets.delete(session)
 
     async def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
         """Return a token that allows reading a session for so many seconds: see `follow`.
@@ -557,7 +557,7 @@ class Client:
         Raises:
             MidstreamError: The server could not be reached, or refused.
         """
-        shown = await self._session_secrets.known(session)
+        shown = await self._session_secrets.read(session)
         return await let_look(self._url, session, for_s, {**self._shown(), **shown.headers})
 
     async def withdraw_viewers(self, session: str) -> None:
@@ -566,7 +566,7 @@ class Client:
         Raises:
             MidstreamError: The server could not be reached, or refused.
         """
-        shown = await self._session_secrets.known(session)
+        shown = await self._session_secrets.read(session)
         await withdraw_viewers(self._url, session, {**self._shown(), **shown.headers})
 
     # --- streams ------------------------------------------------------------------------------------------------
@@ -596,7 +596,7 @@ class Client:
             del self._beginning[begun]
             begun.set_result(None)
 
-    async def _say_apart(self, session: str, payload: Payload) -> None:
+    async def _send_apart(self, session: str, payload: Payload) -> None:
         """Send a command on its own stream, which ends with its ack."""
         stream, begun = await self._new_stream(session)
         stream.submit(payload)
@@ -617,7 +617,7 @@ class Client:
     ) -> tuple[ClientStream, StreamBegun]:
         if not session:
             raise UsageError("a session needs an id of at least one character")
-        shown = await self._session_secrets.made(session)
+        shown = await self._session_secrets.read_or_create(session)
         now = self._world.monotonic()
         key = self._world.new_id("stream")
         stream = ClientStream(
@@ -632,9 +632,9 @@ class Client:
         )
         return stream, StreamBegun(session, shown.secret)
 
-    async def _resumed(self, kept: KeptStream) -> ClientStream:
+    async def _resume_stream(self, kept: KeptStream) -> ClientStream:
         life, now = await self._file.start_epoch(), self._world.monotonic()
-        self._ways.is_known = True  # by whoever began the stream
+        self._ways.is_known = True  # known since the stream began
         stream = ClientStream.resume(
             kept.checkpoint,
             life=life,
@@ -644,7 +644,7 @@ class Client:
             now=now,
         )
         # It may have been changed since the stream began; where there is none, the stream's own still counts.
-        shown = await self._session_secrets.known(kept.session)
+        shown = await self._session_secrets.read(kept.session)
         stream.show(shown.secret, shown.old_secret)
         return stream
 
@@ -658,18 +658,18 @@ class Client:
             _log.warning("the stream %s cannot be finished now: %s", kept.checkpoint.stream, error.message)
             return False
         if not kept.damage:
-            self._attach(kept.session, await self._resumed(kept))
+            self._attach(kept.session, await self._resume_stream(kept))
         return not kept.damage
 
     async def _resume(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         kept = await self._file.with_secret(kept)
-        async with aclosing(self._shown_instead(kept) if kept.damage else self._taken_up(kept)) as events:
+        async with aclosing(self._show_instead(kept) if kept.damage else self._resume_turn(kept)) as events:
             async for event in events:
                 yield event
 
-    async def _taken_up(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
+    async def _resume_turn(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         reading = EventReader(await self._read_before(kept))
-        stream = await self._resumed(kept)
+        stream = await self._resume_stream(kept)
         tools = await self._local_tools(kept.session, stream, self._file)
         if kept.has_lost_commands:
             for payload in results_to_send(kept, await self._file.calls(stream.stream)):
@@ -685,14 +685,14 @@ class Client:
             return None
         return await answer_until(self.follow(kept.session, begin, snapshots=SnapshotWhen.NEVER), end)
 
-    async def _shown_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
+    async def _show_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         """Report that a stream cannot be resumed, show its session, and follow that to the end of the turn
         (STREAM-48).
         """
         stream = kept.checkpoint.stream
         _log.warning("the stream %s cannot be resumed: %s", stream, kept.damage)
         try:
-            shown = await self._session_secrets.known(kept.session)
+            shown = await self._session_secrets.read(kept.session)
             headers = {**self._shown(), **shown.headers}
             newest, is_at_rest, session = await snapshot(self._url, kept.session, headers)
         except SessionNotFoundError as error:
@@ -730,7 +730,7 @@ class Client:
         attachment = Attachment(
             stream,
             partial(self._ways.connect, session),
-            read_secrets=read_secrets or partial(self._session_secrets.known, session),
+            read_secrets=read_secrets or partial(self._session_secrets.read, session),
             file=file or self._file,
             begun=begun,
             tools=tools,
@@ -773,18 +773,18 @@ async def _answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
     async with aclosing(events):
         async for event in events:
             last = event
-    return completed(session, last)
+    return completed_text(session, last)
 
 
-async def _told(shown: SecretsToShow) -> SecretsToShow:
+async def _freeze(shown: SecretsToShow) -> SecretsToShow:
     """Return a read-only copy."""
     return shown
 
 
 def _secrets_of_this_user() -> Path:
     try:
-        return Paths.found().secrets
-    except RuntimeError as error:  # of pathlib, in a container whose user nobody knows
+        return Paths.find().secrets
+    except RuntimeError as error:  # of pathlib, in a container with an unknown user
         raise UsageError("this user has no home folder; set MIDSTREAM_HOME, or give `secrets=`") from error
 
 
@@ -793,7 +793,7 @@ def _ignore(session: str, news: object) -> None:
     del session, news
 
 
-def _shown(url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+def _connection_headers(url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return the headers of a connection; the key of a server of this machine may be newer than this client."""
     is_told = any(name.lower() == "authorization" for name in headers)
-    return headers if is_told else {**shown_to(url), **headers}
+    return headers if is_told else {**headers_for(url), **headers}

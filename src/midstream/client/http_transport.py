@@ -171,7 +171,7 @@ class HttpTransport(Transport):
     # --- the two tasks ------------------------------------------------------------------------------------------
 
     def _spawn_both(self) -> None:
-        for work, name in ((self._follow(), "down"), (self._say(), "up")):
+        for work, name in ((self._follow(), "down"), (self._post_frames(), "up")):
             self._tasks.append(self._world.spawn(work, name=f"midstream http {name}"))
 
     async def _follow(self) -> None:
@@ -182,11 +182,11 @@ class HttpTransport(Transport):
                 await self._heard.put(frame)
         except (httpx2.HTTPError, httpx2.StreamError) as failure:
             error = ConnectionLostError(f"the connection to the server was lost ({type(failure).__name__})")
-        except Exception as refusal:  # noqa: BLE001 - whoever reads raises it, a fault of ours too
+        except Exception as refusal:  # noqa: BLE001 - the reader raises it, a fault of ours too
             error = refusal
         await self._heard.put(error)
 
-    async def _say(self) -> None:
+    async def _post_frames(self) -> None:
         await self._is_welcome.wait()
         while True:
             while self._outgoing:
@@ -302,7 +302,7 @@ class LongPoll(Downlink):
     async def read(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open) -> AsyncIterator[bytes]:
         number, has_more = 0, True
         while has_more:
-            body = await self._ask(client, paths, opening, number)
+            body = await self._poll(client, paths, opening, number)
             after = opening.event_id
             try:
                 polled = _polled.decode(body)
@@ -317,7 +317,7 @@ class LongPoll(Downlink):
             # The welcome has judged it; from here on the server may not have seen the first command yet.
             opening = msgspec.structs.replace(opening, event_id=after, next_seqno=0)
 
-    async def _ask(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open, number: int) -> bytes:
+    async def _poll(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open, number: int) -> bytes:
         url, body = f"{paths.session}/poll?n={number}", encode(opening)
         async with client.stream("POST", url, content=body, headers=paths.headers_down()) as response:
             if response.status_code >= _BAD_REQUEST:

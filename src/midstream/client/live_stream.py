@@ -94,16 +94,16 @@ class Attachment:
 
     def _forward(self) -> None:
         if isinstance(self._in_hand, Applied | Replaced):
-            self.stream.handled(self._in_hand.event_id)
+            self.stream.mark_handled(self._in_hand.event_id)
         self._in_hand = None
         self._tasks.bell.set()
 
     def abort(self) -> None:
-        """Cancel the turn; see `acknowledged`."""
+        """Cancel the turn; see `wait_for_acks`."""
         self.stream.abort()
         self._tasks.bell.set()
 
-    async def acknowledged(self) -> None:
+    async def wait_for_acks(self) -> None:
         """Wait until the server has every command, or the stream has ended.
 
         Raises:
@@ -200,7 +200,7 @@ class Attachment:
     def _take_results(self) -> None:
         for place in [place for place, task in self._calls.items() if task.done()]:
             assert self._tools is not None
-            self._tools.ended(place, self._calls.pop(place).result())
+            self._tools.note_end(place, self._calls.pop(place).result())
 
 
 class _CheckpointWriter:

@@ -121,14 +121,14 @@ class LocalTools:
             case _:
                 pass
 
-    def ended(self, place: Place, result: ToolResult | None) -> None:
+    def note_end(self, place: Place, result: ToolResult | None) -> None:
         """A call was run or asked about; `result` is its one outcome; None means that it did not happen."""
         call = self._calls[place]
         if call.result is not None:
             return
         if (
             result is None and call.plan.needs_approval
-        ):  # TURN-35: and only the server can ask for another one
+        ):  # TURN-35: and only the server can request another one
             self._answer(place, ToolResult(call.call.id, ALLOWED_ONCE_CONTENT, Outcome.ERROR))
         elif result is None and call.runs <= RERUNS_MAX:
             self._run(place)
@@ -178,7 +178,7 @@ class LocalTools:
                 self._calls[place] = replace(call, is_in_doubt=True)
                 self._starts.append(StartLocally(place, call.call, call.runs, is_probe=True))
             case CallVerdict.GIVE_UP | CallVerdict.ASK:
-                # A person is asked by the server, about calls of its own: here what is held stays unknown.
+                # The server puts questions to a person, about calls of its own: here what is held stays unknown.
                 self._answer(place, ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
             case CallVerdict.LEAVE | CallVerdict.DONE:
                 pass
@@ -203,13 +203,13 @@ class LocalTools:
 
     def _answer(self, place: Place, result: ToolResult) -> None:
         turn, response, _ = place
-        fitting = _shortened(ResultPayload(turn, response, result))
+        fitting = _shorten(ResultPayload(turn, response, result))
         self._calls[place] = replace(self._calls[place], result=fitting.result)
         self._writes.append(CallAnswered(turn, response, fitting.result))
         self._answers.append(fitting)
 
 
-def offered(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
+def declare(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
     """Return the declaration of this client's tools for the server.
 
     A rule about arguments (`needs_approval` as a function) cannot travel: a person is asked about every call.
@@ -244,7 +244,7 @@ def refuse_foreign(tools: Iterable[Tool]) -> None:
             )
 
 
-def _shortened(payload: ResultPayload) -> ResultPayload:
+def _shorten(payload: ResultPayload) -> ResultPayload:
     """Cut a result until its payload fits a frame, with a mark of how much is missing."""
     content = payload.result.content
     kept = content

@@ -147,7 +147,7 @@ class _Chunk(Struct, frozen=True):
     probe: int
 
 
-def judged(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
+def judge(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
     """Return the finding about the chunks of a probe.
 
     A late first chunk is a buffer, whatever else is wrong; one alone, or all in one piece, is no streaming; less than
@@ -205,10 +205,10 @@ class NetworkProbe:
         async with http_client(self._base) as client:
             await self._greet(client)
             found = await asyncio.gather(
-                self._probed(TransportKind.WEBSOCKET, self._messages()),
-                self._probed(TransportKind.SSE, self._events(client)),
-                self._probed(TransportKind.POLL, self._polls(client)),
-                self._posted(client),
+                self._probe(TransportKind.WEBSOCKET, self._messages()),
+                self._probe(TransportKind.SSE, self._events(client)),
+                self._probe(TransportKind.POLL, self._polls(client)),
+                self._probe_post(client),
             )
         works = {each.what for each in found if each.finding is ProbeOutcome.WORKS}
         usable = [
@@ -222,7 +222,7 @@ class NetworkProbe:
             async with asyncio.timeout(PATIENCE_S):
                 response = await client.get(f"{self._base}/v1/probe/poll", headers=self._headers)
         except (httpx2.HTTPError, TimeoutError) as error:
-            raise ConnectionLostError(_unanswered(self._base, error)) from error
+            raise ConnectionLostError(_explain_silence(self._base, error)) from error
         said = (response.headers.get("via", ""), response.headers.get("server", ""))
         self._via = ", ".join(filter(None, said))
         heard = Arrivals()
@@ -237,7 +237,7 @@ class NetworkProbe:
             f"{self._base} answers {response.status_code} and has no probe; check that it is a midstream server"
         )
 
-    async def _probed(self, way: TransportKind, chunks: AsyncIterator[bytes]) -> Probed:
+    async def _probe(self, way: TransportKind, chunks: AsyncIterator[bytes]) -> Probed:
         heard, began = Arrivals(), self._world.monotonic()
         try:
             async with asyncio.timeout(self._pace.lasts_s + PATIENCE_S):
@@ -247,7 +247,7 @@ class NetworkProbe:
             pass  # the chunks until then are judged
         except _FAILURES as error:
             heard.refusal = _reason(error)
-        return judged(way, heard, self._pace)
+        return judge(way, heard, self._pace)
 
     async def _messages(self) -> AsyncIterator[bytes]:
         connecting = websockets.connect(
@@ -276,7 +276,7 @@ class NetworkProbe:
             response = await client.get(url, headers=self._headers)
             yield response.raise_for_status().content
 
-    async def _posted(self, client: httpx2.AsyncClient) -> Probed:
+    async def _probe_post(self, client: httpx2.AsyncClient) -> Probed:
         body, url = b"x" * 4096, f"{self._base}/v1/probe/chunks"
         began = self._world.monotonic()
         try:
@@ -301,7 +301,7 @@ def _reason(error: Exception) -> str:
             return f"the connection was lost ({type(error).__name__})"
 
 
-def _unanswered(base: str, error: BaseException) -> str:
+def _explain_silence(base: str, error: BaseException) -> str:
     """Return why there was no answer, by the root cause of an error of the HTTP client."""
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper

@@ -38,7 +38,7 @@ class OsKeyring:
         Raises:
             UnavailableError: There is no keyring, or it does not answer.
         """
-        return self._ask(lambda: _backend().get_password(SERVICE, name))
+        return self._run(lambda: _backend().get_password(SERVICE, name))
 
     def put(self, name: str, secret: str) -> None:
         """Keep an entry, and see that it is kept.
@@ -53,9 +53,9 @@ class OsKeyring:
             if backend.get_password(SERVICE, name) != secret:
                 raise UnavailableError("the keyring did not store the secret")
 
-        self._ask(keep)
+        self._run(keep)
 
-    def forget(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Remove an entry; one that is not there is no error.
 
         Raises:
@@ -68,9 +68,9 @@ class OsKeyring:
             if backend.get_password(SERVICE, name) is not None:
                 backend.delete_password(SERVICE, name)
 
-        self._ask(remove)
+        self._run(remove)
 
-    def _ask(self, work: Callable[[], T]) -> T:
+    def _run(self, work: Callable[[], T]) -> T:
         if self._last is not None and not self._last.done():
             raise UnavailableError("the keyring has not answered an earlier call yet: unlock it")
         asked: Future[T] = Future()
@@ -91,11 +91,11 @@ def _answer(asked: Future[T], work: Callable[[], T]) -> None:
         asked.set_result(work())
     except UnavailableError as error:
         asked.set_exception(error)
-    except Exception as error:  # noqa: BLE001 - a backend is anybody's code
-        # Only its kind: nobody knows what a backend writes into its messages.
+    except Exception as error:  # noqa: BLE001 - a backend is foreign code
+        # Only its kind: a backend may write anything into its messages.
         asked.set_exception(UnavailableError(f"the keyring failed ({type(error).__name__})"))
     finally:
-        del asked  # as in `_ask`
+        del asked  # as in `_run`
 
 
 def _backend() -> KeyringBackend:

@@ -34,7 +34,7 @@ async def questions(url: str, session: str | None, headers: Mapping[str, str]) -
         MidstreamError: The server refused.
     """
     path = "/v1/questions" if session is None else f"/v1/questions?session={quote(session, safe='')}"
-    body = await asyncio.to_thread(partial(_ask, "GET", url, path, headers))
+    body = await asyncio.to_thread(partial(_request, "GET", url, path, headers))
     try:
         return msgspec.json.decode(body, type=_Questions).questions
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -54,7 +54,7 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
         ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
-    body = await asyncio.to_thread(partial(_ask, "GET", url, session_path(session), headers))
+    body = await asyncio.to_thread(partial(_request, "GET", url, session_path(session), headers))
     try:
         now = msgspec.json.decode(body, type=_Now)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -70,7 +70,7 @@ async def delete(url: str, session: str, headers: Mapping[str, str]) -> None:
         ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
-    await asyncio.to_thread(partial(_ask, "DELETE", url, session_path(session), headers))
+    await asyncio.to_thread(partial(_request, "DELETE", url, session_path(session), headers))
 
 
 class _Issued(Struct):
@@ -86,7 +86,7 @@ async def let_look(url: str, session: str, for_s: float, headers: Mapping[str, s
     """
     wish = msgspec.json.encode({"for_s": for_s})
     path = f"{session_path(session)}/viewers"
-    body = await asyncio.to_thread(partial(_ask, "POST", url, path, headers, wish))
+    body = await asyncio.to_thread(partial(_request, "POST", url, path, headers, wish))
     try:
         return msgspec.json.decode(body, type=_Issued).word
     except msgspec.DecodeError as error:
@@ -100,10 +100,10 @@ async def withdraw_viewers(url: str, session: str, headers: Mapping[str, str]) -
         ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
-    await asyncio.to_thread(partial(_ask, "DELETE", url, f"{session_path(session)}/viewers", headers))
+    await asyncio.to_thread(partial(_request, "DELETE", url, f"{session_path(session)}/viewers", headers))
 
 
-def _ask(method: str, url: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
+def _request(method: str, url: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
     parts = urlsplit(url)
     assert parts.hostname is not None, "`connect` has read the address"
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

@@ -21,10 +21,10 @@ from typing import TypeVar
 from msgspec import Struct
 
 from midstream.client.os_keyring import OsKeyring
-from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translated
+from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translate_errors
 from midstream.environment import World
 from midstream.errors import UnavailableError, UsageError
-from midstream.paths import made
+from midstream.paths import make_folder
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class SecretStore:
         """
         return await self._call(lambda: self._put(key, secret, keeper, replaces))
 
-    async def forget(self, key: SecretKey, *, only: str | None = None) -> None:
+    async def delete(self, key: SecretKey, *, only: str | None = None) -> None:
         """Remove a secret; one that is not there is no error.
 
         Args:
@@ -158,7 +158,7 @@ class SecretStore:
         Raises:
             UnavailableError, StoreFullError, UsageError, StoreDamagedError: As `get`. Nothing was changed.
         """
-        await self._call(lambda: self._forget(key, only))
+        await self._call(lambda: self._delete(key, only))
 
     async def settle(self, keeper: Keeper, streams: Collection[str]) -> None:
         """Remove secrets of streams that are gone, when a checkpoint was opened and is held alone.
@@ -188,7 +188,7 @@ class SecretStore:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-secrets")
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: _translated(work, self._path)
+            self._thread, lambda: _translate(work, self._path)
         )
 
     def _close(self) -> None:
@@ -222,12 +222,12 @@ class SecretStore:
                 self._keyring.put(row.entry, secret)
         return secret
 
-    def _forget(self, key: SecretKey, only: str | None) -> None:
+    def _delete(self, key: SecretKey, only: str | None) -> None:
         with transaction(self._file()):
             row = self._row(key)
             if row is not None and (only is None or self._secret_of(row) == only):
                 if row.entry is not None:
-                    self._keyring.forget(row.entry)
+                    self._keyring.delete(row.entry)
                 self._execute(_DELETE, key.server, key.session, key.stream)
 
     def _settle(self, keeper: Keeper, streams: frozenset[str]) -> None:
@@ -240,7 +240,7 @@ class SecretStore:
                 ours += self._rows("keeper = ? AND place = ? AND at < ?", name, place, since)
         for row in ours:
             try:
-                self._forget(row.key, None)
+                self._delete(row.key, None)
             except UnavailableError as error:
                 _log.warning("%s: an unused entry could not be removed", error.message)
         moved = "UPDATE secret SET place = ? WHERE keeper = ? AND place != ?"
@@ -260,7 +260,7 @@ class SecretStore:
 
     def _file(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = _opened(self._path)
+            self._connection = _open_file(self._path)
         return self._connection
 
 
@@ -270,18 +270,20 @@ def survey(path: Path) -> SecretFileSummary:
     Raises:
         UsageError, UnavailableError, StoreDamagedError: As `SecretStore.get`.
     """
-    return _translated(lambda: _survey(path), path)
+    return _translate(lambda: _survey(path), path)
 
 
-def _translated(work: Callable[[], T], path: Path | None) -> T:
+def _translate(work: Callable[[], T], path: Path | None) -> T:
     called = f"{CALLED} {str(path)!r}"
-    return translated(work, called=called, busy=f"another process has held the {called} for {BUSY_S:g} s")
+    return translate_errors(
+        work, called=called, busy=f"another process has held the {called} for {BUSY_S:g} s"
+    )
 
 
 def _survey(path: Path) -> SecretFileSummary:
     if not path.exists():
         return SecretFileSummary()
-    with closing(_opened(path)) as connection:
+    with closing(_open_file(path)) as connection:
         rows = connection.execute("SELECT entry IS NULL, keeper, place FROM secret").fetchall()
     in_file = sum(is_here for is_here, _, _ in rows)
     orphans = sum(bool(keeper) and _is_gone(place) for _, keeper, place in rows)
@@ -296,10 +298,10 @@ def _is_gone(place: str) -> bool:
         return False
 
 
-def _opened(path: Path | None) -> sqlite3.Connection:
+def _open_file(path: Path | None) -> sqlite3.Connection:
     if path is not None:
         if not path.exists():
-            made(path.parent)
+            make_folder(path.parent)
             path.touch(mode=0o600)
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise UsageError(

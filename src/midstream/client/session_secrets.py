@@ -46,29 +46,29 @@ class SessionSecrets:
         self._server = server
         self._world = world
         self._unneeded: set[str] = set()
-        """Sessions of which the server said that they are not encrypted under a client's secret."""
+        """Sessions that, by the server's answer, are not encrypted under a client's secret."""
 
-    async def known(self, session: str) -> SecretsToShow:
+    async def read(self, session: str) -> SecretsToShow:
         """Return what a session is opened with, as far as that is known here.
 
         Raises:
             MidstreamError: As `SecretStore.get`.
         """
         root = root_of(session)
-        # In this order: who ends a change meanwhile puts the next one in the place of the other before it forgets it.
+        # In this order: the end of a change first writes the next secret over the old one, then deletes its entry.
         following = await self._store.get(self._key(root, NEXT))
         secret = await self._store.get(self._key(root)) or ""
         if following is None:
             return SecretsToShow(secret)
         return SecretsToShow(following, "" if secret == following else secret)
 
-    async def made(self, session: str) -> SecretsToShow:
+    async def read_or_create(self, session: str) -> SecretsToShow:
         """Return what a session is opened with; for a new one a secret is made, and kept where it may be needed.
 
         Raises:
             MidstreamError: As `SecretStore.put`.
         """
-        found = await self.known(session)
+        found = await self.read(session)
         if found.secret:
             return found
         secret, root = self._world.new_secret(), root_of(session)
@@ -96,17 +96,17 @@ class SessionSecrets:
         """
         root = root_of(session)
         if root not in self._unneeded:
-            await self.forget(root)
+            await self.delete(root)
             self._unneeded.add(root)
 
-    async def forget(self, session: str) -> None:
+    async def delete(self, session: str) -> None:
         """Keep and show no secret of a session any more; a stream of it that lives may bring it back.
 
         Raises:
             MidstreamError: It could not be deleted, and may still be kept.
         """
         for name in ("", NEXT):
-            await self._store.forget(self._key(root_of(session), name))
+            await self._store.delete(self._key(root_of(session), name))
 
     async def keep(self, session: str, secret: str) -> SecretsToShow:
         """Store the secret of a session from another client of this person; return the secret that counts now.
@@ -117,7 +117,7 @@ class SessionSecrets:
         root = root_of(session)
         before = await self._store.get(self._key(root))
         counts = await self._store.put(self._key(root), secret, replaces=before)
-        await self._store.forget(self._key(root, NEXT))
+        await self._store.delete(self._key(root, NEXT))
         return SecretsToShow(counts)
 
     async def begin_change(self, session: str) -> SecretsToShow:
@@ -126,9 +126,9 @@ class SessionSecrets:
         Raises:
             MidstreamError: As `SecretStore.put`. Nothing was changed.
         """
-        await self.made(session)
+        await self.read_or_create(session)
         await self._store.put(self._key(root_of(session), NEXT), self._world.new_secret())
-        return await self.known(session)
+        return await self.read(session)
 
     async def end_change(self, session: str, both: SecretsToShow) -> None:
         """The server opens the session by the next secret of these: the one before is forgotten.
@@ -139,9 +139,9 @@ class SessionSecrets:
             MidstreamError: As `SecretStore.put`. Both are still kept, and shown.
         """
         root = root_of(session)
-        if await self.known(root) == both:
+        if await self.read(root) == both:
             await self._store.put(self._key(root), both.secret, replaces=both.old_secret)
-            await self._store.forget(self._key(root, NEXT), only=both.secret)
+            await self._store.delete(self._key(root, NEXT), only=both.secret)
 
     def _key(self, root: str, stream: str = "") -> SecretKey:
         return SecretKey(self._server, root, stream)

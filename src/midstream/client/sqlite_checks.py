@@ -63,7 +63,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def translated(work: Callable[[], T], *, called: str, busy: str) -> T:
+def translate_errors(work: Callable[[], T], *, called: str, busy: str) -> T:
     """Raise our errors for those of SQLite and the system about a file.
 
     Args:

@@ -46,7 +46,7 @@ class RingingTasks:
     def stop(self, task: asyncio.Task[Any]) -> None:
         """Cancel a task and ignore its result."""
         task.cancel()
-        self.leave(_ended(task))
+        self.leave(_wait_for_end(task))
 
     def leave(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the end of something in the background."""
@@ -110,13 +110,13 @@ class Carrier:
         stream = self._stream
         if not stream.is_connection_wanted and (self._transport or self._connecting):
             self.drop(None)
-        if stream.wants_secret and self._unlocking is None:
+        if stream.needs_secret and self._unlocking is None:
             self._unlocking = self._tasks.spawn(self._read_secrets(), "unlock")
-        is_due = stream.is_connection_wanted and not stream.wants_secret
+        is_due = stream.is_connection_wanted and not stream.needs_secret
         if is_due and not (self._transport or self._connecting):
             self._connecting = self._tasks.spawn(self._connect(), "connect")
         if self._is_paused and not is_paused:
-            stream.listens_again(now=now)
+            stream.resume_reading(now=now)
         self._is_paused = is_paused
         if self._transport is not None and self._receiving is None and not is_paused:
             self._receiving = self._tasks.spawn(self._transport.receive(), "receive")
@@ -149,9 +149,9 @@ class Carrier:
                 self._transport = made.result()
                 self._heard_bytes = self._transport.received_bytes
             except MidstreamError as error:
-                self._stream.disconnected(error, chance=self._world.chance(), now=now)
+                self._stream.end_connection(error, chance=self._world.chance(), now=now)
             else:
-                self._stream.connected(now=now)
+                self._stream.begin_connection(now=now)
         if self._receiving is not None and self._receiving.done():
             received, self._receiving = self._receiving, None
             try:
@@ -175,19 +175,19 @@ class Carrier:
         """Take bytes for a sign of life: a long frame on a slow line is no silence (STREAM-46)."""
         if self._transport is not None and self._transport.received_bytes != self._heard_bytes:
             self._heard_bytes = self._transport.received_bytes
-            self._stream.was_heard(now=now)
+            self._stream.note_traffic(now=now)
 
     def drop(self, error: MidstreamError | None) -> None:
         """Release the connection and inform the stream; it is closed in the background."""
         if self._connecting is not None:
             self._connecting.cancel()
-            self._tasks.leave(_close_if_made(self._connecting))
+            self._tasks.leave(_close_begun(self._connecting))
         if self._receiving is not None:
             self._tasks.stop(self._receiving)
         if self._transport is not None:
             self._tasks.leave(self._transport.close())
         self._connecting = self._receiving = self._transport = None
-        self._stream.disconnected(error, chance=self._world.chance(), now=self._world.monotonic())
+        self._stream.end_connection(error, chance=self._world.chance(), now=self._world.monotonic())
         self._tasks.bell.set()
 
     def close(self) -> None:
@@ -198,15 +198,15 @@ class Carrier:
         self.drop(None)
 
 
-async def _ended(task: asyncio.Task[Any]) -> None:
+async def _wait_for_end(task: asyncio.Task[Any]) -> None:
     """Wait for a cancelled task and ignore its result."""
     await asyncio.wait((task,))
     if not task.cancelled():
         task.exception()
 
 
-async def _close_if_made(connecting: asyncio.Task[Transport]) -> None:
+async def _close_begun(connecting: asyncio.Task[Transport]) -> None:
     """Wait for a cancelled attempt to connect; it may have been faster."""
-    await _ended(connecting)
+    await _wait_for_end(connecting)
     if not connecting.cancelled() and connecting.exception() is None:
         await connecting.result().close()

@@ -99,23 +99,23 @@ class Portal:
             task.add_done_callback(self._tasks.discard)
 
         def stop() -> None:
-            if not begun:  # interrupted before it was so much as asked for
+            if not begun:  # interrupted before it was requested
                 begin()
             begun[0].cancel()
 
         try:
-            self._ask(begin, outcome)
+            self._schedule(begin, outcome)
             return outcome.result()
         finally:
             if not outcome.done():
-                self._ask(stop, outcome)
+                self._schedule(stop, outcome)
                 wait((outcome,), timeout=STOP_S)
             if not begun:
                 work.close()
             with self._door:
                 self._asked.discard(outcome)
 
-    def _ask(self, what: Callable[[], None], outcome: Future[Any]) -> None:
+    def _schedule(self, what: Callable[[], None], outcome: Future[Any]) -> None:
         """Run a coroutine on the loop; where that has ended, its waiter gets an error."""
         with self._door:
             if self._is_heard:
@@ -151,7 +151,7 @@ class Portal:
 
 
 def _refuse(outcome: Future[Any]) -> None:
-    with suppress(InvalidStateError):  # somebody was faster
+    with suppress(InvalidStateError):  # another thread was faster
         outcome.set_exception(UsageError(CLOSED))
 
 
@@ -290,9 +290,9 @@ class SyncClient:
         """See `midstream.Client.change_secret`."""
         self._portal.call(self._client.change_secret(session))
 
-    def forget_secret(self, session: str) -> None:
-        """See `midstream.Client.forget_secret`."""
-        self._portal.call(self._client.forget_secret(session))
+    def discard_secret(self, session: str) -> None:
+        """See `midstream.Client.discard_secret`."""
+        self._portal.call(self._client.discard_secret(session))
 
     def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
         """See `midstream.Client.let_look`."""
@@ -320,31 +320,31 @@ class SyncClient:
         left = self._portal.call(self._client.resume_interrupted(look_back_s))
         return [
             SyncInterruptedTurn(
-                turn.session, turn.at, partial(self._taken_up, turn), partial(self._answered, turn)
+                turn.session, turn.at, partial(self._resume_turn, turn), partial(self._answer_of, turn)
             )
             for turn in left
         ]
 
     def is_reconnecting(self, session: str) -> bool:
         """See `midstream.Client.is_reconnecting`."""
-        return self._portal.call(_said(partial(self._client.is_reconnecting, session)))
+        return self._portal.call(_run_on_loop(partial(self._client.is_reconnecting, session)))
 
     def is_stalled(self, session: str) -> bool:
         """See `midstream.Client.is_stalled`."""
-        return self._portal.call(_said(partial(self._client.is_stalled, session)))
+        return self._portal.call(_run_on_loop(partial(self._client.is_stalled, session)))
 
     def trouble(self, session: str) -> MidstreamError | None:
         """See `midstream.Client.trouble`."""
-        return self._portal.call(_said(partial(self._client.trouble, session)))
+        return self._portal.call(_run_on_loop(partial(self._client.trouble, session)))
 
     def waiting_on(self, session: str) -> str:
         """See `midstream.Client.waiting_on`."""
-        return self._portal.call(_said(partial(self._client.waiting_on, session)))
+        return self._portal.call(_run_on_loop(partial(self._client.waiting_on, session)))
 
-    def _taken_up(self, turn: asynchronous.InterruptedTurn) -> Iterator[Event]:
+    def _resume_turn(self, turn: asynchronous.InterruptedTurn) -> Iterator[Event]:
         return self._events_of(turn.resume())
 
-    def _answered(self, turn: asynchronous.InterruptedTurn) -> str:
+    def _answer_of(self, turn: asynchronous.InterruptedTurn) -> str:
         return self._portal.call(turn.answer())
 
     async def _next(self, events: AsyncGenerator[Event, None]) -> Event | None:
@@ -366,7 +366,7 @@ class SyncClient:
                     self._portal.call(events.aclose())
 
 
-async def _said(what: Callable[[], T]) -> T:
+async def _run_on_loop(what: Callable[[], T]) -> T:
     return what()
 
 

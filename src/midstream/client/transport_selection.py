@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 FIRST_FRAME_S = 5.0
-"""Seconds for the first frame of a connection; a server says `welcome` at once."""
+"""Seconds for the first frame of a connection; a server sends `welcome` at once."""
 LOST_MAX = 2
 """Connections in a row that may be lost before their first frame until the next transport is tried."""
 REMEMBERED_S = 24 * 3600.0
@@ -94,10 +94,10 @@ class RememberedTransports:
         return found if found is not None and found.is_believed(self._world.now()) else None
 
     def put(self, server: str, worked: Remembered) -> None:
-        """Remember what worked."""
+        """Store what worked."""
         self._write({**self._read(), server: worked})
 
-    def forget(self, server: str) -> None:
+    def delete(self, server: str) -> None:
         """Begin with the best one again."""
         known = self._read()
         if known.pop(server, None) is not None:
@@ -167,7 +167,7 @@ class TransportSelection:
         self._lost = 0
         self._http: httpx2.AsyncClient | None = None
         self.is_known = False
-        """Whether a server of ours was heard there, by this process or one before it."""
+        """Whether a server of ours answered there, to this process or one before it."""
 
     async def connect(self, session: str) -> Transport:
         """Make a connection to a session.
@@ -240,8 +240,8 @@ class TransportSelection:
         except TimeoutError:
             return False
 
-    async def worked(self, way: TransportKind) -> None:
-        """Begin with this one from now on; remember it for as long as the reason is good."""
+    async def note_success(self, way: TransportKind) -> None:
+        """Begin with this one from now on; keep it for as long as the reason is good."""
         self.is_known = True
         self._lost = 0
         doubted, self._doubted = self._doubted, None
@@ -251,11 +251,11 @@ class TransportSelection:
         self._first = Remembered(way, self._world.now() + for_s)
         _log.info("%s uses the transport %s from now on", self._base, way)
         if way is TransportKind.WEBSOCKET:
-            await asyncio.to_thread(self._remembered.forget, self._base)
+            await asyncio.to_thread(self._remembered.delete, self._base)
         else:
             await asyncio.to_thread(self._remembered.put, self._base, self._first)
 
-    async def lost(self, way: TransportKind) -> None:
+    async def note_loss(self, way: TransportKind) -> None:
         """A connection was lost before its first frame: after some in a row the next transport gets its turn.
 
         A server that answers nothing at all is no evidence about a transport (STREAM-108).
@@ -267,7 +267,7 @@ class TransportSelection:
             self._lost = 0
             self._doubted = _from(way)[1]
 
-    def meant(self, refusal: MidstreamError) -> MidstreamError:
+    def explain(self, refusal: MidstreamError) -> MidstreamError:
         """Return what a refusal by every transport means: who answers where the server was will go (STREAM-107)."""
         if self.is_known and _may_be_foreign(refusal) and not isinstance(refusal, AccessError):
             return ConnectionLostError(
@@ -315,9 +315,9 @@ class Trial(Transport):
         Raises:
             MidstreamError: None can, or the server refused.
         """
-        self._transport = await self._made()
+        self._transport = await self._open()
 
-    async def _made(self) -> Transport:
+    async def _open(self) -> Transport:
         while True:
             try:
                 return await self._ways.open(self._order[0], self._session)
@@ -339,13 +339,13 @@ class Trial(Transport):
             else:
                 self._is_settled = True
                 self._said.clear()
-                await self._ways.worked(self._order[0])
+                await self._ways.note_success(self._order[0])
                 return frame
         assert self._transport is not None, "see above"
         try:
             return await self._transport.receive()
         except MidstreamError as error:
-            if (meant := self._ways.meant(error)) is error:
+            if (meant := self._ways.explain(error)) is error:
                 raise
             raise meant from error
 
@@ -368,7 +368,7 @@ class Trial(Transport):
             if self._transport is not None:
                 await self._transport.close()
                 self._transport = None
-            made = self._transport = await self._made()
+            made = self._transport = await self._open()
             await made.send(self._said)
 
     async def _next_after(self, error: MidstreamError, *, is_silent: bool = False) -> None:
@@ -378,14 +378,14 @@ class Trial(Transport):
             is_swallowed = isinstance(error.__cause__, TimeoutError) and len(self._order) > 1
             is_silent = is_swallowed and await self._ways.is_there()
             if not is_silent:
-                await self._ways.lost(self._order[0])
+                await self._ways.note_loss(self._order[0])
                 raise error
         if not (is_silent or _may_be_foreign(error)):
             raise error
         self._refusal = self._refusal or error
         self._order.popleft()
         if not self._order:
-            raise self._ways.meant(self._refusal)
+            raise self._ways.explain(self._refusal)
 
 
 def _may_be_foreign(refusal: MidstreamError) -> bool:

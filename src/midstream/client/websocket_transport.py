@@ -81,7 +81,7 @@ async def connect_websocket(
             max_size=SERVER_FRAME_BYTES_MAX,
             open_timeout=CONNECT_S,
             close_timeout=CLOSE_S,
-            ping_interval=None,  # the protocol's heartbeats say more
+            ping_interval=None,  # the protocol's heartbeats carry more
             proxy=None if is_loopback(urlsplit(url).hostname or "") else True,
         )
     except websockets.InvalidStatus as error:

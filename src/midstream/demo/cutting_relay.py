@@ -57,7 +57,7 @@ class Cutter:
         cut, self._open = self._open, set()
         for writer in cut:
             connection = writer.get_extra_info("socket")
-            # No goodbye: with a linger of 0 the kernel sends a reset and forgets what was still to be sent.
+            # No goodbye: with a linger of 0 the kernel sends a reset and drops what was still to be sent.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         return len(cut) // 2

@@ -33,7 +33,7 @@ def tools_over(folder: Folder, world: World) -> list[Tool]:
     """Return the tools of an agent that works on a folder."""
 
     @contextmanager
-    def logged(name: str) -> Iterator[str]:
+    def log_execution(name: str) -> Iterator[str]:
         key = current_call().effect_key
         folder.log(name, key, "started", world)
         yield key
@@ -42,7 +42,7 @@ def tools_over(folder: Folder, world: World) -> list[Tool]:
     @tool(has_effects=False)
     def list_files() -> str:
         """List the files in the folder."""
-        with logged("list_files"):
+        with log_execution("list_files"):
             return "\n".join(path.name for path in folder.all_notes())
 
     @tool(has_effects=False)
@@ -52,7 +52,7 @@ def tools_over(folder: Folder, world: World) -> list[Tool]:
         Args:
             path: Name of the file.
         """
-        with logged("read_file"):
+        with log_execution("read_file"):
             return folder.note(path).read_text(encoding="utf-8")
 
     @tool(has_effects=False)
@@ -62,7 +62,7 @@ def tools_over(folder: Folder, world: World) -> list[Tool]:
         Args:
             word: What to look for.
         """
-        with logged("search_files"):
+        with log_execution("search_files"):
             found = [
                 f"{path.name}: {line}"
                 for path in folder.all_notes()
@@ -79,7 +79,7 @@ def tools_over(folder: Folder, world: World) -> list[Tool]:
             path: Name of the file.
             text: What to write.
         """
-        with logged("write_note") as key:
+        with log_execution("write_note") as key:
             note = folder.note(path)
             growing = note.with_name(f".{note.name}.part")
             for step in range(1, WRITE_STEPS + 1):

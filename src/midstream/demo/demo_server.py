@@ -41,7 +41,7 @@ class DemoServer:
         self.started_at = 0.0
         """When the newest process was started, in seconds since 1970."""
         self.listened_at = 0.0
-        """When it said that it listens, in seconds since 1970."""
+        """When it reported that it listens, in seconds since 1970."""
         self._folder = folder
         self._model = model
         self._world = world

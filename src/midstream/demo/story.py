@@ -17,7 +17,7 @@ from midstream.demo.folder import NOTES, Folder
 from midstream.demo.script import LINES, Lines
 from midstream.environment import World
 from midstream.errors import UnavailableError
-from midstream.local_keys import shown_to
+from midstream.local_keys import headers_for
 from midstream.session.records import Delta, EpochStarted
 
 CUT_AFTER_PIECES = 12
@@ -84,7 +84,7 @@ class Story:
         self._is_restarted = False
         self._restart_to_words: float | None = None
 
-    async def tell(self, model: str) -> None:
+    async def run(self, model: str) -> None:
         """Run it to its end; `verdict` and `timings` hold what was found. The server is left up.
 
         Raises:
@@ -105,7 +105,7 @@ class Story:
                 cutter.url,
                 state=self._folder.client,
                 secrets=self._folder.client_secrets,
-                headers=shown_to(self._server.url),  # the relay has another port
+                headers=headers_for(self._server.url),  # the relay has another port
                 settings=ClientSettings(patience_s=PATIENCE_S),
             ) as client,
         ):
@@ -114,7 +114,7 @@ class Story:
                 f"A conversation. After {CUT_AFTER_PIECES} pieces of the answer the connection is cut: a relay between "
                 "client and server resets both sockets.",
             )
-            await self._ask_and_cut(client, cutter)
+            await self._send_and_cut(client, cutter)
             self._audience.chapter(
                 4,
                 "A tool that changes something. While it writes, the server is killed (SIGKILL) and started again.",
@@ -123,12 +123,12 @@ class Story:
             self._audience.chapter(
                 5, "Is the history still one that a model accepts? The next message will tell."
             )
-            await self._say(client, self._lines.again, self._show)
+            await self._send(client, self._lines.again, self._show)
         self._judge()
 
     # --- the acts -----------------------------------------------------------------------------------------------
 
-    async def _ask_and_cut(self, client: Client, cutter: Cutter) -> None:
+    async def _send_and_cut(self, client: Client, cutter: Cutter) -> None:
         pieces = 0
 
         def show(event: Event) -> None:
@@ -147,7 +147,7 @@ class Story:
                     f"✂ {cut} connection reset after event {event.id}; the turn goes on without us"
                 )
 
-        await self._say(client, self._lines.ask, show)
+        await self._send(client, self._lines.ask, show)
         if self._cut_to_words is None:
             raise UnavailableError(
                 f"the answer had no {CUT_AFTER_PIECES} pieces and something after them, so nothing was cut"
@@ -159,7 +159,7 @@ class Story:
                 self._restart_to_words = self._world.now() - self._server.started_at
             self._show(event)
 
-        talking = self._world.spawn(self._say(client, self._lines.write, show), name="write")
+        talking = self._world.spawn(self._send(client, self._lines.write, show), name="write")
         killing = self._world.spawn(self._kill_in_the_middle(talking), name="kill")
         try:
             await asyncio.wait((talking, killing), return_when=asyncio.FIRST_EXCEPTION)
@@ -191,7 +191,7 @@ class Story:
 
     # --- showing ------------------------------------------------------------------------------------------------
 
-    async def _say(self, client: Client, words: str, show: Callable[[Event], None]) -> None:
+    async def _send(self, client: Client, words: str, show: Callable[[Event], None]) -> None:
         async for event in client.send(self.session, words):
             show(event)
         self._audience.pause()

@@ -16,11 +16,11 @@ from midstream.dialects.application_sessions import ApplicationSessions, FoundRe
 from midstream.dialects.conversation_index import ConversationPlace, is_ephemeral
 from midstream.dialects.dialect import Asked, Dialect
 from midstream.dialects.fields import bad_field
-from midstream.dialects.gateway_bodies import Arrived, RefusedError, shown_key
+from midstream.dialects.gateway_bodies import Arrived, RefusedError, digest_key
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
 from midstream.dialects.reading_cache import Memo
 from midstream.dialects.request_reading import Read, read
-from midstream.dialects.request_repeats import KeyReused, Request, repeated, request_of
+from midstream.dialects.request_repeats import KeyReused, Request, find_repeated, request_of
 from midstream.dialects.stored_conversations import Conversations
 from midstream.engine.runner import Runner
 from midstream.environment import World
@@ -101,19 +101,19 @@ class Accepting:
             RefusedError: The key belongs to another request, or there is no such model.
             MidstreamError: The request has another form, or nothing can be begun now. Nothing was.
         """
-        found = read(dialect, arrived.headers, arrived.body, self._memo, shown_key(arrived.headers))
+        found = read(dialect, arrived.headers, arrived.body, self._memo, digest_key(arrived.headers))
         asked = self._granting(found.asked)
         self.check_model(asked.model)
         request = request_of(arrived.path, arrived.headers, found.digest, is_named=bool(found.session))
         lock = self._locks.setdefault(request.digest, asyncio.Lock())
         async with lock:
-            wanted = await self._wanted(asked, found, request, arrived)
-            same = await self._repeated(wanted)
+            wanted = await self._resolve(asked, found, request, arrived)
+            same = await self._find_repeated(wanted)
             if same is not None:
                 self._responses.join(same)
                 return same, True
             self._responses.refuse_too_many()
-            return await self._begun(wanted), False
+            return await self._begin(wanted), False
 
     def check_model(self, name: str) -> None:
         """Let a name pass that applications may request.
@@ -131,9 +131,9 @@ class Accepting:
         if not wished.fields:
             return asked
         left = AnswerOptions(wished.settings.only(self._grants), wished.fields)
-        return replace(asked, wished=left, ignored=(*asked.ignored, *wished.refused(self._grants)))
+        return replace(asked, wished=left, ignored=(*asked.ignored, *wished.find_refused(self._grants)))
 
-    async def _wanted(self, asked: Asked, found: Read, request: Request, arrived: Arrived) -> _Wanted:
+    async def _resolve(self, asked: Asked, found: Read, request: Request, arrived: Arrived) -> _Wanted:
         previous = await self._previous(asked)
         is_side = is_ephemeral(arrived.headers, asked, found.instructions, found.gist.newest)
         conversation = found.session or (previous.request.conversation if previous else "")
@@ -174,9 +174,9 @@ class Accepting:
 
     # --- repetitions ------------------------------------------------------------------------------------------
 
-    async def _repeated(self, wanted: _Wanted) -> LiveResponse | None:
+    async def _find_repeated(self, wanted: _Wanted) -> LiveResponse | None:
         request, sessions = wanted.request, wanted.sessions
-        names = [await sessions.noted(key) for key in _keys_of(request)]
+        names = [await sessions.find_noted(key) for key in _keys_of(request)]
         if not wanted.is_noted:
             names.append(wanted.session)
         runners: dict[str, tuple[Runner, ApplicationResponse]] = {}
@@ -187,8 +187,10 @@ class Accepting:
                 is_same = response.digest == request.digest.hex()
                 if is_same or (request.key and response.key == request.key):
                     runners[response.id] = (runner, response)
-                    known.append((self._responses.known(response, is_named=request.is_named), response.id))
-        found = repeated(request, [each for each, _ in known])
+                    known.append(
+                        (self._responses.describe_run(response, is_named=request.is_named), response.id)
+                    )
+        found = find_repeated(request, [each for each, _ in known])
         if found is None:
             return None
         if isinstance(found, KeyReused):
@@ -200,7 +202,7 @@ class Accepting:
 
     # --- a new response ---------------------------------------------------------------------------------------
 
-    async def _begun(self, wanted: _Wanted) -> LiveResponse:
+    async def _begin(self, wanted: _Wanted) -> LiveResponse:
         sessions, session, is_noted = wanted.sessions, wanted.session, wanted.is_noted
         whole = await self._behind(wanted) if wanted.previous else None
         for _ in range(COMPARISONS_MAX):
@@ -210,19 +212,19 @@ class Accepting:
                 if not self._is_in_use(runner.state, wanted):
                     if is_noted or wanted.request.key:
                         await sessions.note(session, *_keys_of(wanted.request))
-                    live = await self._submitted(runner, wanted, whole)
+                    live = await self._submit(runner, wanted, whole)
                     if live is not None:
                         return live
                     continue
             session, is_noted = sessions.name_of(""), True  # a fork: no client's response is stopped for it
         raise UnavailableError("other requests of this conversation are too many: retry", retry_after_s=1.0)
 
-    async def _submitted(
+    async def _submit(
         self, runner: Runner, wanted: _Wanted, whole: tuple[Entry, ...] | None
     ) -> LiveResponse | None:
         """Let a session take the transcript; None where another process's request was faster."""
         asked, state, session = wanted.asked, runner.state, runner.session_id
-        comparison = self._compared(session, state, wanted, whole)
+        comparison = self._compare(session, state, wanted, whole)
         number = state.application.count + 1
         name = response_id(asked.dialect.id_prefix, session, number)
         form = asked.form(name, self._model.name, int(self._world.now()))
@@ -254,7 +256,7 @@ class Accepting:
         response = runner.state.application.response(number)
         if response is None or response.id != name:
             return None
-        wanted.sessions.learn(session, runner.state, comparison.links)
+        wanted.sessions.keep_chain(session, runner.state, comparison.links)
         live = self._responses.add(
             wanted.sessions, FoundResponse(session, response, request, form), wanted.place
         )
@@ -273,7 +275,7 @@ class Accepting:
         live = self._responses.get(newest.id)
         return newest.is_background or (live is not None and live.readers > 0)
 
-    def _compared(
+    def _compare(
         self, session: str, state: Session, wanted: _Wanted, whole: tuple[Entry, ...] | None
     ) -> Comparison:
         if whole is not None:

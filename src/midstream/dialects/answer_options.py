@@ -16,7 +16,7 @@ from midstream.history.messages import ToolSpec
 from midstream.session.model_settings import ANY_TOOL, DEFAULT_SETTINGS, ModelSettings
 
 _UNSAID: Value = object()
-"""What a reader answers where a field says what would be done without it."""
+"""What a reader returns for a field whose value is the default anyway."""
 _ANY = ("required", "any")
 _ONE = ("function", "tool")
 
@@ -27,9 +27,9 @@ class AnswerOptions(Struct, frozen=True):
     settings: ModelSettings = DEFAULT_SETTINGS
     fields: Mapping[str, str] = {}
     odd: tuple[str, ...] = ()
-    """Fields that nobody can make anything of."""
+    """Fields without any known meaning."""
 
-    def refused(self, grants: Collection[str]) -> tuple[str, ...]:
+    def find_refused(self, grants: Collection[str]) -> tuple[str, ...]:
         """Return the client application's fields that are not granted."""
         return tuple(name for wish, name in self.fields.items() if wish not in grants)
 
@@ -50,7 +50,7 @@ def read_options(fields: Fields, known: Mapping[str, str], tools: Collection[Too
         if wish is None:
             continue
         value = field(fields, name, object)
-        found = _forced(value, tools) if wish == "forced_tool" else _READERS[wish](value)
+        found = _read_tool_choice(value, tools) if wish == "forced_tool" else _READERS[wish](value)
         if found is None:
             odd.append(name)
         elif found is not _UNSAID:
@@ -87,7 +87,7 @@ def _form(value: Value) -> Value:
     return {"type": kind, **inner} if isinstance(inner, dict) else form
 
 
-def _forced(value: Value, tools: Collection[ToolSpec]) -> Value:
+def _read_tool_choice(value: Value, tools: Collection[ToolSpec]) -> Value:
     """Read a `tool_choice` of any API. What forbids calls has been read with the tools."""
     kind = value.get("type") if isinstance(value, dict) else value
     if kind in ("auto", "none"):

@@ -19,7 +19,7 @@ from midstream.history.repair.system_prompts import words_of_system
 from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
 CHARS_PER_TOKEN = 4
-"""How tokens are estimated before anybody has counted them; real tokenizers are within a third of it for prose."""
+"""How tokens are estimated before they are counted; real tokenizers are within a third of it for prose."""
 _IGNORED = frozenset({"context_management", "mcp_servers", "output_config", "output_format"})
 _WISHES = {
     "temperature": "temperature",
@@ -98,7 +98,7 @@ def _is_counter(block: Value) -> bool:
     return isinstance(words, str) and words.startswith(_COUNTER)
 
 
-def estimated_tokens(fields: Fields) -> int:
+def estimate_tokens(fields: Fields) -> int:
     """Return about how many tokens a request has: by its length, since no model counts without answering."""
     counted = (fields[name] for name in ("system", "messages", "tools") if name in fields)
     return max(1, sum(len(raw) for raw in map(bytes, counted)) // CHARS_PER_TOKEN)
@@ -127,9 +127,9 @@ class MessagesWriter(Writer):
     def write(self, event: ModelEvent) -> list[bytes]:
         match event:
             case TextDelta():
-                return self._say("text", event.text)
+                return self._append_text("text", event.text)
             case ThinkingDelta() if self._shows_thinking:
-                pieces = self._say("thinking", event.text) if event.text else []
+                pieces = self._append_text("thinking", event.text) if event.text else []
                 if event.signature is not None and self._open == "thinking":
                     self._signature = event.signature
                     pieces += [
@@ -169,7 +169,7 @@ class MessagesWriter(Writer):
             "usage": usage,
         }
 
-    def _say(self, kind: str, words: str) -> list[bytes]:
+    def _append_text(self, kind: str, words: str) -> list[bytes]:
         pieces: list[bytes] = []
         if self._open != kind:
             pieces = self._close()

@@ -37,7 +37,7 @@ from midstream.session.records import TurnEnded, TurnStatus
 BAD_REQUEST, UNAUTHORIZED, CONFLICT, RATE_LIMITED, OVERLOADED = 400, 401, 409, 429, 503
 BAD_GATEWAY = 502
 SERVER_FAULTS = 500
-"""Statuses from here on say that the fault is the server's."""
+"""Statuses from here on mean that the fault is the server's."""
 
 
 class ApiError(Struct, frozen=True):
@@ -88,7 +88,7 @@ _CODES: dict[type[MidstreamError], str] = {
     ContextOverflowError: "context_length_exceeded",
     ModelFilteredError: "content_filter",
 }
-"""The codes of the APIs by which client applications know when to shorten a conversation, or to tell their user."""
+"""The codes of the APIs by which client applications decide to shorten a conversation, or to inform their user."""
 _OVERFLOW = "prompt is too long: it exceeds the maximum context length of the upstream's model"
 """Hosts of Anthropic's look for the first words, client applications of OpenAI's for the rest or for the code."""
 
@@ -117,7 +117,7 @@ def refusal_of(error: MidstreamError) -> ApiError:
     is_final = error.retry in ("never", "ask")
     retry_after_s = error.retry_after_s
     if status == OVERLOADED and isinstance(error, ModelUnavailableError) and retry_after_s is not None:
-        status = RATE_LIMITED  # who says when to come back has counted
+        status = RATE_LIMITED  # a time to retry after means a rate limit
     if retry_after_s is None and error.retry == "later" and status in (CONFLICT, OVERLOADED):
         retry_after_s = RETRY_AFTER_S
     return ApiError(status, code, message, is_final=is_final, retry_after_s=retry_after_s)

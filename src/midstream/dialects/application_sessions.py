@@ -25,7 +25,7 @@ from midstream.errors import (
 )
 from midstream.history.messages import Entry
 from midstream.session.application_request import ApplicationRequest
-from midstream.session.applications import ApplicationResponse, Beginning, Comparison, EntryChain, compared
+from midstream.session.applications import ApplicationResponse, Beginning, Comparison, EntryChain, compare
 from midstream.session.records import JournalReader, Record, TranscriptAccepted
 from midstream.session.session import Session, fold
 
@@ -77,7 +77,7 @@ class ApplicationSessions:
             SESSION_PREFIX + blake2b(name.encode("utf-8", "replace"), digest_size=_SESSION_BYTES).hexdigest()
         )
 
-    async def noted(self, key: str) -> str:
+    async def find_noted(self, key: str) -> str:
         """Return the session in which a request with this digest or key was made, or "" where none is known."""
         try:
             kept = await self.host.store.kv_get(REQUESTS, key)
@@ -105,11 +105,11 @@ class ApplicationSessions:
         before, tail = read.before, read.tail
         if not chain.begins_with(before):
             before, tail = Beginning(), read.whole()
-        return compared(chain, state.turn, before, tail)
+        return compare(chain, state.turn, before, tail)
 
     def compare_whole(self, session: str, state: Session, entries: Sequence[Entry]) -> Comparison:
         """Return how a transcript of these entries differs from its session."""
-        return compared(self._chain(session, state), state.turn, Beginning(), entries)
+        return compare(self._chain(session, state), state.turn, Beginning(), entries)
 
     def _chain(self, session: str, state: Session) -> EntryChain:
         chain = self._chains.pop(session, EntryChain()).then(state.history)
@@ -118,7 +118,7 @@ class ApplicationSessions:
             self._chains.popitem(last=False)
         return chain
 
-    def learn(self, session: str, state: Session, links: tuple[bytes, ...]) -> None:
+    def keep_chain(self, session: str, state: Session, links: tuple[bytes, ...]) -> None:
         """Keep the digests of a transcript that the session has just taken."""
         if len(state.history.entries) == len(links):
             self._chains[session] = EntryChain(state.history.entries, links)

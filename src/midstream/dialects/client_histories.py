@@ -24,7 +24,7 @@ from midstream.history.codecs.codec_spec import (
     Value,
     as_words,
 )
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.messages import (
     Entry,
     History,
@@ -42,7 +42,7 @@ from midstream.history.messages import (
     with_distinct_ids,
 )
 from midstream.history.profiles import Profile
-from midstream.history.repair.walk import repaired
+from midstream.history.repair.walk import repair_messages
 
 HOSTED_CHARS_MAX = 2000
 """Characters kept of what a provider's own tool did in an earlier response."""
@@ -72,9 +72,9 @@ def transcript_of(messages: list[Value], form: str, instructions: str = "") -> T
         form: The name of their format (`midstream.history.codecs`).
         instructions: The system prompt that came beside them; system messages among them follow it.
     """
-    named = format_named(form)
+    named = find_format(form)
     sent = [message if isinstance(message, dict) else _in_words(message) for message in messages]
-    return _read(repaired(sent, named, _READING).messages, named, instructions)
+    return _read(repair_messages(sent, named, _READING).messages, named, instructions)
 
 
 class Piece(Struct, frozen=True):
@@ -96,11 +96,11 @@ def piece_of(messages: list[Value], form: str) -> Piece | None:
     """Read a client application's messages as a piece; None where their repair may depend on what stands around
     them.
     """
-    named = format_named(form)
+    named = find_format(form)
     if not all(isinstance(message, dict) for message in messages):
         return None
     try:
-        sound = repaired([*messages], named, _READING)
+        sound = repair_messages([*messages], named, _READING)
     except InvalidHistoryError:
         return None
     if not all(edit.code in OF_ONE_MESSAGE for edit in sound.edits):
@@ -125,7 +125,7 @@ def answers(message: Value, form: str) -> bool:
 
 
 def _turn_of(message: Json, form: str) -> MessageTurn:
-    return format_named(form).parse(message, 0)
+    return find_format(form).parse(message, 0)
 
 
 def _read(messages: Sequence[Json], named: Format, instructions: str = "") -> Transcript:
@@ -192,22 +192,22 @@ class _Reader:
     def _response(self, part: Part) -> None:
         match part.kind:
             case PartKind.TEXT:
-                self._say(as_words(part.body))
+                self._append_text(as_words(part.body))
             case PartKind.THINKING:
-                words = _thought(part)
+                words = _read_thought(part)
                 if words or part.signature:
                     signature = part.signature if isinstance(part.signature, str) else None
                     self._parts.append(Thinking(storable(words), signature))
             case PartKind.CALL:
                 self._parts.append(_call(part))
             case PartKind.HOSTED_CALL | PartKind.HOSTED_RESULT:
-                self._say(f"[{part.name or 'tool'}] {as_words(part.body)[:HOSTED_CHARS_MAX]}")
+                self._append_text(f"[{part.name or 'tool'}] {as_words(part.body)[:HOSTED_CHARS_MAX]}")
             case PartKind.OPAQUE if isinstance(part.raw, dict) and isinstance(part.raw.get("refusal"), str):
-                self._say(part.raw["refusal"])
+                self._append_text(part.raw["refusal"])
             case _:
-                pass  # an item of some provider's that says nothing to anybody else
+                pass  # an item that has a meaning for one provider only
 
-    def _say(self, words: str) -> None:
+    def _append_text(self, words: str) -> None:
         if words:
             self._parts.append(Text(storable(words)))
 
@@ -268,15 +268,15 @@ def _call(part: Part) -> ToolCall:
     return ToolCall(storable(call_id), storable(part.name), storable(arguments) or "{}")
 
 
-def _thought(part: Part) -> str:
+def _read_thought(part: Part) -> str:
     """Return the words of a thought, also of an item of the Responses API."""
     if isinstance(part.body, str):
         return part.body
     raw = part.raw if isinstance(part.raw, dict) else {}
-    pieces = [*_listed(raw.get("summary")), *_listed(raw.get("content"))]
+    pieces = [*_list_of(raw.get("summary")), *_list_of(raw.get("content"))]
     texts = (piece.get("text") for piece in pieces if isinstance(piece, dict))
     return "\n\n".join(text for text in texts if isinstance(text, str))
 
 
-def _listed(value: Value) -> list[Value]:
+def _list_of(value: Value) -> list[Value]:
     return value if isinstance(value, list) else []

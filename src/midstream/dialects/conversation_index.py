@@ -39,7 +39,7 @@ EPHEMERAL_NOTE = "ephemeral"
 KEY_CHARS_MAX = 200
 """Characters of a name that is kept as it is; a longer one is kept as its digest."""
 OPENINGS_MAX = 10_000
-"""Conversations known by what was said in them; the one that was longest silent is forgotten first."""
+"""Conversations known by their messages; the one that was longest silent is evicted first."""
 
 DIGEST_BYTES = 16
 _CLAUDE_CODE = re.compile(r"_session_([0-9a-fA-F-]{36})$")
@@ -70,14 +70,14 @@ SIDE_CALL_CHARS = 4000
 """Characters of the system prompt and of the newest message that are looked through for these words."""
 
 
-def named_session(headers: Mapping[str, str], asked: Asked) -> str:
+def read_session_name(headers: Mapping[str, str], asked: Asked) -> str:
     """Return the conversation's name where the client application gives one, else ""."""
     for header in SESSION_HEADERS:
         if value := headers.get(header, "").strip():
-            return _kept(f"h:{value}")
+            return _shorten_name(f"h:{value}")
     for note in SESSION_NOTES:
         if value := asked.metadata.get(note, "").strip():
-            return _kept(f"m:{value}")
+            return _shorten_name(f"m:{value}")
     found = _CLAUDE_CODE.search(asked.metadata.get("user_id", ""))
     return f"m:{found[1]}" if found else ""
 
@@ -136,9 +136,9 @@ class ConversationPlace(Struct, frozen=True):
         before, after = self.before, self.after
         for entry in entries:
             if isinstance(entry, UserMessage):
-                after = _linked(after, _heard(entry))
+                after = _link(after, _digest_message(entry))
             else:
-                before = after = _linked(after, _answered(entry.response))
+                before = after = _link(after, _digest_response(entry.response))
         return ConversationPlace(before, after)
 
 
@@ -149,14 +149,14 @@ def place_of(scope: str, history: History) -> ConversationPlace:
 
 
 class ConversationIndex:
-    """Recognizes conversations by all their messages. Call `look_up` before a response, `said` once it is whole.
+    """Recognizes conversations by all their messages. Call `look_up` before a response, `add_response` after it.
     Nothing is forgotten by a look-up that fails.
     """
 
     def __init__(self, limit: int = OPENINGS_MAX) -> None:
         self._limit = limit
         self._sessions: OrderedDict[bytes, str] = OrderedDict()
-        """Name of each conversation by the digest of all that was said in it up to its newest response."""
+        """Name of each conversation by the digest of all its messages up to its newest response."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -165,7 +165,7 @@ class ConversationIndex:
         """Return the name of the conversation that goes on here, or "" where none does."""
         return self._sessions.get(place.before, "")
 
-    def said(self, session: str, place: ConversationPlace, response: Response) -> bytes:
+    def add_response(self, session: str, place: ConversationPlace, response: Response) -> bytes:
         """Learn a response, and return what the conversation is known by now: `ConversationPlace.before` of what
         goes on from here.
 
@@ -173,18 +173,18 @@ class ConversationIndex:
         """
         if self._sessions.get(place.before) == session:
             del self._sessions[place.before]
-        known_by = _linked(place.after, _answered(response))
+        known_by = _link(place.after, _digest_response(response))
         self._sessions[known_by] = session
         while len(self._sessions) > self._limit:
             self._sessions.popitem(last=False)
         return known_by
 
 
-def _linked(before: bytes, said: bytes) -> bytes:
+def _link(before: bytes, said: bytes) -> bytes:
     return blake2b(before + said, digest_size=DIGEST_BYTES).digest()
 
 
-def _heard(message: UserMessage) -> bytes:
+def _digest_message(message: UserMessage) -> bytes:
     first = message.parts[0] if len(message.parts) == 1 else None
     if isinstance(first, Text):
         return b"t" + first.text.encode()
@@ -198,7 +198,7 @@ def _content(file: File) -> str:
     return blake2b((file.data or file.url or "").encode(), digest_size=16).hexdigest()
 
 
-def _answered(response: Response) -> bytes:
+def _digest_response(response: Response) -> bytes:
     """Return what a client application keeps of a response: its words, whatever it does to the white space; else
     which calls it made.
     """
@@ -206,7 +206,7 @@ def _answered(response: Response) -> bytes:
     return b"a" + (words.encode() or msgspec.json.encode([call.id for call in response.calls]))
 
 
-def _kept(name: str) -> str:
+def _shorten_name(name: str) -> str:
     if len(name) <= KEY_CHARS_MAX:
         return name
     return f"{name[:2]}{blake2b(name.encode('utf-8', 'replace'), digest_size=32).hexdigest()}"

@@ -9,7 +9,7 @@ from midstream.dialects.dialect import Dialect
 from midstream.dialects.openai_chat import CHAT
 from midstream.dialects.openai_responses_api import RESPONSES
 
-__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "at_path", "named", "speaking"]
+__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "at_path", "find_dialect", "speaking"]
 
 DIALECTS = [CHAT, RESPONSES, MESSAGES]
 """A program appends a dialect of its own before it serves a gateway."""
@@ -26,7 +26,7 @@ def speaking(parts: Sequence[str]) -> Dialect:
     return next(found, CHAT)
 
 
-def named(name: str) -> Dialect:
+def find_dialect(name: str) -> Dialect:
     """Return a dialect by the name in a journal.
 
     Raises:

@@ -38,12 +38,12 @@ def fields_of(body: bytes) -> Fields:
         MalformedFrameError: It is none.
     """
     try:
-        return said(_object(body))
+        return without_nulls(_object(body))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise no_object() from error
 
 
-def said(fields: Fields) -> Fields:
+def without_nulls(fields: Fields) -> Fields:
     """Return these fields without those that are null."""
     return {name: raw for name, raw in fields.items() if not _is_null(raw)}
 

@@ -65,7 +65,7 @@ def check_token(headers: Mapping[str, str], token: str) -> None:
         raise RefusedError(ApiError(401, "invalid_api_key", message))
 
 
-def shown_key(headers: Mapping[str, str]) -> bytes:
+def digest_key(headers: Mapping[str, str]) -> bytes:
     """Return a digest of the key that a request shows, right or wrong or none."""
     shown = "\0".join(headers.get(name, "") for name in ("authorization", "x-api-key"))
     return hashlib.blake2b(shown.encode("utf-8", "replace"), digest_size=32).digest()

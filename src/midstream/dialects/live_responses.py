@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from midstream.dialects.application_sessions import ApplicationSessions, FoundResponse
 from midstream.dialects.conversation_index import ConversationPlace
 from midstream.dialects.dialect import Dialect
-from midstream.dialects.dialect_registry import named
+from midstream.dialects.dialect_registry import find_dialect
 from midstream.dialects.projection import Projection
 from midstream.dialects.request_repeats import KnownRun, Request
 from midstream.dialects.stored_conversations import Conversations
@@ -76,7 +76,7 @@ class LiveResponse:
     @property
     def dialect(self) -> Dialect:
         """The API it was requested by."""
-        return named(self.found.form.dialect)
+        return find_dialect(self.found.form.dialect)
 
     @property
     def response(self) -> ApplicationResponse:
@@ -107,7 +107,9 @@ class LiveResponse:
         if self._settled is None:
             if self._place is None or model_response is None:
                 return
-            keeping = self._conversations.said(self.found.request.conversation, self._place, model_response)
+            keeping = self._conversations.add_response(
+                self.found.request.conversation, self._place, model_response
+            )
             self._settled = world.spawn(keeping, name="settle")
         await asyncio.shield(self._settled)
 
@@ -156,7 +158,7 @@ class LiveResponses:
         self, sessions: ApplicationSessions, found: FoundResponse, place: ConversationPlace | None
     ) -> LiveResponse:
         """Return a response of the journal, followed here from now on."""
-        self._forget_old()
+        self._delete_old()
         known = self._by_id.get(found.response.id)
         if known is None:
             known = LiveResponse(sessions, found, self._conversations, place)
@@ -164,7 +166,7 @@ class LiveResponses:
             self._open.add(known.id)
         return known
 
-    def known(self, response: ApplicationResponse, *, is_named: bool) -> KnownRun:
+    def describe_run(self, response: ApplicationResponse, *, is_named: bool) -> KnownRun:
         """Return what decides whether another request repeats the one of this response."""
         live = self._by_id.get(response.id)
         readers = live.readers if live else 0
@@ -224,7 +226,7 @@ class LiveResponses:
             except MidstreamError as error:
                 _log.warning("a response is not stopped: %s", error.code, extra={"response": live.id})
 
-    def _forget_old(self) -> None:
+    def _delete_old(self) -> None:
         until = self._world.now() - KEPT_S
         gone = []
         for live in self._by_id.values():

@@ -116,7 +116,7 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
     )
 
 
-def listed_items(messages: list[Value], response_id: str) -> list[Value]:
+def list_items(messages: list[Value], response_id: str) -> list[Value]:
     """Return the items of a request as they are listed again: each with its type and an id."""
     listed = []
     for at, item in enumerate(messages):
@@ -166,13 +166,13 @@ class ResponsesWriter(Writer):
     def write(self, event: ModelEvent) -> list[bytes]:
         match event:
             case TextDelta():
-                opened = self._opened("message")
+                opened = self._open_item("message")
                 place = {"item_id": self._item_id(), "output_index": len(self._output), "content_index": 0}
                 self._words.append(event.text)
                 said = {**place, "delta": event.text, "logprobs": []}
                 return [*opened, self._event("response.output_text.delta", said)]
             case ThinkingDelta() if event.text:
-                opened = self._opened("reasoning")
+                opened = self._open_item("reasoning")
                 place = {"item_id": self._item_id(), "output_index": len(self._output), "summary_index": 0}
                 self._words.append(event.text)
                 thought = {**place, "delta": event.text}
@@ -188,18 +188,18 @@ class ResponsesWriter(Writer):
     def fail(self, refusal: ApiError) -> list[bytes]:
         code = "rate_limit_exceeded" if refusal.status == RATE_LIMITED else refusal.code
         error = {"code": code, "message": refusal.message}
-        return self._stopped("failed", error=error)
+        return self._stop("failed", error=error)
 
     @override
     def cancel(self, refusal: ApiError) -> list[bytes]:
         del refusal  # this API has a status for it
-        return self._stopped("cancelled")
+        return self._stop("cancelled")
 
     @override
     def whole(self) -> bytes:
         return _json(self.response)
 
-    def _stopped(self, status: Status, *, error: Json | None = None) -> list[bytes]:
+    def _stop(self, status: Status, *, error: Json | None = None) -> list[bytes]:
         pieces = self._close("incomplete")
         self.response = self._in_state(status, error=error)
         return [*pieces, self._event(f"response.{status}", {"response": self.response})]
@@ -234,9 +234,9 @@ class ResponsesWriter(Writer):
         item: Json = {"id": self._item_id(), "type": self._open, "status": status}
         if self._open == "reasoning":
             return {**item, "summary": [] if words is None else [{"type": "summary_text", "text": words}]}
-        return {**item, "role": "assistant", "content": [] if words is None else [_said(words)]}
+        return {**item, "role": "assistant", "content": [] if words is None else [_output_text(words)]}
 
-    def _opened(self, kind: Literal["message", "reasoning"]) -> list[bytes]:
+    def _open_item(self, kind: Literal["message", "reasoning"]) -> list[bytes]:
         if self._open == kind:
             return []
         pieces = self._close()
@@ -252,7 +252,7 @@ class ResponsesWriter(Writer):
                 )
             )
         else:
-            begun = {**place, "content_index": 0, "part": _said("")}
+            begun = {**place, "content_index": 0, "part": _output_text("")}
             pieces.append(self._event("response.content_part.added", begun))
         return pieces
 
@@ -270,7 +270,7 @@ class ResponsesWriter(Writer):
         else:
             place["content_index"] = 0
             done = ("response.output_text.done", {**place, "text": words, "logprobs": []})
-            ended = ("response.content_part.done", {**place, "part": _said(words)})
+            ended = ("response.content_part.done", {**place, "part": _output_text(words)})
         item = self._item(status, words)
         pieces = [self._event(*done), self._event(*ended), self._item_done(item)]
         self._output.append(item)
@@ -325,7 +325,7 @@ def usage_in_responses(usage: Usage | None) -> Json:
     }
 
 
-def _said(words: str) -> Json:
+def _output_text(words: str) -> Json:
     return {"type": "output_text", "text": words, "annotations": [], "logprobs": []}
 
 

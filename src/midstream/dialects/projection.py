@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.dialects.api_errors import CANCELLED, ApiError, final, refusal_of_end
 from midstream.dialects.dialect import Dialect, Form
-from midstream.dialects.event_filter import shown_call
+from midstream.dialects.event_filter import render_call
 from midstream.history.messages import Finish, Response, ResponsePart, Text, ToolCall, Usage
 from midstream.models.responses import (
     Finished,
@@ -83,9 +83,9 @@ class Projection:
             case AttemptFailed():
                 self._retry_after_s = record.retry_after_s
             case ResponseCompleted():
-                return self._completed(record)
+                return self._complete(record)
             case TurnEnded():
-                return self._ended(record)
+                return self._end_turn(record)
             case _:
                 pass
         return []
@@ -129,7 +129,7 @@ class Projection:
             self._calls.append(call)
             return ToolCallRequested(call.id, call.name, call.arguments, call.signature)
         if delta.call is not None:
-            return shown_call(delta.call) if self._shows_upstream_calls else None
+            return render_call(delta.call) if self._shows_upstream_calls else None
         if delta.signature:
             return ThinkingDelta("", delta.signature)
         if not delta.text:
@@ -139,7 +139,7 @@ class Projection:
         self._texts.append(delta.text)
         return TextDelta(delta.text)
 
-    def _completed(self, record: ResponseCompleted) -> list[bytes]:
+    def _complete(self, record: ResponseCompleted) -> list[bytes]:
         body = record.body
         if body.usage is not None:
             self._usage = body.usage if self._usage is None else self._usage + body.usage
@@ -148,7 +148,7 @@ class Projection:
             return []  # the turn goes on, or its end follows
         return self._finish()
 
-    def _ended(self, record: TurnEnded) -> list[bytes]:
+    def _end_turn(self, record: TurnEnded) -> list[bytes]:
         if record.status is TurnStatus.COMPLETED:
             return self._finish()
         refusal = refusal_of_end(record, retry_after_s=self._retry_after_s)

@@ -62,7 +62,7 @@ class Gist(Struct, frozen=True):
             self.place.then(entries) if self.scope else self.place,
             self.scope,
             self.beginning.then(entries),
-            joined(self.instructions, transcript.instructions),
+            join_instructions(self.instructions, transcript.instructions),
             self.newest if newest is None else newest,
             self.ids | ids if ids else self.ids,
         )
@@ -109,13 +109,13 @@ class Memo:
         """Keep what was read of the first messages, with how many they are, as the readings used last."""
         for count, gist in gists:
             key = (whose, count, ends[count])
-            self._forget(self._kept.pop(key, None))
+            self._evict(self._kept.pop(key, None))
             self._kept[key] = gist
             self._bytes += gist.weight
         while len(self._kept) > self._limit or self._bytes > self._bytes_max:
-            self._forget(self._kept.popitem(last=False)[1])
+            self._evict(self._kept.popitem(last=False)[1])
 
-    def _forget(self, gist: Gist | None) -> None:
+    def _evict(self, gist: Gist | None) -> None:
         if gist is not None:
             self._bytes -= gist.weight
 
@@ -135,6 +135,6 @@ def _count(reading: tuple[int, Gist]) -> int:
     return reading[0]
 
 
-def joined(*instructions: str) -> str:
+def join_instructions(*instructions: str) -> str:
     """Return system prompts as one."""
     return "\n\n".join(words for words in instructions if words.strip())

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Struct
 
 from midstream.dialects.client_histories import Piece, answers, closes, piece_of
-from midstream.dialects.conversation_index import named_session, scope_of
+from midstream.dialects.conversation_index import read_session_name, scope_of
 from midstream.dialects.dialect import Asked, Dialect
 from midstream.dialects.fields import Fields, fields_of
-from midstream.dialects.reading_cache import Gist, Memo, digests, joined
+from midstream.dialects.reading_cache import Gist, Memo, digests, join_instructions
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import Entry
 from midstream.session.applications import Beginning
@@ -62,7 +62,7 @@ class Read(Struct, frozen=True):
     @property
     def instructions(self) -> str:
         """The system prompt, wherever it stands."""
-        return joined(self.asked.instructions, self.gist.instructions)
+        return join_instructions(self.asked.instructions, self.gist.instructions)
 
     def whole(self) -> tuple[Entry, ...]:
         """Return all entries; where messages are known, all of them are read for it."""
@@ -91,7 +91,7 @@ def read(
         if found is not None:
             return found
     asked = dialect.read(fields, 0)
-    session = named_session(headers, asked)
+    session = read_session_name(headers, asked)
     transcript = msgspec.structs.replace(asked, instructions="").transcript()
     gist = Gist.of_nothing("" if session else scope_of(asked)).then(transcript)
     return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, body)
@@ -120,7 +120,7 @@ def _read_behind(
     asked = dialect.read({**fields, dialect.messages: _NOTHING}, len(messages))
     if asked.is_stored or asked.previous:
         return None
-    session = named_session(headers, asked)
+    session = read_session_name(headers, asked)
     scope = "" if session else scope_of(asked)
     whose = sha256(msgspec.json.encode([dialect.name, owner.hex(), scope])).digest()
     form = dialect.format

@@ -86,7 +86,7 @@ def request_of(path: str, headers: Mapping[str, str], body: bytes, *, is_named: 
     return Request(whole.digest(), f"{path} {key}" if key else "", is_retry=is_retry, is_named=is_named)
 
 
-def repeated(request: Request, known: Iterable[KnownRun]) -> KnownRun | KeyReused | None:
+def find_repeated(request: Request, known: Iterable[KnownRun]) -> KnownRun | KeyReused | None:
     """Return the run that a POST joins, or None where it begins one of its own.
 
     Args:

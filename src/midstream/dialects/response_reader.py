@@ -13,7 +13,7 @@ from starlette.types import Receive, Send
 from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
 from midstream.dialects.dialect import Dialect
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
-from midstream.engine.conversation import followed
+from midstream.engine.conversation import follow
 from midstream.environment import Cancellable, World
 from midstream.errors import MidstreamError
 
@@ -38,7 +38,7 @@ async def send_whole(
     """Send one body of JSON."""
     given = {"content-type": _JSON, "cache-control": "no-store", **(headers or {})}
     given |= {"content-length": str(len(body)), "x-content-type-options": "nosniff"}
-    await send({"type": "http.response.start", "status": status, "headers": encoded(given)})
+    await send({"type": "http.response.start", "status": status, "headers": encode_headers(given)})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -117,10 +117,10 @@ class ResponseReader:
         self._is_quiet = False
         if not self._events:
             self._publish(projection.open())
-        given = encoded({**headers, **EVENT_STREAM})
+        given = encode_headers({**headers, **EVENT_STREAM})
         await self._send({"type": "http.response.start", "status": 200, "headers": given})
         while not self._is_gone:
-            if events := self._taken():
+            if events := self._take():
                 events, after = events[after:], max(0, after - len(events))
                 is_last = self._is_ended and not self._events
                 if events or is_last:
@@ -149,7 +149,7 @@ class ResponseReader:
     async def whole(self, headers: Mapping[str, str]) -> None:
         """Wait for the end, and send the response in one piece."""
         while not (self._is_ended or self._is_gone):
-            self._taken()
+            self._take()
             await self._wait()
         if self._is_gone:
             return
@@ -174,7 +174,7 @@ class ResponseReader:
         projection, found = self.projection, self._live.found
         try:
             async with aclosing(
-                followed(self._live.sessions.host, found.session, found.response.position)
+                follow(self._live.sessions.host, found.session, found.response.position)
             ) as records:
                 async for record in records:
                     events = projection.take(record)
@@ -207,7 +207,7 @@ class ResponseReader:
         if events or self._is_ended:
             self._wake()
 
-    def _taken(self) -> list[bytes]:
+    def _take(self) -> list[bytes]:
         events, self._events, self._bytes = self._events, [], 0
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
@@ -240,7 +240,7 @@ class ResponseReader:
             pass
 
 
-def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+def encode_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     """Return headers as they go out."""
     return [
         (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))

@@ -10,7 +10,7 @@ from midstream.dialects.application_sessions import ApplicationSessions
 from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import Arrived, RefusedError
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
-from midstream.dialects.openai_responses_api import listed_items
+from midstream.dialects.openai_responses_api import list_items
 from midstream.dialects.projection import Projection
 from midstream.dialects.response_reader import ResponseReader, send_whole
 from midstream.environment import World
@@ -58,7 +58,7 @@ class ResponseRoutes:
         after = _number(arrived, "starting_after", -1) + 1
         live = await self._live(response_id)
         if arrived.query.get("stream", "") not in ("true", "1"):
-            await send_whole(send, (await self._projected(live)).whole())
+            await send_whole(send, (await self._project(live)).whole())
             return
         self._responses.join(live)
         reader = ResponseReader(
@@ -88,11 +88,11 @@ class ResponseRoutes:
         if not live.found.form.is_background:
             raise bad_field("response_id", "only a background response can be cancelled")
         await live.cancel()
-        await send_whole(send, (await self._projected(live)).whole())
+        await send_whole(send, (await self._project(live)).whole())
 
     async def _items(self, response_id: str, arrived: Arrived, send: Send) -> None:
         live = await self._live(response_id)
-        items = listed_items(live.found.request.input, response_id)
+        items = list_items(live.found.request.input, response_id)
         if arrived.query.get("order", "desc") != "asc":
             items.reverse()
         if after := arrived.query.get("after"):
@@ -117,7 +117,7 @@ class ResponseRoutes:
             raise RefusedError(ApiError(404, "response_not_found", message))
         return self._responses.add(self._sessions, found, None)
 
-    async def _projected(self, live: LiveResponse) -> Projection:
+    async def _project(self, live: LiveResponse) -> Projection:
         """Return the response as its journal has it now."""
         projection = live.projection(shows_upstream_calls=self._shows_upstream_calls)
         runner = await self._sessions.host.session(live.found.session)

@@ -50,9 +50,9 @@ class Conversations:
             return ""
         return "" if kept is None else kept.body.decode("utf-8", "replace")
 
-    async def said(self, session: str, place: ConversationPlace, response: Response) -> None:
+    async def add_response(self, session: str, place: ConversationPlace, response: Response) -> None:
         """Learn a response; what the conversation was known by before is forgotten. Durable when it returns."""
-        known_by = self._here.said(session, place, response)
+        known_by = self._here.add_response(session, place, response)
         body, now = session.encode(), self._world.now()
         try:
             await self._kv.kv_put(CONVERSATIONS, known_by.hex(), body, expected=0, at=now)
@@ -61,7 +61,7 @@ class Conversations:
         except _OUT_OF_ORDER as error:
             _log.warning("a conversation cannot be stored: %s", error.code)
             return
-        await self._forget(session, place)
+        await self._delete(session, place)
 
     async def tend(self) -> None:
         """Remove entries that were not used for as long as agents are kept, and those beyond the limit, until
@@ -74,7 +74,7 @@ class Conversations:
                 _log.warning("the conversations' entries cannot be tended: %s", error.code)
             await self._world.sleep(SWEEP_S)
 
-    async def _forget(self, session: str, place: ConversationPlace) -> None:
+    async def _delete(self, session: str, place: ConversationPlace) -> None:
         if not place.before:
             return
         try:

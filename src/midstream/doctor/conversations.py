@@ -55,7 +55,7 @@ class UnjudgedConversation:
         """Whether this prompt begins something that does not depend on what is in here."""
         return bool(self.facts) and self.facts[-1].is_response and self.reach < entry.number
 
-    def taken(self) -> list[MessageLine]:
+    def drain(self) -> list[MessageLine]:
         """Return what is in here, and start again."""
         entries, self.entries, self.facts, self.reach = self.entries, [], [], 0
         return entries
@@ -103,7 +103,7 @@ class Threads:
             return
         begins_turn = facts.is_prompt or thread.turn < 0
         if facts.is_prompt and self._may_cut and thread.is_done_before(entry):
-            yield from self._given(thread)
+            yield from self._give_out(thread)
         if entry.node is not None:
             number = self._note(entry.node.id, entry.number, thread.number, offset)
             if begins_turn:
@@ -131,14 +131,14 @@ class Threads:
         """Give out everything that is open."""
         for thread in self._threads:
             if thread.entries:
-                yield from self._given(thread)
+                yield from self._give_out(thread)
         held, self._held = self._held, []
         for _, entries in sorted(held, key=itemgetter(0)):
             yield entries
 
-    def _given(self, thread: UnjudgedConversation) -> Iterator[list[MessageLine]]:
+    def _give_out(self, thread: UnjudgedConversation) -> Iterator[list[MessageLine]]:
         """Give out a stretch; one that shares lines with another waits until that one was judged."""
-        entries = thread.taken()
+        entries = thread.drain()
         if entries[-1].is_context and all(each.is_context for each in entries):
             return  # judged where it belongs
         if entries[0].is_context:
@@ -156,15 +156,15 @@ class Threads:
         above = self._nodes.get(parent) if parent else None
         if above is None and parent is not None and self._latest is not None:
             self.loose.append(Loose(entry.number, parent, self._latest.tip))
-            return self._answered_by(facts) or self._latest
+            return self._find_answered(facts) or self._latest
         if above is None or self._thread_of[above] == NOBODY:
-            return self._answered_by(facts) or self._new()
+            return self._find_answered(facts) or self._new()
         thread = self._threads[self._thread_of[above]]
         if _is_result(facts) or self._goes_on(thread, above, entry):
             return thread
         return self._branch(thread, above)
 
-    def _answered_by(self, facts: Facts) -> UnjudgedConversation | None:
+    def _find_answered(self, facts: Facts) -> UnjudgedConversation | None:
         """Find the conversation whose calls this line answers, though its parent is not in the file."""
         if not _is_result(facts):
             return None
@@ -216,7 +216,7 @@ class Threads:
         for line in sorted(later):
             number = bisect_left(self._line_of, line)
             is_known = number < len(self._line_of) and self._line_of[number] == line
-            # What stands on another branch answers nobody here.
+            # A result on another branch answers no call of this one.
             if is_known and number not in own and self._thread_of[number] in family:
                 yield from (found for found in self._read_again(number) if _is_result(found[1]))
 

@@ -18,7 +18,7 @@ from midstream.doctor.file_reading import value_in
 from midstream.doctor.file_writing import Written, copy_of, make_backup, make_whole
 from midstream.doctor.findings import HistoryReport, LocatedFinding, finding, status_of
 from midstream.doctor.opencode import StoredMessage
-from midstream.doctor.rewriting import encoded
+from midstream.doctor.rewriting import encode
 from midstream.doctor.shapes import Json
 from midstream.doctor.sqlite_files import Database
 from midstream.errors import ConflictError, UnreadableHistoryError
@@ -74,7 +74,7 @@ class DatabaseRemedy:
             UnavailableError: The disk, the folder or a lock refuses. No copy was written.
         """
         target = copy_of(self._path)
-        with sqlite_files.named_refusals(target):
+        with sqlite_files.translate_write_errors(target):
             change = partial(_apply, changes=self._changes)
             make_whole(target, partial(sqlite_files.copy, self._path, change=change), like=self._path)
         return Written(target)
@@ -89,7 +89,7 @@ class DatabaseRemedy:
             UnavailableError: The disk, the folder or a lock refuses. Nothing was changed; a backup may be there.
         """
         real = self._path.resolve()
-        with sqlite_files.named_refusals(real):
+        with sqlite_files.translate_write_errors(real):
             backup = make_backup(real, partial(sqlite_files.copy, real))
             with sqlite_files.writing(real) as db:
                 _apply(db, [change for change in self._changes if change.after is not None])
@@ -102,7 +102,7 @@ def is_opencode(path: Path) -> bool:
     Raises:
         UnreadableHistoryError: It is damaged, or another program keeps it locked.
     """
-    with sqlite_files.named_errors(), sqlite_files.reading(path) as db:
+    with sqlite_files.translate_read_errors(), sqlite_files.reading(path) as db:
         return _tables(db) >= ITS_TABLES
 
 
@@ -115,7 +115,7 @@ def examine_opencode(
         UnreadableHistoryError: It is damaged, or another program keeps it locked.
         UsageError: No profile has this name.
     """
-    with sqlite_files.named_errors(), sqlite_files.reading(path) as db:
+    with sqlite_files.translate_read_errors(), sqlite_files.reading(path) as db:
         db.execute("begin")  # one state of it, whatever opencode writes meanwhile
         database = _Database(db, profile)
         for number, (session,) in enumerate(db.execute(SESSIONS)):
@@ -149,7 +149,7 @@ class _Database:
     def examine(self, session: str) -> None:
         """Look at one session."""
         self.sessions += 1
-        stored = list(self._stored(session)) or list(self._newer_ones(session))
+        stored = list(self._read_messages(session)) or list(self._newer_ones(session))
         self.messages += len(stored)
         self.findings += opencode.findings_in(stored, self._profile)
 
@@ -160,7 +160,7 @@ class _Database:
                 finding("orphan-part", "none: opencode does not read it", file=f"message {message}")
             )
 
-    def _stored(self, session: str) -> Iterator[StoredMessage]:
+    def _read_messages(self, session: str) -> Iterator[StoredMessage]:
         for id_, data in self._db.execute(MESSAGES, (session,)):
             info = self._read("message", id_, data)
             if info is None:
@@ -172,7 +172,7 @@ class _Database:
                     continue
                 parts.append((f"part {part_id}", part))
                 if opencode.is_open(part):
-                    self._change("part", part_id, part_data, opencode.ended(part))
+                    self._change("part", part_id, part_data, opencode.end_call(part))
             yield StoredMessage(f"message {id_}", info, parts)
 
     def _newer_ones(self, session: str) -> Iterator[StoredMessage]:
@@ -185,7 +185,7 @@ class _Database:
             if found is not None:
                 info, parts = found
                 yield StoredMessage(name, info, [(name, part) for part in parts])
-            closed = opencode.newer_ended(value)
+            closed = opencode.end_newer_calls(value)
             if closed is not value:
                 self._change("session_message", id_, data, closed)
 
@@ -201,13 +201,13 @@ class _Database:
         told = finding("broken-row", "left out of the copy", file=f"{table} {id_}", lost="a row")
         self.findings.append(told)
         self.changes.append(Change(table, id_, data, None))
-        if table == "message":  # nobody could read its parts
+        if table == "message":  # its parts could not be read
             parts = self._db.execute(PARTS, (id_,))
             self.changes += [Change("part", part, body, None) for part, body in parts]
         return None
 
     def _change(self, table: str, id_: str, before: Any, after: Json) -> None:  # noqa: ANN401 - see `_read`
-        self.changes.append(Change(table, id_, before, encoded(after).decode()))
+        self.changes.append(Change(table, id_, before, encode(after).decode()))
 
 
 def _tables(db: Database) -> set[str]:

@@ -27,10 +27,10 @@ from midstream.doctor.findings import HistoryReport, LocatedFinding, Status, fin
 from midstream.doctor.jsonl_formats import SAMPLE, Ledger, ledger_for
 from midstream.doctor.line_files import LineFile, cut_note
 from midstream.doctor.opencode_folders import FolderRemedy, examine_storage
-from midstream.doctor.rewriting import Patch, encoded
-from midstream.doctor.shapes import Json, Shape, at, confirmed, shape_of, with_value
+from midstream.doctor.rewriting import Patch, encode
+from midstream.doctor.shapes import Json, Shape, at, confirm, shape_of, with_value
 from midstream.errors import InvalidHistoryError, UnreadableHistoryError
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.profiles import profile_for
 from midstream.history.repair.report import Repaired
@@ -90,7 +90,7 @@ def examine(
         UsageError: `profile` is the name of none.
     """
     try:
-        return _examined(path, named, profile, tick, key_file)
+        return _examine(path, named, profile, tick, key_file)
     except UnreadableHistoryError as error:
         return _unreadable(path, error)
     except OSError as error:  # it was taken away meanwhile, or the disk fails
@@ -110,7 +110,7 @@ def _unreadable(path: Path, error: UnreadableHistoryError) -> Examined:
     return Examined(HistoryReport(str(path), status, reason=error.reason, problem=error.message))
 
 
-def _examined(
+def _examine(
     path: Path,
     named: str | None,
     profile: str | None,
@@ -122,16 +122,16 @@ def _examined(
     require_file(path)
     head = head_of(path)
     if journals.is_database(head) and is_opencode(path):
-        confirmed(Shape("opencode", "opencode", ()), named)
+        confirm(Shape("opencode", "opencode", ()), named)
         return Examined(*examine_opencode(path, profile, tick))
     if journals.is_database(head):
-        confirmed(Shape("midstream", "midstream", ()), named)
+        confirm(Shape("midstream", "midstream", ()), named)
         return Examined(*journals.examine_database(path, profile, key_file))
     if not head.strip():
         raise UnreadableHistoryError("it is empty", reason="no-history")
     sample = _sample(path)
     if sample and journals.is_export(sample[0]):
-        confirmed(Shape("midstream", "midstream", ()), named)
+        confirm(Shape("midstream", "midstream", ()), named)
         return _export(path, profile)
     if sample and (ledger := ledger_for(sample, named)) is not None:
         return _lines(path, ledger, profile, tick)
@@ -191,7 +191,7 @@ def _lines(path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int]
     stamp = stamp_of(path)
     file = LineFile(path, ledger, profile, tick)
     file.examine()
-    rules = profile_for(format_named(ledger.format), profile)
+    rules = profile_for(find_format(ledger.format), profile)
     report = HistoryReport(
         str(path),
         status_of(file.findings),
@@ -235,14 +235,14 @@ def _requests(path: Path, named: str | None, profile: str | None, tick: Callable
         conversations += 1
         form, rules = shape.kind, _rules(shape, profile)
         count += len(at(value, shape.path))
-        done, repaired = _repaired(value, shape, profile)
+        done, repaired = _repair(value, shape, profile)
         findings += [finding_of(edit, line=line.number, message=edit.at) for edit in done.edits]
         if done.is_changed:
-            patch.replaced[line.number] = encoded(repaired)
+            patch.replaced[line.number] = encode(repaired)
     report = HistoryReport(
         str(path), status_of(findings), form, rules, count, conversations, tuple(findings), notes
     )
-    remedy = Remedy(path, stamp, lambda: patch.applied(lines_of(path)))
+    remedy = Remedy(path, stamp, lambda: patch.apply(lines_of(path)))
     return Examined(report, None if patch.is_empty else remedy)
 
 
@@ -257,7 +257,7 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
     messages = at(value, shape.path)
     if not messages:
         findings.append(finding("empty-list", "none: send a message first"))
-    done, repaired = _repaired(value, shape, profile)
+    done, repaired = _repair(value, shape, profile)
     findings += [finding_of(edit, message=edit.at) for edit in done.edits]
     report = HistoryReport(
         str(path),
@@ -272,27 +272,27 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
     if not done.is_changed and not constants:
         return Examined(report)
     indent = _indent(head_of(path))
-    return Examined(report, Remedy(path, stamp, lambda: iter([encoded(repaired, indent=indent) + b"\n"])))
+    return Examined(report, Remedy(path, stamp, lambda: iter([encode(repaired, indent=indent) + b"\n"])))
 
 
 def _rules(shape: Shape, profile: str | None) -> str:
     """Return the name of the profile that a document is judged by."""
     if shape.format == tinyagent.NAME:
-        return profile_for(format_named(tinyagent.CHAT), profile or tinyagent.RULES).name
-    return profile_for(format_named(shape.format), profile).name
+        return profile_for(find_format(tinyagent.CHAT), profile or tinyagent.RULES).name
+    return profile_for(find_format(shape.format), profile).name
 
 
-def _repaired(value: object, shape: Shape, profile: str | None) -> tuple[Repaired, object]:
+def _repair(value: object, shape: Shape, profile: str | None) -> tuple[Repaired, object]:
     system = at(value, shape.system) if shape.system else None
     if shape.format == tinyagent.NAME:
-        done = tinyagent.repaired(at(value, shape.path), profile)
+        done = tinyagent.repair_messages(at(value, shape.path), profile)
     else:
         done = repair(at(value, shape.path), format=shape.format, profile=profile, system=system)
     if not done.is_changed:
         return done, value
     repaired = with_value(value, shape.path, done.messages)
     if done.system is not system:
-        usual = next(iter(format_named(shape.format).spec.system_keys), "system")
+        usual = next(iter(find_format(shape.format).spec.system_keys), "system")
         repaired = with_value(repaired, shape.system or (*shape.path[:-1], usual), done.system)
     return done, repaired
 

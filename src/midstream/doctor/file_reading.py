@@ -18,16 +18,16 @@ import msgspec
 from midstream.errors import UnreadableHistoryError
 
 LINE_BYTES_MAX = 64 * 2**20
-"""A longer line is left out and told: no message of any provider comes near it."""
+"""A longer line is left out and reported: no message of any provider comes near it."""
 DOCUMENT_BYTES_MAX = 512 * 2**20
 """A file that is one JSON value has to fit in memory, which takes about five times its size."""
 HEAD_BYTES = 64 * 2**10
-"""How much of a file is looked at to tell text from anything else."""
+"""How much of a file is read to distinguish text from anything else."""
 DEPTH_MAX = 500
 """Levels of nesting in one JSON value; deeper ones overflow the stack of JSON readers everywhere."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Strings are taken whole and never given back, also one that nobody closed.
+# Strings are taken whole and never given back, also one without its closing quote.
 _BRACKETS = re.compile(rb'[\[{\]}]|"(?:[^"\\]|\\.)*+(?:"|\Z)?+', re.DOTALL)
 
 

@@ -56,7 +56,7 @@ def write_beside(path: Path, pieces: Pieces, settle: Settle = lambda _: None) ->
         UnavailableError: The disk or the folder refuses. No copy was written; the original is never touched.
     """
     target = copy_of(path)
-    with _named_errors(target):
+    with _translate_errors(target):
         _replace(target, pieces, mode=stat.S_IMODE(path.stat().st_mode), settle=settle)
     return Written(target)
 
@@ -73,7 +73,7 @@ def write_in_place(path: Path, pieces: Pieces, expected: Stamp, settle: Settle =
         UnavailableError: The disk or the folder refuses. The original was not touched; a backup may be there.
     """
     real = path.resolve()
-    with _named_errors(real):
+    with _translate_errors(real):
         backup = _back_up(real)
 
         def require_unchanged() -> None:
@@ -96,7 +96,7 @@ def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> Non
     Raises:
         UnavailableError: The disk or the folder refuses. There is no new file.
     """
-    with _named_errors(target):
+    with _translate_errors(target):
         draft = _draft(target)
         try:
             make(draft)
@@ -133,7 +133,7 @@ def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Pat
     target = copy_of(path)
     if target.exists():
         raise ConflictError(f"{str(target)!r} already exists; remove it first")
-    with _named_errors(target):
+    with _translate_errors(target):
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
         try:
             for name in originals:
@@ -215,7 +215,7 @@ def _sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _named_errors(target: Path) -> Iterator[None]:
+def _translate_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -19,7 +19,7 @@ class HistoryPlace(Struct, frozen=True):
 
     path: Path
     is_named: bool
-    """Somebody asked for this one: say so if there is no history in it."""
+    """This one was requested: report it if there is no history in it."""
 
 
 def places_in(paths: Iterable[Path]) -> Iterator[HistoryPlace]:

@@ -32,7 +32,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.operations import repair_by_name as repair
-from midstream.history.profiles import profile_named
+from midstream.history.profiles import find_profile
 from midstream.history.rendering import render
 from midstream.session.records import decode, is_pruned
 from midstream.session.session import Session, evolve
@@ -83,7 +83,7 @@ class JournalRemedy:
             UnavailableError: The disk, the folder or a lock refuses. No copy was written.
         """
         target = copy_of(self._path)
-        with sqlite_files.named_refusals(target):
+        with sqlite_files.translate_write_errors(target):
             change = partial(cut_journals, sessions=self._cuts)
             make_whole(target, partial(sqlite_files.copy, self._path, change=change), like=self._path)
         return Written(target)
@@ -136,16 +136,16 @@ def examine_database(
                     locked += 1
                     continue
                 if key_file is None:
-                    done = judged(_records(store, line.session), file=line.session)
+                    done = judge(_records(store, line.session), file=line.session)
                 else:
-                    found = _decrypted(stored, store, line.session)
-                    done = judged(found, file=line.session, repair=NO_REPAIR)
+                    found = _decrypt(stored, store, line.session)
+                    done = judge(found, file=line.session, repair=NO_REPAIR)
                 findings += done.findings
                 if done.findings and key_file is None:
                     cuts[line.session] = done.session
-                findings += rendered(done.session, profile, file=line.session) if profile else []
+                findings += check_rendering(done.session, profile, file=line.session) if profile else []
     except NotFoundError:
-        pass  # an empty database is a store in which nothing was said yet
+        pass  # an empty database is a store without any session yet
     except UsageError as error:
         raise UnreadableHistoryError(error.message, reason="no-history") from error
     except KeyMissingError as error:
@@ -179,7 +179,7 @@ def examine_export(
     numbers: dict[int, int] = {}
     count = last = 0
 
-    def stored() -> Iterator[Stored]:
+    def read_stored() -> Iterator[Stored]:
         nonlocal count, last
         for number, line in lines:
             found = _EVENT_ID.fullmatch(line["id"]) if is_export(line) else None
@@ -193,9 +193,9 @@ def examine_export(
                 else (count, 0, b"null")
             )
 
-    done = judged(stored())
+    done = judge(read_stored())
     findings = [replace(each, line=numbers.get(each.message, 0)) for each in done.findings]
-    findings += rendered(done.session, profile) if profile else []
+    findings += check_rendering(done.session, profile) if profile else []
     sound = numbers.get(done.session.position, 0) if done.findings else 0
     return _report(path, findings, count, 1, (), profile), sound
 
@@ -220,7 +220,7 @@ def _report(
     )
 
 
-def judged(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> JournalDiagnosis:
+def judge(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> JournalDiagnosis:
     """Return the faults of one session's records: gaps, unreadable ones, and what does not fold."""
     done = JournalDiagnosis([], Session())
     expected = 1
@@ -245,15 +245,15 @@ def judged(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> Jo
     return done
 
 
-def rendered(session: Session, profile: str, *, file: str = "") -> list[LocatedFinding]:
+def check_rendering(session: Session, profile: str, *, file: str = "") -> list[LocatedFinding]:
     """Return what a provider would refuse of a session as it would be sent; nothing, unless there is a defect in
     `render`.
 
     Raises:
         UsageError: No profile has this name.
     """
-    form = profile_named(profile).speaks
-    sent = render(session.shown, "", profile)
+    form = find_profile(profile).speaks
+    sent = render(session.model_history, "", profile)
     done = repair(sent.messages, format=form, profile=profile)
     return [finding_of(edit, message=edit.at, file=file) for edit in done.edits]
 
@@ -270,7 +270,7 @@ def _records(store: ClosedStore, session: str) -> Iterator[Stored]:
             yield each.position, each.epoch, each.body
 
 
-def _decrypted(stored: ClosedStore, store: ClosedStore, session: str) -> Iterator[Stored]:
+def _decrypt(stored: ClosedStore, store: ClosedStore, session: str) -> Iterator[Stored]:
     """Yield the records of an encrypted session; one that was changed or moved without its body."""
     after = 0
     while page := stored.read(session, after=after, limit=PAGE):

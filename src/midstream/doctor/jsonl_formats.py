@@ -16,13 +16,13 @@ from typing_extensions import override
 from midstream.doctor.shapes import Json, format_of, is_message
 from midstream.errors import UnreadableHistoryError
 from midstream.history.codecs.codec_spec import PartKind, Role
-from midstream.history.codecs.format_registry import format_named
-from midstream.history.codecs.recognition import speaks_for
+from midstream.history.codecs.format_registry import find_format
+from midstream.history.codecs.recognition import recognize_by_marks
 
 OWN_TEXT_MIN = 8
 """Characters from which a text is taken for its own: shorter ones are shared by programs."""
 SAMPLE = 200
-"""Lines looked at to tell what kind of lines they are."""
+"""Lines that are read to find what kind of lines they are."""
 
 
 class Node(Struct, frozen=True):
@@ -77,7 +77,7 @@ class Ledger(Protocol):
     def new_line(self, like: MessageLine, message: Json, number: int) -> Json:
         """Return a new line beside one that is there. `number` distinguishes several of them."""
 
-    def chained(self, line: Json, parent: str | None) -> Json:
+    def with_parent(self, line: Json, parent: str | None) -> Json:
         """Return a line under another parent; the same line where there is no tree."""
 
 
@@ -140,7 +140,7 @@ class ClaudeCode(Ledger):
         return {**kept, "type": kind, "message": message, "uuid": _uuid(seed)}
 
     @override
-    def chained(self, line: Json, parent: str | None) -> Json:
+    def with_parent(self, line: Json, parent: str | None) -> Json:
         return line if line.get("parentUuid") == parent else {**line, "parentUuid": parent}
 
 
@@ -166,7 +166,7 @@ class CodexRollout(Ledger):
                 kept = payload.get("replacement_history") if isinstance(payload, dict) else None
                 return [item for item in kept if isinstance(item, dict)] if isinstance(kept, list) else []
             case _:
-                return [line] if payload is None and speaks_for(line) == self.format else []
+                return [line] if payload is None and recognize_by_marks(line) == self.format else []
 
     @override
     def node(self, line: Json) -> Node | None:
@@ -222,7 +222,7 @@ class CodexRollout(Ledger):
         return {"timestamp": like.value.get("timestamp"), "type": "response_item", "payload": message}
 
     @override
-    def chained(self, line: Json, parent: str | None) -> Json:
+    def with_parent(self, line: Json, parent: str | None) -> Json:
         del parent
         return line
 
@@ -309,7 +309,7 @@ class Messages(Ledger):
         return message
 
     @override
-    def chained(self, line: Json, parent: str | None) -> Json:
+    def with_parent(self, line: Json, parent: str | None) -> Json:
         del parent
         return line
 
@@ -328,7 +328,7 @@ class Facts(Struct, frozen=True):
 
 def facts_of(form: str) -> Callable[[Sequence[Json]], Facts]:
     """Return a function that reads the facts of a format's messages."""
-    reader = format_named(form)
+    reader = find_format(form)
 
     def facts(messages: Sequence[Json]) -> Facts:
         turns = [reader.parse(message, at) for at, message in enumerate(messages)]
@@ -357,9 +357,9 @@ def ledger_for(sample: Sequence[Json], named: str | None) -> Ledger | None:
         UnreadableHistoryError: The lines are of several formats, or not of the one that was named.
     """
     if any(_is_claude_code(line) for line in sample):
-        return _confirmed(ClaudeCode(), named)
+        return _confirm(ClaudeCode(), named)
     if any(_is_codex(line) for line in sample):
-        return _confirmed(CodexRollout(), named)
+        return _confirm(CodexRollout(), named)
     spoken = [line for line in sample if is_message(line)]
     if not spoken or 2 * len(spoken) < len(sample):
         return None
@@ -371,7 +371,7 @@ def ledger_for(sample: Sequence[Json], named: str | None) -> Ledger | None:
     return Messages(form)
 
 
-def _confirmed(ledger: Ledger, named: str | None) -> Ledger:
+def _confirm(ledger: Ledger, named: str | None) -> Ledger:
     if named not in (None, ledger.kind, ledger.format):
         raise UnreadableHistoryError(
             f"this is {ledger.kind}, not {named}; leave --format out", reason="wrong-format"

@@ -14,11 +14,11 @@ from midstream.doctor.file_reading import FileLine, line_at, lines_of, value_in
 from midstream.doctor.findings import LocatedFinding, finding, finding_of
 from midstream.doctor.index import Index
 from midstream.doctor.jsonl_formats import Facts, Ledger, MessageLine, facts_of
-from midstream.doctor.rewriting import Gathered, Patch, encoded, gathered, mend
+from midstream.doctor.rewriting import Gathered, Patch, encode, gather, mend
 from midstream.doctor.rollbacks import Rollbacks
 from midstream.doctor.shapes import Json
 from midstream.errors import UnreadableHistoryError
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.profiles import profile_for
 from midstream.history.repair.report import Edit
@@ -49,7 +49,7 @@ class LineFile:
             InvalidHistoryError: A message is nested too deeply.
         """
         last, has_system = self._index()
-        rules = profile_for(format_named(self._ledger.format), self._profile)
+        rules = profile_for(find_format(self._ledger.format), self._profile)
         is_local = not rules.signs_calls and (
             not has_system or (rules.system == "any" and rules.repeats_system)
         )
@@ -76,8 +76,8 @@ class LineFile:
 
     def pieces(self) -> Iterator[bytes]:
         """Iterate over the lines of the repaired copy."""
-        chain = self._ledger.chained if self.patch.parents else None
-        return self.patch.applied(lines_of(self._path), chain)
+        chain = self._ledger.with_parent if self.patch.parents else None
+        return self.patch.apply(lines_of(self._path), chain)
 
     def notes(self) -> Iterator[str]:
         """Return notes about what is not a defect."""
@@ -97,7 +97,7 @@ class LineFile:
         has_system = False
         for line in lines_of(self._path):
             self._tick(line.offset)
-            value = self._checked(line)
+            value = self._check(line)
             if value is None:
                 continue
             self._rollbacks.note(line.number, value)
@@ -114,7 +114,7 @@ class LineFile:
                 last[each] = line.number
         return last, has_system
 
-    def _checked(self, line: FileLine) -> Json | None:
+    def _check(self, line: FileLine) -> Json | None:
         if not line.body:
             self._leave_out("long-line", line.number)
             return None
@@ -132,7 +132,7 @@ class LineFile:
         if constants:
             lost = ", ".join(constants)
             self.findings.append(finding("not-a-number", "replaced by null", line=line.number, lost=lost))
-            self.patch.replaced[line.number] = encoded(value)
+            self.patch.replaced[line.number] = encode(value)
         return value
 
     def _leave_out(self, code: str, number: int) -> None:
@@ -160,16 +160,16 @@ class LineFile:
 
     def _judge(self, stretches: Iterator[list[MessageLine]]) -> None:
         for entries in stretches:
-            found = gathered(entries)
+            found = gather(entries)
             self._folded += found.folded
             done = repair(found.messages, format=self._ledger.format, profile=self._profile)
             if not done.is_changed:
                 continue
             for edit in done.edits:
-                self._tell(edit, found)
+                self._report(edit, found)
             mend(found, entries, done.messages, self._ledger, self.patch)
 
-    def _tell(self, edit: Edit, found: Gathered) -> None:
+    def _report(self, edit: Edit, found: Gathered) -> None:
         told = finding_of(edit, line=_line_of(edit, found))
         key = (told.code, told.line, told.call_id)
         if key not in self._seen:  # branches share lines

@@ -121,7 +121,7 @@ def is_open(part: Json) -> bool:
     )
 
 
-def ended(part: Json) -> Json:
+def end_call(part: Json) -> Json:
     """Return an open call as one that was interrupted; it ended when it began, as far as is recorded."""
     state = part.get("state")
     state = state if isinstance(state, dict) else {}
@@ -149,14 +149,14 @@ def newer_message(kind: str, value: Json) -> tuple[Json, list[Json]] | None:
             return None
 
 
-def newer_ended(value: Json) -> Json:
+def end_newer_calls(value: Json) -> Json:
     """Return a message of the newer tables with its open calls as ones that were interrupted; or the same."""
     content = _content(value)
     if not any(map(_is_open_newer, content)):
         return value
     return {
         **value,
-        "content": [_ended_newer(block) if _is_open_newer(block) else block for block in content],
+        "content": [_end_newer_call(block) if _is_open_newer(block) else block for block in content],
     }
 
 
@@ -191,7 +191,7 @@ def _is_open_newer(block: Json) -> bool:
     return block.get("type") == "tool" and is_open(_older(block))
 
 
-def _ended_newer(block: Json) -> Json:
+def _end_newer_call(block: Json) -> Json:
     state = block.get("state")
     state = state if isinstance(state, dict) else {}
     closed = {

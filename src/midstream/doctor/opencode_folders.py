@@ -11,7 +11,7 @@ from midstream.doctor import opencode
 from midstream.doctor.file_reading import Stamp, stamp_of, value_in
 from midstream.doctor.file_writing import Written, write_folder_beside, write_in_place
 from midstream.doctor.findings import HistoryReport, LocatedFinding, finding, status_of
-from midstream.doctor.rewriting import encoded
+from midstream.doctor.rewriting import encode
 from midstream.errors import UnreadableHistoryError
 
 
@@ -93,13 +93,13 @@ class _Storage:
         self.sessions += 1
         before = len(self.changed)
         files: list[Path] = []
-        stored = list(self._stored(session, files))
+        stored = list(self._read_messages(session, files))
         self.messages += len(stored)
         self.findings += opencode.findings_in(stored, self._profile)
         for message in stored:
             for name, part in message.parts:
                 if opencode.is_open(part):
-                    self._change(Path(name), encoded(opencode.ended(part), indent=2))
+                    self._change(Path(name), encode(opencode.end_call(part), indent=2))
         if len(self.changed) > before:
             self.originals += files
             self.originals += [
@@ -114,7 +114,7 @@ class _Storage:
                     finding("orphan-part", "none: opencode does not read it", file=f"part/{message}")
                 )
 
-    def _stored(self, session: str, files: list[Path]) -> Iterator[opencode.StoredMessage]:
+    def _read_messages(self, session: str, files: list[Path]) -> Iterator[opencode.StoredMessage]:
         for name in _files(self._path / "message" / session):
             file = Path("message", session, name)
             self._known.add(file.stem)

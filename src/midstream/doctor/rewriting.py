@@ -38,7 +38,7 @@ class Patch(Struct):
         """Whether the file stays as it is."""
         return not (self.replaced or self.inserted or self.parents)
 
-    def applied(
+    def apply(
         self,
         lines: Iterable[FileLine],
         chained: Callable[[Json, str | None], Json] | None = None,
@@ -48,15 +48,15 @@ class Patch(Struct):
         Args:
             chained: Puts a line under another parent, where lines form a tree.
         """
-        yield from map(_ended, self.inserted.get(0, ()))
+        yield from map(_end_line, self.inserted.get(0, ()))
         for line in lines:
             if line.number in self.replaced:
                 new = self.replaced[line.number]
                 if new is not None:
-                    yield _ended(new)
+                    yield _end_line(new)
             elif line.number != self.cut:
-                yield _ended(self._under_its_parent(line, chained) if chained else line.body)
-            yield from map(_ended, self.inserted.get(line.number, ()))
+                yield _end_line(self._under_its_parent(line, chained) if chained else line.body)
+            yield from map(_end_line, self.inserted.get(line.number, ()))
 
     def _under_its_parent(self, line: FileLine, chained: Callable[[Json, str | None], Json]) -> bytes:
         value = value_in(line.body).value
@@ -64,7 +64,7 @@ class Patch(Struct):
         after, new = (
             self.parents.get(parent, (line.number, None)) if isinstance(parent, str) else (line.number, None)
         )
-        return line.body if line.number <= after else encoded(chained(value, new))
+        return line.body if line.number <= after else encode(chained(value, new))
 
 
 class Gathered(Struct):
@@ -85,13 +85,13 @@ class _Emitted(Struct, eq=False):
     is_same: bool = False
 
 
-def gathered(entries: Sequence[MessageLine]) -> Gathered:
+def gather(entries: Sequence[MessageLine]) -> Gathered:
     """Put the lines of one response together into one message; every other line gives what it holds."""
     found = Gathered()
     group, home = "", -1
     for entry in entries:
         if entry.group and entry.group == group:
-            merged, folded = _merged(found.messages[home], entry.messages[0])
+            merged, folded = _merge(found.messages[home], entry.messages[0])
             found.messages[home] = merged
             found.sources[home].append(entry)
             found.folded += folded
@@ -103,7 +103,7 @@ def gathered(entries: Sequence[MessageLine]) -> Gathered:
     return found
 
 
-def _merged(first: Json, second: Json) -> tuple[Json, int]:
+def _merge(first: Json, second: Json) -> tuple[Json, int]:
     """Append the blocks of a response's next line; a longer state of a block takes the shorter one's place."""
     blocks, more = first.get("content"), second.get("content")
     if not isinstance(blocks, list) or not isinstance(more, list):
@@ -139,7 +139,7 @@ def mend(
     found: Gathered, entries: Sequence[MessageLine], messages: list[Json], ledger: Ledger, patch: Patch
 ) -> None:
     """Note in the patch how the lines of a stretch become these messages."""
-    emitted = list(_emitted(found, messages, is_split=ledger.is_split))
+    emitted = list(_emit(found, messages, is_split=ledger.is_split))
     beside: Counter[int] = Counter()
     for number, each in enumerate(emitted):
         if each.is_same:
@@ -152,11 +152,11 @@ def mend(
         emitted[number] = _Emitted(each.entry, [line], is_new=each.is_new)
     lines = [each.entry.value if each.is_same else each.messages[0] for each in emitted]
     if entries[0].node is not None:
-        lines = _chained(emitted, lines, entries, ledger, patch)
+        lines = _chain(emitted, lines, entries, ledger, patch)
     _note(emitted, lines, entries, patch)
 
 
-def _emitted(found: Gathered, messages: list[Json], *, is_split: bool) -> Iterator[_Emitted]:
+def _emit(found: Gathered, messages: list[Json], *, is_split: bool) -> Iterator[_Emitted]:
     whole = {id(message): source for message, source in zip(found.messages, found.sources, strict=True)}
     owners = _owners(found, is_split=is_split)
     used: set[int] = set()
@@ -241,7 +241,7 @@ def _with_content(message: Json, owner: MessageLine | None, run: list[Any]) -> J
     return {"role": message.get("role"), "content": run}
 
 
-def _chained(
+def _chain(
     emitted: list[_Emitted], lines: list[Json], entries: Sequence[MessageLine], ledger: Ledger, patch: Patch
 ) -> list[Json]:
     """Put the touched part of a stretch on one straight chain, so that readers of one chain miss nothing."""
@@ -269,7 +269,7 @@ def _chained(
         elif parent in removed | moved or (is_near and (emitted[number - 1].is_new or parent in inside)):
             parent = before
         is_fixed = each.entry.is_context and not each.is_new
-        chained.append(line if is_fixed else ledger.chained(line, parent))
+        chained.append(line if is_fixed else ledger.with_parent(line, parent))
     _note_parents(emitted, chained, entries, gone, patch)
     return chained
 
@@ -329,14 +329,14 @@ def _note(emitted: list[_Emitted], lines: list[Json], entries: Sequence[MessageL
         if number in staying:
             place = each.entry.number
             if line is not each.entry.value and not each.entry.is_context:
-                patch.replaced.setdefault(place, encoded(line))
+                patch.replaced.setdefault(place, encode(line))
         elif each.is_new or not each.entry.is_context:
             if "uuid" in line and each.is_new:
                 # Branches that share a broken turn mend it the same way: once is enough.
                 if line["uuid"] in patch.added:
                     continue
                 patch.added.add(line["uuid"])
-            patch.inserted.setdefault(place, []).append(encoded(line))
+            patch.inserted.setdefault(place, []).append(encode(line))
 
 
 def _name(value: object) -> str | None:
@@ -348,7 +348,7 @@ def _numbers(emitted: list[_Emitted]) -> list[int]:
     return [-1 if each.is_new else each.entry.number for each in emitted]
 
 
-def _ended(line: bytes) -> bytes:
+def _end_line(line: bytes) -> bytes:
     return line if line.endswith(b"\n") else line + b"\n"
 
 
@@ -372,7 +372,7 @@ def _rising(numbers: Sequence[int]) -> set[int]:
     return found
 
 
-def encoded(value: object, *, indent: int | None = None) -> bytes:
+def encode(value: object, *, indent: int | None = None) -> bytes:
     """Write a JSON value as people read it; what has no UTF-8 form stays an escape."""
     separators = (",", ": ") if indent else (",", ":")
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, allow_nan=False)

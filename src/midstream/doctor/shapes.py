@@ -13,11 +13,11 @@ from typing import Any
 from msgspec import Struct
 
 from midstream.errors import UnreadableHistoryError
-from midstream.history.codecs.format_registry import FORMATS, format_named
-from midstream.history.codecs.recognition import ALIKE, speaks_for
+from midstream.history.codecs.format_registry import FORMATS, find_format
+from midstream.history.codecs.recognition import ALIKE, recognize_by_marks
 
 Json = dict[str, Any]
-"""A JSON object of somebody else's program."""
+"""A JSON object of another program."""
 
 FILE_KINDS = ("claude-code", "codex", "opencode", "tunacode", "midstream")
 """What a file may be besides the messages of one format."""
@@ -69,18 +69,18 @@ def shape_of(value: object, named: str | None = None) -> Shape | None:
         if not _is_list_of_messages(value):
             return None
         form = _format(value, _format_in(named), ())
-        return confirmed(Shape(form, form, ()), named)
+        return confirm(Shape(form, form, ()), named)
     if not isinstance(value, dict):
         return None
     for path in _LISTS:
         found = at(value, path)
         if isinstance(found, list) and _is_list_of_messages(found):
             form = _format(found, _format_in(named), (*path, *value))
-            return confirmed(Shape(_kind(value, form), form, path, _system(value, path, form)), named)
+            return confirm(Shape(_kind(value, form), form, path, _system(value, path, form)), named)
     return None
 
 
-def confirmed(shape: Shape, named: str | None) -> Shape:
+def confirm(shape: Shape, named: str | None) -> Shape:
     """Return the shape if it fits the given name; a kind of file must be that very kind.
 
     Raises:
@@ -93,14 +93,14 @@ def confirmed(shape: Shape, named: str | None) -> Shape:
     return shape
 
 
-def known_format(name: str) -> str:
+def resolve_format(name: str) -> str:
     """Return a format's or file's name as we write it.
 
     Raises:
         UsageError: There is none of this name.
     """
     plain = name.strip().lower().replace("_", "-")
-    return plain if plain in FILE_KINDS else format_named(name).name
+    return plain if plain in FILE_KINDS else find_format(name).name
 
 
 def _format_in(named: str | None) -> str | None:
@@ -141,16 +141,16 @@ def _format(messages: Iterable[object], named: str | None, hints: Sequence[str])
     firsts: dict[str, int] = {}
     plain = 0
     for number, message in enumerate(messages):
-        form = speaks_for(message)
+        form = recognize_by_marks(message)
         if form:
             votes[form] += 1
             firsts.setdefault(form, number)
         elif isinstance(message, dict):
             plain += 1
     if named:
-        return _confirmed(format_named(named).name, votes, plain)
+        return _confirm(find_format(named).name, votes, plain)
     if {ALIKE.get(form, form) for form in votes} == {"chat"}:
-        return max(votes, key=("openai-chat", "mistral").index)  # the one that knows more
+        return max(votes, key=("openai-chat", "mistral").index)  # the format with more features
     if len(votes) > 1:
         told = ", ".join(
             f"{form} (first: message {firsts[form]})" for form in sorted(firsts, key=firsts.__getitem__)
@@ -159,10 +159,10 @@ def _format(messages: Iterable[object], named: str | None, hints: Sequence[str])
             f"messages of several formats: {told}; --format names the one to read them as",
             reason="mixed-formats",
         )
-    return next(iter(votes), None) or _hinted(hints)
+    return next(iter(votes), None) or _read_hints(hints)
 
 
-def _confirmed(named: str, votes: Counter[str], plain: int) -> str:
+def _confirm(named: str, votes: Counter[str], plain: int) -> str:
     alike = {form for form in votes if ALIKE.get(form, form) == ALIKE.get(named, named)}
     # A list of several formats may be read as any one of them.
     if alike or (not votes and (not plain or named in _TAKE_PLAIN)):
@@ -171,7 +171,7 @@ def _confirmed(named: str, votes: Counter[str], plain: int) -> str:
     raise UnreadableHistoryError(f"this is {seen}, not {named}; leave --format out", reason="wrong-format")
 
 
-def _hinted(hints: Sequence[str]) -> str:
+def _read_hints(hints: Sequence[str]) -> str:
     if set(hints) >= _TUNACODE:
         return "tinyagent"
     if "input" in hints:
@@ -183,7 +183,7 @@ def _hinted(hints: Sequence[str]) -> str:
 
 def is_message(value: object) -> bool:
     """Whether a value looks like a message of any format."""
-    return bool(speaks_for(value)) or (isinstance(value, dict) and isinstance(value.get("role"), str))
+    return bool(recognize_by_marks(value)) or (isinstance(value, dict) and isinstance(value.get("role"), str))
 
 
 def _is_list_of_messages(values: list[object]) -> bool:
@@ -192,7 +192,7 @@ def _is_list_of_messages(values: list[object]) -> bool:
 
 
 def _system(document: Json, path: tuple[str, ...], form: str) -> tuple[str, ...]:
-    keys = format_named(form).spec.system_keys if form in FORMATS else ()  # tinyagent has no codec
+    keys = find_format(form).spec.system_keys if form in FORMATS else ()  # tinyagent has no codec
     for key in keys:
         if at(document, (*path[:-1], key)) is not None:
             return (*path[:-1], key)

@@ -31,11 +31,11 @@ def reading(path: Path) -> Iterator[Database]:
     real = path.resolve()
     log = real.with_name(f"{real.name}-wal")
     if not _is_in_log_mode(real) or (log.exists() and log.stat().st_size):
-        with _opened(real, apsw.SQLITE_OPEN_READONLY) as db:
+        with _open(real, apsw.SQLITE_OPEN_READONLY) as db:
             yield db
         return
     before = stamp_of(real)
-    with _opened(f"{real.as_uri()}?immutable=1", apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as db:
+    with _open(f"{real.as_uri()}?immutable=1", apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as db:
         yield db
     if stamp_of(real) != before:
         raise UnreadableHistoryError("it was changed while it was read; try again", reason="busy")
@@ -49,12 +49,12 @@ def _is_in_log_mode(path: Path) -> bool:
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Database]:
     """Open a database to change rows of it, also while its program works on it."""
-    with _opened(path, apsw.SQLITE_OPEN_READWRITE) as db:
+    with _open(path, apsw.SQLITE_OPEN_READWRITE) as db:
         yield db
 
 
 @contextlib.contextmanager
-def _opened(name: Path | str, flags: int) -> Iterator[Database]:
+def _open(name: Path | str, flags: int) -> Iterator[Database]:
     db = apsw.Connection(os.fspath(name), flags=flags)
     try:
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
@@ -64,7 +64,7 @@ def _opened(name: Path | str, flags: int) -> Iterator[Database]:
 
 
 @contextlib.contextmanager
-def named_errors() -> Iterator[None]:
+def translate_read_errors() -> Iterator[None]:
     """Raise our error for SQLite's while a file is read."""
     try:
         yield
@@ -75,7 +75,7 @@ def named_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def named_refusals(target: Path) -> Iterator[None]:
+def translate_write_errors(target: Path) -> Iterator[None]:
     """Raise our error for SQLite's while a file is written."""
     try:
         yield
@@ -85,7 +85,7 @@ def named_refusals(target: Path) -> Iterator[None]:
 
 def copy(path: Path, target: Path, *, change: Callable[[Database], None] = lambda _: None) -> None:
     """Copy a database with what stands in its log, and change the copy. The copy has no log."""
-    with reading(path) as source, _opened(target, _NEW) as made:
+    with reading(path) as source, _open(target, _NEW) as made:
         with made.backup("main", source, "main") as backup:
             while not backup.done:
                 backup.step(PAGES_AT_ONCE)
@@ -99,5 +99,5 @@ def is_whole(path: Path) -> bool:
     Raises:
         UnreadableHistoryError: It is not a database, or another program keeps it locked.
     """
-    with named_errors(), reading(path) as db:
+    with translate_read_errors(), reading(path) as db:
         return [told for (told,) in db.execute("pragma quick_check(1)")] == ["ok"]

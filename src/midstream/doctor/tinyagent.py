@@ -24,10 +24,10 @@ RULES = "neutral"
 """tunacode asks whatever model its user likes."""
 
 _FROM = "_from"
-"""Number of the message, chunk or call this one comes from; a repair keeps keys it does not know."""
+"""Number of the message, chunk or call this one comes from; a repair keeps unknown keys."""
 
 
-def repaired(messages: list[Any], profile: str | None) -> Repaired:
+def repair_messages(messages: list[Any], profile: str | None) -> Repaired:
     """Repair the messages of a session; see `midstream.history.operations.repair`."""
     crossing = _Crossing()
     chat = [crossing.there(message) for message in messages]
@@ -36,7 +36,7 @@ def repaired(messages: list[Any], profile: str | None) -> Repaired:
         return replace(done, messages=messages)
     same = {id(made): message for made, message in zip(chat, messages, strict=True)}
     back = [same[id(each)] if id(each) in same else crossing.back(each) for each in done.messages]
-    return replace(done, messages=_named(back), edits=(*done.edits, *_lost_thoughts(messages, back)))
+    return replace(done, messages=_name_results(back), edits=(*done.edits, *_lost_thoughts(messages, back)))
 
 
 class _Crossing:
@@ -56,20 +56,20 @@ class _Crossing:
             said = content
         if role == "tool_result":
             result = {"role": "tool", "tool_call_id": message.get("tool_call_id"), "content": said}
-            return self._marked(result, message)
+            return self._mark(result, message)
         if role != "assistant":
-            return self._marked({"role": role, "content": said}, message)
+            return self._mark({"role": role, "content": said}, message)
         calls = [self._call(block) for block in blocks if _type(block) == "tool_call"]
         response = {"role": role, "content": said or None, **({"tool_calls": calls} if calls else {})}
-        return self._marked(response, message)
+        return self._mark(response, message)
 
     def _chunk(self, block: Any) -> Any:  # noqa: ANN401 - whatever the file holds
-        return self._marked(_chunk(block), block) if isinstance(block, dict) else block
+        return self._mark(_chunk(block), block) if isinstance(block, dict) else block
 
     def _call(self, block: Json) -> Json:
-        return self._marked(_call(block), block)
+        return self._mark(_call(block), block)
 
-    def _marked(self, made: Json, origin: Json) -> Json:
+    def _mark(self, made: Json, origin: Json) -> Json:
         self._origins.append(origin)
         return {**made, _FROM: len(self._origins) - 1}
 
@@ -85,7 +85,7 @@ class _Crossing:
             return message
         source, plain = self._origin(message)
         content = plain.get("content")
-        said: Any = "" if content == "" else []  # nothing said stays the nothing it was
+        said: Any = "" if content == "" else []  # empty content keeps its type
         if isinstance(content, str) and content:
             said = [{"type": "text", "text": content}]
         elif isinstance(content, list):
@@ -153,7 +153,7 @@ def _thoughts(message: Any) -> list[Json]:  # noqa: ANN401 - whatever the file h
     return [block for block in content if _type(block) == "thinking"] if isinstance(content, list) else []
 
 
-def _named(messages: list[Any]) -> list[Any]:
+def _name_results(messages: list[Any]) -> list[Any]:
     """Give new results the names of their tools."""
     names: dict[str, Any] = {}
     done = []

@@ -59,9 +59,9 @@ class Agent:
         on_stall: OnStall | None = None,
     ) -> None:
         if not isinstance(instructions, str):
-            raise UsageError(f"`instructions` is {described(instructions)}; expected a string")
-        given = _checked_tools(tools)
-        self.model = checked_model(model)
+            raise UsageError(f"`instructions` is {describe(instructions)}; expected a string")
+        given = _check_tools(tools)
+        self.model = require_model(model)
         self.instructions = instructions
         self.sources = _distinct(each for each in given if isinstance(each, ToolSource))
         self.tools = by_name(
@@ -113,14 +113,14 @@ class Agent:
 # The longest prefix of the module of a foreign object that stands here names what to write instead.
 _WRAPPERS = {
     "pydantic_ai.models": "Wrap it with `midstream.models.pydantic_ai.PydanticAIModel(model)`.",
-    "pydantic_ai": "Convert it with `midstream.frameworks.pydantic_ai_served.served(agent)`, make it durable with "
+    "pydantic_ai": "Convert it with `midstream.frameworks.pydantic_ai_served.make_agent(agent)`, make it durable with "
     "`midstream.frameworks.pydantic_ai_durable`, or give its model to "
     "`midstream.Agent(PydanticAIModel(model), ...)`.",
-    "langgraph": "Convert it with `midstream.frameworks.langgraph_served.served(graph)`, or make its tools durable "
+    "langgraph": "Convert it with `midstream.frameworks.langgraph_served.make_agent(graph)`, or make its tools durable "
     "with `midstream.frameworks.langgraph`.",
     "langchain": "Make it durable with `midstream.frameworks.langgraph`.",
     "agents": "Make it durable with `midstream.frameworks.openai_agents`.",
-    "agents.agent": "Convert it with `midstream.frameworks.openai_agents_served.served(agent)`, or make it "
+    "agents.agent": "Convert it with `midstream.frameworks.openai_agents_served.make_agent(agent)`, or make it "
     "durable with `midstream.frameworks.openai_agents`.",
     "openai": "Use `midstream.models.openai_compatible.OpenAICompatible(...)`.",
     "anthropic": "Use `midstream.models.anthropic_messages.AnthropicMessages(...)`.",
@@ -130,7 +130,7 @@ _ANY_MODEL = (
 )
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """Describe a wrong argument for an error message: its value where that is short and plain, else its type."""
     if value is None or isinstance(value, int | float):
         return repr(value)
@@ -141,7 +141,7 @@ def described(value: object) -> str:
     return f"the class `{name}`" if isinstance(value, type) else f"a `{name}`"
 
 
-def checked_agent(value: object) -> Agent:
+def require_agent(value: object) -> Agent:
     """Return `value` where it is an agent.
 
     Raises:
@@ -150,10 +150,10 @@ def checked_agent(value: object) -> Agent:
     if isinstance(value, Agent):
         return value
     advice = _advice(value) or "Make one with `midstream.Agent(model, ...)`."
-    raise UsageError(f"`agent` is {described(value)}; expected a `midstream.Agent`. {advice}")
+    raise UsageError(f"`agent` is {describe(value)}; expected a `midstream.Agent`. {advice}")
 
 
-def checked_model(value: Any) -> Model:  # noqa: ANN401 - whatever a caller gave
+def require_model(value: Any) -> Model:  # noqa: ANN401 - whatever a caller gave
     """Return `value` where it has what a `Model` has.
 
     Raises:
@@ -172,7 +172,7 @@ def checked_model(value: Any) -> Model:  # noqa: ANN401 - whatever a caller gave
         return model
     else:
         advice = f"A model has a `name` and an async generator `stream(request)`. {_ANY_MODEL}"
-    raise UsageError(f"`model` is {described(value)}; expected a `midstream.Model`. {advice}")
+    raise UsageError(f"`model` is {describe(value)}; expected a `midstream.Model`. {advice}")
 
 
 def _advice(value: object) -> str:
@@ -182,15 +182,15 @@ def _advice(value: object) -> str:
     return next((_WRAPPERS[prefix] for prefix in prefixes if prefix in _WRAPPERS), "")
 
 
-def _checked_tools(tools: object) -> list[Tool | ToolSource | Callable[..., Any]]:
+def _check_tools(tools: object) -> list[Tool | ToolSource | Callable[..., Any]]:
     if isinstance(tools, str | bytes) or callable(tools) or not isinstance(tools, Iterable):
-        raise ToolDefinitionError(f"`tools` is {described(tools)}; expected a list: `tools=[...]`")
+        raise ToolDefinitionError(f"`tools` is {describe(tools)}; expected a list: `tools=[...]`")
     given = [*tools]
     for each in given:
         is_function = callable(each) and hasattr(each, "__name__") and not isinstance(each, type)
         if not (isinstance(each, Tool | ToolSource) or is_function):
             advice = _advice(each) or "Give a function, a `@tool`, or a source of tools such as `McpServer`."
-            raise ToolDefinitionError(f"`tools` contains {described(each)}. {advice}")
+            raise ToolDefinitionError(f"`tools` contains {describe(each)}. {advice}")
     return given
 
 

@@ -37,7 +37,7 @@ def missing_tools(state: Session, agent: Agent) -> list[str]:
     return sorted(names - agent.tools.keys())
 
 
-def named(began: EpochStarted, agent: Agent) -> EpochStarted:
+def with_agent_name(began: EpochStarted, agent: Agent) -> EpochStarted:
     """Return the record with the name and the version of the agent that is served here."""
     return replace(began, agent=agent.name, agent_version=agent.version)
 

@@ -42,7 +42,7 @@ class AgentResources:
 
     def begin_use(self, store: Store) -> None:
         """Give the models that keep values their store, which is open."""
-        self._models = _stored_models(self._agent)
+        self._models = _models_with_storage(self._agent)
         for model in self._models:
             model.begin_use(store)
 
@@ -70,7 +70,7 @@ def _family_of(agent: Agent) -> Iterator[Agent]:
             yield from _family_of(each.agent)
 
 
-def _stored_models(agent: Agent) -> list[StoredModel]:
+def _models_with_storage(agent: Agent) -> list[StoredModel]:
     """Return the models of an agent and its sub-agents that keep values in the store, each once."""
     models = {id(each.model): each.model for each in _family_of(agent)}
     return [model for model in models.values() if isinstance(model, StoredModel)]

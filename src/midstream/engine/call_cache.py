@@ -39,7 +39,7 @@ from midstream.store.contract import Store
 from midstream.tools.function_tools import CallContext
 
 SUSPENDED = '{"kind":"suspended"}'
-"""Native outcome of a run that stopped by itself to wait for somebody: the call may start again."""
+"""Native outcome of a run that stopped by itself to wait for a person: the call may start again."""
 
 
 class _Entry(Struct, frozen=True):
@@ -93,12 +93,12 @@ class CallBook:
         """
         self._starting[session] += 1
         try:
-            return await self._started(session, call, plan)
+            return await self._start_call(session, call, plan)
         finally:
             self._starting[session] -= 1
-            self._let_go_if_idle(session)
+            self._release_if_idle(session)
 
-    async def _started(self, session: str, call: ToolCall, plan: CallPlan) -> CallEnded | CallContext:
+    async def _start_call(self, session: str, call: ToolCall, plan: CallPlan) -> CallEnded | CallContext:
         journal = await self._journal(session)
         journal.is_wanted = True
         entries = self._entries[session]
@@ -115,7 +115,7 @@ class CallBook:
         self._world.reach(Fault.BEFORE_TOOL)
         return CallContext(session, entry.turn, entry.response_no, call.id, entry.state.runs)
 
-    async def ended(self, context: CallContext, result: ToolResult, native: str = "") -> None:
+    async def finish(self, context: CallContext, result: ToolResult, native: str = "") -> None:
         """Journal the outcome of a call that `start` let run."""
         self._world.reach(Fault.AFTER_TOOL)
         session = context.session
@@ -127,18 +127,18 @@ class CallBook:
 
         journal = self._journals[session]
         self._note(self._entries[session], await journal.submit(decide), epoch=journal.journal.epoch)
-        self._let_go_if_idle(session)
+        self._release_if_idle(session)
 
-    def left(self, context: CallContext) -> None:
+    def leave_in_doubt(self, context: CallContext) -> None:
         """Record that a run was cut here without an outcome: it is in doubt from now on."""
         self._running.discard((context.session, context.call_id))
-        self._let_go_if_idle(context.session)
+        self._release_if_idle(context.session)
 
-    def _let_go_if_idle(self, session: str) -> None:
+    def _release_if_idle(self, session: str) -> None:
         """Let another process have the thread: its next step may run there."""
         is_idle = not self._starting[session] and not any(each == session for each, _ in self._running)
         if is_idle and (journal := self._journals.get(session)) is not None and journal.is_here:
-            journal.let_go()
+            journal.release_when_idle()
 
     def _decide_start(
         self, state: Session, session: str, call: ToolCall, plan: CallPlan, *, epoch: int, at: float
@@ -193,12 +193,12 @@ class CallBook:
             return known
         opening = self._opening.get(session)
         if opening is None:  # siblings come at once: one of them opens, under one claim
-            opening = self._world.spawn(self._opened(session), name=f"open {session}")
+            opening = self._world.spawn(self._open_journal(session), name=f"open {session}")
             self._opening[session] = opening
             opening.add_done_callback(lambda _: self._opening.pop(session, None))
         return await asyncio.shield(opening)
 
-    async def _opened(self, session: str) -> DrivenJournal:
+    async def _open_journal(self, session: str) -> DrivenJournal:
         require_session_id(session)
         if not self._is_open:
             await self._store.open()

@@ -14,7 +14,7 @@ from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import MidstreamError, SessionBusyError, UsageError
 from midstream.history.messages import UserMessage
-from midstream.protocol.events import Event, EventReader, completed
+from midstream.protocol.events import Event, EventReader, completed_text
 from midstream.protocol.frames import EventId, SendPayload, digest_of, encode, secret_digest_of
 from midstream.retries import RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
 from midstream.session.records import (
@@ -65,7 +65,7 @@ async def answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
     async with aclosing(events):
         async for event in events:
             last = event
-    return completed(session, last)
+    return completed_text(session, last)
 
 
 async def turn_of(
@@ -144,7 +144,7 @@ async def _read_on(sessions: ConversationSessions, session: str, turn: _Turn) ->
     runner.attach()
     try:
         if turn.after is None:
-            turn.after = await _submitted(runner, turn.said)
+            turn.after = await _submit(runner, turn.said)
         async for stored in _records(runner, turn.after):
             event = turn.take(stored)
             if event is not None:
@@ -155,7 +155,7 @@ async def _read_on(sessions: ConversationSessions, session: str, turn: _Turn) ->
         runner.detach()
 
 
-async def _submitted(runner: Runner, said: Received) -> int:
+async def _submit(runner: Runner, said: Received) -> int:
     """Return the position before the first record of the message, which is on the disk."""
     end = await runner.submit(said)
     await runner.wait(end - 1)  # where another process owns the session
@@ -170,7 +170,7 @@ async def _records(runner: Runner, after: int) -> AsyncIterator[StoredRecord]:
             yield stored
 
 
-async def followed(sessions: ConversationSessions, session: str, after: int) -> AsyncGenerator[Record, None]:
+async def follow(sessions: ConversationSessions, session: str, after: int) -> AsyncGenerator[Record, None]:
     """Iterate over the records of a session behind a position, also while it moves or its store is busy.
 
     Raises:

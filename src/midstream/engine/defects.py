@@ -19,12 +19,12 @@ class StoppedOnDefectError(UnavailableError):
     """A session stopped on an exception that is none of midstream's: it may be opened again."""
 
 
-def stopped_on(error: BaseException, session_id: str) -> UnavailableError:
+def stop_error(error: BaseException, session_id: str) -> UnavailableError:
     """Return the error with which a session ends after an unexpected exception."""
     return StoppedOnDefectError(f"session {session_id!r} stopped on {type(error).__name__}")
 
 
-def undone(session_id: str) -> UnavailableError:
+def missing_outcome_error(session_id: str) -> UnavailableError:
     """Return the error with which a session ends whose work ended without an outcome."""
     return UnavailableError(f"session {session_id!r} stopped: its work ended without an outcome")
 

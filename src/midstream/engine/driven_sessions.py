@@ -101,7 +101,7 @@ class DrivenJournal:
         self._node = node
         self._agent = agent
         self.on_others: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
-        """Is told what other nodes appended since it was last read here."""
+        """Receives what other nodes appended since it was last read here."""
         self.was_cancelled = False
         """Whether its last turn ended as cancelled: the next one needs the records of it."""
         self._questions: deque[_Question] = deque()
@@ -131,7 +131,7 @@ class DrivenJournal:
         self._put(_Question(decision, answer, is_patient=is_patient))
         return await answer
 
-    def say(self, deltas: tuple[Delta, ...]) -> None:
+    def journal_output(self, deltas: tuple[Delta, ...]) -> None:
         """Journal a model's words soon; several at once become one record."""
         if self.failed is None:
             self._put(_Question(_decision(AddOutput(deltas)), None, deltas))
@@ -152,12 +152,12 @@ class DrivenJournal:
         """Whether it belongs to the event loop that asks."""
         return self.loop is asyncio.get_running_loop()
 
-    def let_go(self) -> None:
+    def release_when_idle(self) -> None:
         """Release the session whenever nothing is on its way, so that any node may claim it; an append claims again."""
         self.is_wanted = False
         self._start_working()
 
-    async def settled(self) -> None:
+    async def settle(self) -> None:
         """Wait until nothing is on its way."""
         if self._working is not None:
             await asyncio.wait([self._working])
@@ -174,7 +174,7 @@ class DrivenJournal:
         try:
             while self._questions or self._is_surplus:
                 if self._questions:
-                    batch = _merged(self._questions)
+                    batch = _merge(self._questions)
                     self._questions.clear()
                     await self._step(batch)
                 else:
@@ -196,7 +196,7 @@ class DrivenJournal:
     async def _step(self, batch: Sequence[_Question]) -> None:
         taken: list[tuple[_Question, Sequence[Record]]] = []
         try:
-            records, state = await self._claimed()
+            records, state = await self._claim()
             at = self._world.now()
             for question in batch:
                 try:
@@ -204,7 +204,7 @@ class DrivenJournal:
                 except Refused as refused:
                     self._answer(question, refused.error)
                     continue
-                state = self._folded(state, decided)
+                state = self._fold(state, decided)
                 records.extend(decided)
                 taken.append((question, decided))
             if any(decided for _, decided in taken):
@@ -216,7 +216,7 @@ class DrivenJournal:
             for question in batch:
                 self._answer(question, error)
             return
-        except (Exception, asyncio.CancelledError) as error:  # nobody may wait for its answer for ever
+        except (Exception, asyncio.CancelledError) as error:  # no task may wait for its answer for ever
             stopped = UnavailableError(
                 f"session {self.journal.session_id!r} stopped on {type(error).__name__}"
             )
@@ -232,13 +232,13 @@ class DrivenJournal:
         waiting = question.answer
         if isinstance(answer, MidstreamError):
             if waiting is None:
-                self.failed = self.failed or answer  # nobody waits for it: whoever comes next must know
+                self.failed = self.failed or answer  # no task waits for it: the next call raises it
             elif not waiting.done():
                 waiting.set_exception(answer)
         elif waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
-    async def _claimed(self) -> tuple[list[Record], Session]:
+    async def _claim(self) -> tuple[list[Record], Session]:
         """Begin an epoch before the first append of this run."""
         if self.journal.epoch:
             return [], self.state
@@ -253,7 +253,7 @@ class DrivenJournal:
         self.on_others(others)
         name, version = self._agent
         started: list[Record] = [EpochStarted(epoch, self._node, at, agent=name, agent_version=version)]
-        return started, self._folded(self.state, started)
+        return started, self._fold(self.state, started)
 
     async def _append(self, records: Sequence[Record], state: Session, *, is_patient: bool) -> None:
         batch = batch_of(records, (), self.state, state, epoch=self.journal.epoch)
@@ -268,7 +268,7 @@ class DrivenJournal:
             else:
                 return
 
-    def _folded(self, state: Session, records: Sequence[Record]) -> Session:
+    def _fold(self, state: Session, records: Sequence[Record]) -> Session:
         for record in records:
             state = sessions.evolve(state, record, epoch=self.journal.epoch)
         return state
@@ -291,7 +291,7 @@ class DrivenTurn:
         self._response: Response | None = None
         self._taken: set[str] = set()
 
-    def remember(self, records: Sequence[tuple[int, Record]]) -> None:
+    def restore(self, records: Sequence[tuple[int, Record]]) -> None:
         """Take from a loaded journal what this turn's loop need not do again."""
         for _, record in records:
             if isinstance(record, ResponseCompleted) and record.turn == self.number:
@@ -305,7 +305,7 @@ class DrivenTurn:
         known = self.recorded.get(responses)
         self._response = known.body if known else None
 
-    async def ask(self, answers: Mapping[str, ToolResult]) -> ResponseCompleted | None:
+    async def request_response(self, answers: Mapping[str, ToolResult]) -> ResponseCompleted | None:
         """Request the next response: return it where it is in the journal, else announce an attempt.
 
         Args:
@@ -326,9 +326,9 @@ class DrivenTurn:
         await self._submit(RequestModelResponse(number, self._by_our_ids(answers)))
         return None
 
-    def say(self, deltas: tuple[Delta, ...]) -> None:
+    def journal_output(self, deltas: tuple[Delta, ...]) -> None:
         """Journal the model's output, soon and in order."""
-        self._journal.say(deltas)
+        self._journal.journal_output(deltas)
 
     @property
     def next_place(self) -> tuple[int, int, int]:
@@ -336,7 +336,7 @@ class DrivenTurn:
         state = self._journal.state.turn
         return self.number, self._response_no + 1, getattr(state, "attempt", 1)
 
-    async def responded(self, response: Response, plans: Sequence[CallPlan], native: str) -> None:
+    async def journal_response(self, response: Response, plans: Sequence[CallPlan], native: str) -> None:
         """Journal the whole response, before any of its calls starts; one with calls, in one append with the first."""
         responded = Responded(response, tuple(plans), native)
         if response.calls:
@@ -345,7 +345,7 @@ class DrivenTurn:
             await self._submit(responded)
         self._begin_response(self._response_no + 1, response)
 
-    async def lost(self, code: str, message: str) -> None:
+    async def journal_failure(self, code: str, message: str) -> None:
         """Journal that the model gave no usable response."""
         await self._submit(AttemptLost(code, message))
 
@@ -371,7 +371,7 @@ class DrivenTurn:
                 )
         raise UsageError(f"call {call_id!r} has ended already")
 
-    async def ended(self, result: ToolResult, native: str) -> None:
+    async def journal_outcome(self, result: ToolResult, native: str) -> None:
         """Journal the outcome of a call that `start` let run; `result` carries the id of its context."""
         self._world.reach(Fault.AFTER_TOOL)
         await self._submit(Ended(result, native))
@@ -506,9 +506,9 @@ class Driver:
             raise SessionBusyError(f"a turn of session {session!r} is running in this process")
         self._busy.add(session)
         try:
-            if goes_on and (turn := await self._gone_on(session)) is not None:
+            if goes_on and (turn := await self._continue_turn(session)) is not None:
                 return turn
-            return await self._begun(session, message, key, digest, cancels=cancels)
+            return await self._begin_turn(session, message, key, digest, cancels=cancels)
         except BaseException:
             self.leave(session)
             raise
@@ -517,7 +517,7 @@ class Driver:
         """End the run of the loop, however it went: another process may have the session now."""
         self._busy.discard(session)
         if (journal := self._kept.get(session)) is not None and journal.is_here:
-            journal.let_go()
+            journal.release_when_idle()
 
     async def open_turns(self) -> AsyncIterator[OpenTurn]:
         """Iterate over the turns of this driver that were begun and have not ended, last changed first."""
@@ -528,7 +528,7 @@ class Driver:
             if info.mark.status == SessionStatus.RUNNING
         ]
         for session in found:
-            journal, records = await self._loaded(session)
+            journal, records = await self._load(session)
             is_ours = journal.state.driver == self.name and self._may_go_on(journal.state)
             if is_ours and session not in self._busy:
                 opened = _opening_of(records)
@@ -543,15 +543,15 @@ class Driver:
         """
         if session in self._busy:
             raise SessionBusyError(f"a turn of session {session!r} is running in this process")
-        journal, records = await self._loaded(session)
+        journal, records = await self._load(session)
         self._kept.pop(session, None)
         ended: tuple[Record, ...] = ()
         if journal.state.driver == self.name and journal.state.is_live:
             number = journal.state.turns
             closed = await journal.submit(_decision(EndTurn(TurnStatus.INTERRUPTED, {})))
             ended = (*_records_of(records, number), *closed)
-        journal.let_go()
-        await journal.settled()
+        journal.release_when_idle()
+        await journal.settle()
         return ended
 
     async def follow(self, session: str, *, after: int = 0) -> AsyncIterator[StoredRecord]:
@@ -573,7 +573,7 @@ class Driver:
 
     # --- finding the turn -------------------------------------------------------------------------------------
 
-    async def _begun(
+    async def _begin_turn(
         self, session: str, message: UserMessage | None, key: str, digest: str, *, cancels: bool
     ) -> DrivenTurn:
         kept = self._kept.get(session)
@@ -581,10 +581,10 @@ class Driver:
         if kept and is_usable and message and not kept.state.is_live and key not in kept.state.streams:
             found = await self.store.find(session)
             if found is not None and found.end == kept.journal.newest.position:
-                turn = await self._opened(kept, message, key, digest)
+                turn = await self._open_turn(kept, message, key, digest)
                 turn.cancelled = ()
                 return turn
-        journal, records = await self._loaded(session)
+        journal, records = await self._load(session)
         state = journal.state
         if key and message and key in state.streams:
             try:
@@ -595,32 +595,34 @@ class Driver:
             is_over = not state.is_live or number != state.turns
             if not is_over:
                 self._refuse_other_agent(session, state)
-            return self._taken_up(journal, records, number, is_over=is_over)
+            return self._take_up(journal, records, number, is_over=is_over)
         if not state.is_live:
             if message is None:
                 raise UsageError(f"no turn of session {session!r} is open, so nothing can be continued")
-            turn = await self._opened(journal, message, key, digest)
-            turn.cancelled = _cancelled_before(records, turn.number)
+            turn = await self._open_turn(journal, message, key, digest)
+            turn.cancelled = _cancellations_before(records, turn.number)
             return turn
         if state.driver == self.name and message == _opening_of(records).message:
             self._refuse_other_agent(session, state)
-            return self._taken_up(journal, records, state.turns, is_over=False)
+            return self._take_up(journal, records, state.turns, is_over=False)
         if state.driver == self.name and cancels and message is not None:
-            turn = await self._opened(journal, message, key, digest, first=EndTurn(TurnStatus.CANCELLED, {}))
+            turn = await self._open_turn(
+                journal, message, key, digest, first=EndTurn(TurnStatus.CANCELLED, {})
+            )
             closed = [(0, record) for record in turn.cancelled]
-            turn.cancelled = _cancelled_before([*records, *closed], turn.number)
+            turn.cancelled = _cancellations_before([*records, *closed], turn.number)
             return turn
         raise SessionBusyError(
             f"a turn of session {session!r} was left open: run it again with its own message to continue it, or "
             "abandon it"
         )
 
-    async def _gone_on(self, session: str) -> DrivenTurn | None:
-        journal, records = await self._loaded(session)
+    async def _continue_turn(self, session: str) -> DrivenTurn | None:
+        journal, records = await self._load(session)
         if journal.state.driver != self.name:
             return None
         self._refuse_other_agent(session, journal.state)
-        return self._taken_up(journal, records, journal.state.turns, is_over=False)
+        return self._take_up(journal, records, journal.state.turns, is_over=False)
 
     def _may_go_on(self, state: Session) -> bool:
         return not self.agent or state.is_agent(self.agent, self.agent_version)
@@ -634,7 +636,7 @@ class Driver:
                 f"{self.agent!r}: run that agent on this store, or end the turn with `abandon`"
             )
 
-    async def _opened(
+    async def _open_turn(
         self,
         journal: DrivenJournal,
         message: UserMessage,
@@ -653,7 +655,7 @@ class Driver:
         turn.cancelled = tuple(decided)
         return turn
 
-    def _taken_up(
+    def _take_up(
         self, journal: DrivenJournal, records: Sequence[tuple[int, Record]], number: int, *, is_over: bool
     ) -> DrivenTurn:
         status = _status_of(records, number)
@@ -663,11 +665,11 @@ class Driver:
             raise UsageError(f"turn {number} ended as {status}; give the next attempt its own key")
         self._keep(journal)
         turn = DrivenTurn(journal, self.world, number, is_over=is_over)
-        turn.remember(records)
-        turn.cancelled = _cancelled_before(records, number)
+        turn.restore(records)
+        turn.cancelled = _cancellations_before(records, number)
         return turn
 
-    async def _loaded(self, session: str) -> tuple[DrivenJournal, list[tuple[int, Record]]]:
+    async def _load(self, session: str) -> tuple[DrivenJournal, list[tuple[int, Record]]]:
         await self.open()
         journal = DrivenJournal(
             self.store,
@@ -711,7 +713,7 @@ def _records_of(records: Sequence[tuple[int, Record]], number: int) -> tuple[Rec
     return tuple(record for _, record in records if getattr(record, "turn", 0) == number)
 
 
-def _cancelled_before(records: Sequence[tuple[int, Record]], number: int) -> tuple[Record, ...]:
+def _cancellations_before(records: Sequence[tuple[int, Record]], number: int) -> tuple[Record, ...]:
     """Return the records of the turns before this one, back to the last that was not cancelled."""
     first = number
     while first > 1 and _status_of(records, first - 1) is TurnStatus.CANCELLED:
@@ -719,7 +721,7 @@ def _cancelled_before(records: Sequence[tuple[int, Record]], number: int) -> tup
     return tuple(record for _, record in records if first <= getattr(record, "turn", 0) < number)
 
 
-def _merged(questions: Sequence[_Question]) -> list[_Question]:
+def _merge(questions: Sequence[_Question]) -> list[_Question]:
     """Join neighbouring words, so that a fast model costs one record and not hundreds."""
     merged: list[_Question] = []
     for question in questions:

@@ -21,9 +21,9 @@ from midstream.store.contract import Escrow, OpenedSession
 RECHECK_S = 60.0
 """Seconds after which a viewer that follows is asked again whether it may: its word may be withdrawn elsewhere."""
 LINGER_S = 5.0
-"""Seconds for which a session stays open that nobody holds: a client that polls, or connects anew, comes again."""
+"""Seconds for which a session stays open without a holder: a client that polls, or connects anew, comes again."""
 LOOK_S = 0.5
-"""Seconds between two looks at whether a session that nobody holds is at rest."""
+"""Seconds between two checks whether a session without a holder is idle."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class LockableSessions(Protocol):
     """The sessions of a host."""
 
-    async def rest(self, session_id: str) -> bool:
+    async def put_to_sleep(self, session_id: str) -> bool:
         """Let a session and its sub-agents go to sleep if none of them is at work; return whether all sleep."""
 
     async def tidy(self, session_id: str) -> None:
@@ -66,7 +66,7 @@ class Held:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._locks.let_go(self._session)
+        self._locks.release(self._session)
 
 
 class Locks:
@@ -83,7 +83,7 @@ class Locks:
         self._world = world
         self._holders: dict[str, int] = {}
         self._open: set[str] = set()
-        """Sessions that somebody has opened, and that were not locked since."""
+        """Sessions that were opened, and not locked since."""
         self._with_client: set[str] = set()
         """Sessions whose client has shown its own secret since they were opened."""
         self._left_at: dict[str, float] = {}
@@ -96,7 +96,7 @@ class Locks:
 
     def start(self) -> None:
         """Begin to drop the keys of sessions whose deletion was interrupted by a death."""
-        self._forgetting = self._world.spawn(self._forget_deleted(), name="forget deleted")
+        self._forgetting = self._world.spawn(self._drop_deleted_keys(), name="forget deleted")
 
     async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> Held:
         """Open a session for a caller, who calls `leave` of the returned value at the end.
@@ -109,7 +109,7 @@ class Locks:
         try:
             opened = await self.escrow.open(session, secret, old_secret, begins=begins)
         except BaseException:
-            self.let_go(place)
+            self.release(place)
             raise
         self._open.add(place)
         if opened is not None and opened.is_client and place not in self._with_client:
@@ -117,7 +117,7 @@ class Locks:
             self._sessions.carry_on(place)
         return Held(self, place, opened)
 
-    def let_go(self, session: str) -> None:
+    def release(self, session: str) -> None:
         """Count a holder less."""
         self._holders[session] -= 1
         if self._holders[session]:
@@ -131,7 +131,7 @@ class Locks:
             if (locking is None or locking.done()) and not self._is_stopped:
                 task = self._world.spawn(self._lock(session), name=f"lock {session}")
                 self._locking[session] = task
-                task.add_done_callback(partial(self._forget_task, session))
+                task.add_done_callback(partial(self._drop_task, session))
 
     async def withdraw_viewers(self, session: str) -> None:
         """Let no viewer look at a session any more, and end those that do: elsewhere within `RECHECK_S`."""
@@ -162,7 +162,7 @@ class Locks:
         try:
             return await self.escrow.is_good(opened)
         except MidstreamError:
-            return False  # what cannot be found out now ends it as well: it comes again and is asked
+            return False  # what cannot be found out now ends it as well: it comes again and is checked then
 
     async def stop(self) -> None:
         """Stop: the store drops all keys when it is closed."""
@@ -173,9 +173,9 @@ class Locks:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _forget_deleted(self) -> None:
+    async def _drop_deleted_keys(self) -> None:
         try:
-            await self.escrow.forget_deleted()
+            await self.escrow.drop_deleted_keys()
         except MidstreamError as error:
             _log.warning("keys of deleted sessions cannot be searched: %s", error.code)
 
@@ -183,23 +183,23 @@ class Locks:
         """Lock a session once no client uses it any more and it is at rest."""
         while session not in self._holders:
             wait_s = self._left_at[session] + LINGER_S - self._world.monotonic()
-            if wait_s <= 0 and await self._is_asleep(session) and session not in self._holders:
+            if wait_s <= 0 and await self._put_to_sleep(session) and session not in self._holders:
                 self._open.discard(session)
                 self._with_client.discard(session)
                 self.escrow.lock(session)
                 return
             await self._world.sleep(max(wait_s, LOOK_S))
 
-    async def _is_asleep(self, session: str) -> bool:
+    async def _put_to_sleep(self, session: str) -> bool:
         try:
-            is_asleep = await self._sessions.rest(session)
+            is_asleep = await self._sessions.put_to_sleep(session)
             if is_asleep:
                 await self._sessions.tidy(session)
         except MidstreamError:
             return False  # the store is busy: it sleeps, and gives up its lease later
         return is_asleep
 
-    def _forget_task(self, session: str, task: asyncio.Task[None]) -> None:
+    def _drop_task(self, session: str, task: asyncio.Task[None]) -> None:
         if self._locking.get(session) is task:
             del self._locking[session]
             self._left_at.pop(session, None)

@@ -55,7 +55,7 @@ from midstream.models.responses import (
     is_progress,
 )
 from midstream.session.application_request import ApplicationRequest
-from midstream.session.blobs import named, whole
+from midstream.session.blobs import digests_in, whole
 from midstream.session.calls import (
     NOT_STARTED_CONTENT,
     STOPPED_CONTENT,
@@ -83,7 +83,7 @@ from midstream.session.turn.commands import (
     Stalled,
     StallFinished,
 )
-from midstream.session.turn.deciding import words_said
+from midstream.session.turn.deciding import text_so_far
 from midstream.session.turn.pending import AnswerAgent, CallModel, ProbeCall, RunCall, RunChild
 from midstream.session.turn.states import AwaitingModel, RunningCalls
 from midstream.store.contract import Attempt
@@ -100,14 +100,14 @@ from midstream.tools.function_tools import (
 )
 
 HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
-"""What the model is told with the last request of a turn that reached a limit."""
+"""Text that the model gets with the last request of a turn that reached a limit."""
 STOP_S = 5.0
-"""Seconds for telling a provider that nobody wants its response any more."""
+"""Seconds for the request to a provider to cancel a response."""
 CUT_CONTENT = (
     "The response reached its length limit in the middle of this call, so the call was not run. "
     "Ask for less in one call, or split it."
 )
-"""What the model is told of a call that was cut off."""
+"""Text that the model gets for a call that was cut off."""
 
 _NEVER = threading.Event()
 """Never set: coroutines are cancelled instead."""
@@ -120,10 +120,12 @@ class Reports(Notes, Protocol):
 
     session_id: str
 
-    async def say(self, command: ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound) -> None:
+    async def journal_output(
+        self, command: ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound
+    ) -> None:
         """Journal a model's words, where they are kept, what it remembers, or the tools it is offered, soon."""
 
-    def tell(self, progress: CallProgress | Stalled | StallFinished) -> None:
+    def journal_progress(self, progress: CallProgress | Stalled | StallFinished) -> None:
         """Journal how far a tool is, or that nothing comes."""
 
     async def show(self, command: ChildStreamed | PermissionRequested) -> None:
@@ -165,7 +167,7 @@ class Executor:
         """Do one piece of pending work of `session` to its end."""
         match work_item:
             case CallModel():
-                await self._ask_model(work_item, session)
+                await self._request_response(work_item, session)
             case RunCall():
                 await self._run_call(work_item, session)
             case RunChild():
@@ -173,7 +175,7 @@ class Executor:
             case ProbeCall():
                 await self._probe_call(work_item, session)
             case AnswerAgent():
-                await self._questions.tell(work_item, session)
+                await self._questions.deliver_decision(work_item, session)
             case _:
                 assert_never(work_item)
 
@@ -188,7 +190,7 @@ class Executor:
 
     # --- the model --------------------------------------------------------------------------------------------
 
-    async def _ask_model(self, pending_work: CallModel, session: Session) -> None:
+    async def _request_response(self, pending_work: CallModel, session: Session) -> None:
         assert isinstance(session.turn, AwaitingModel)
         kept = _Kept(session.turn.token if pending_work.continued else "")
         try:
@@ -210,7 +212,7 @@ class Executor:
         theirs = {each.spec.name: of_client(each) for each in turn.terms.tools if each.spec.name not in own}
         tools = {**own, **theirs} if theirs else own
         try:
-            history = await self._whole(session.shown) if session.has_blobs else session.shown
+            history = await self._whole(session.model_history) if session.has_blobs else session.model_history
         except MidstreamError as error:
             unread = ModelUnavailableError(f"the input of the model cannot be read: {error.message}")
             self._reports.report(self._failure(pending_work, unread, session))
@@ -229,7 +231,7 @@ class Executor:
         )
         if asked is not None:
             request = _of_application(request, session, asked)
-        shown = words_said(turn) if kept.token else {}
+        shown = text_so_far(turn) if kept.token else {}
         builder = ResponseBuilder(pending_work.ref, shown, is_announcing=asked is not None)
         try:
             response = await self._listen(pending_work, request, builder, kept, watch)
@@ -237,11 +239,11 @@ class Executor:
             self._reports.report(self._failure(pending_work, error, session))
         else:
             if asked is not None:  # whatever is wrong with a call, its application judges
-                plans = tuple(_passed_on(call) for call in response.calls)
+                plans = tuple(_plan_forwarded_call(call) for call in response.calls)
             else:
                 plans = tuple(plan_call(call, tools, self._agent.approval) for call in response.calls)
             if asked is None and response.finish is Finish.LENGTH:
-                plans = _without_cut(response, plans)
+                plans = _without_cut_calls(response, plans)
             responded = ModelResponded(
                 pending_work.ref,
                 response,
@@ -271,7 +273,7 @@ class Executor:
 
     async def _whole(self, shown: History) -> History:
         """Return a history with its large results, read anew for each model call: memory holds their beginnings."""
-        read = {digest: await self._reports.blob(digest) for digest in named(shown)}
+        read = {digest: await self._reports.blob(digest) for digest in digests_in(shown)}
         return whole(shown, {digest: body for digest, body in read.items() if body is not None})
 
     async def _read_tools(self, pending_work: CallModel) -> Mapping[str, Tool]:
@@ -280,7 +282,9 @@ class Executor:
             self._toolset = await read_toolset(self._agent)
             found, unreachable = self._toolset.found, self._toolset.unreachable
             ref = pending_work.ref
-            await self._reports.say(ToolsFound(ref.turn, ref.response_no, ref.attempt, found, unreachable))
+            await self._reports.journal_output(
+                ToolsFound(ref.turn, ref.response_no, ref.attempt, found, unreachable)
+            )
         return self._toolset.tools
 
     async def _listen(
@@ -295,7 +299,7 @@ class Executor:
         ref = pending_work.ref
         name = self._agent.model.name
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
-        passed = CallFilter(has_tools=bool(request.tools)).passed if builder.is_announcing else _same
+        passed = CallFilter(has_tools=bool(request.tools)).apply if builder.is_announcing else _same
         try:
             async with watch, contextlib.aclosing(events):
                 async for each in events:
@@ -303,16 +307,18 @@ class Executor:
                     if not is_progress(event):
                         if isinstance(event, Resumable):
                             kept.token = event.token
-                            await self._reports.say(ModelResumable(ref, event.token))
+                            await self._reports.journal_output(ModelResumable(ref, event.token))
                         elif isinstance(event, ReuseReported):
-                            await self._reports.say(ModelReuseDecided(ref, event.judgement))
+                            await self._reports.journal_output(ModelReuseDecided(ref, event.judgement))
                         elif isinstance(event, KeepAlive):
-                            watch.pinged()
+                            watch.note_ping()
                         continue
                     if deltas := builder.add(event):
                         watch.hold()  # a slow journal is no silence of the model
-                        await self._reports.say(ModelStreamed(ref, tuple(deltas)))
-                    watch.heard(type(event).__name__, StalledOn.TOOL if builder.is_running_upstream else None)
+                        await self._reports.journal_output(ModelStreamed(ref, tuple(deltas)))
+                    watch.note_progress(
+                        type(event).__name__, StalledOn.TOOL if builder.is_running_upstream else None
+                    )
         except ModelError:
             raise
         except TimeoutError as error:
@@ -332,7 +338,9 @@ class Executor:
     def _watch(self, pending_work: CallModel | RunCall) -> Watch:
         call_id = pending_work.ref.call_id if isinstance(pending_work, RunCall) else ""
         place = (self._reports.session_id, pending_work.ref.turn, pending_work.ref.response_no, call_id)
-        return Watch(self._world, self._agent.stalls, place, self._reports.tell, self._agent.on_stall)
+        return Watch(
+            self._world, self._agent.stalls, place, self._reports.journal_progress, self._agent.on_stall
+        )
 
     def _failure(self, pending_work: CallModel, error: ModelError, session: Session) -> ModelFailed:
         is_too_long = isinstance(error, ContextOverflowError)
@@ -356,7 +364,7 @@ class Executor:
             self._world.reach(Fault.BEFORE_TOOL)
             await self._reports.confirm()  # TURN-53: whatever may take time comes before this
         except asyncio.CancelledError:
-            self._report_stopped(pending_work, _untouched(pending_work))
+            self._report_stopped(pending_work, _unstarted_result(pending_work))
             raise
         if found is not None and found.on_doubt is OnDoubt.IN_TRANSACTION:
             await self._run_within(pending_work, state, found)
@@ -393,7 +401,7 @@ class Executor:
             return CallFinished(pending_work.ref.turn, pending_work.ref.response_no, result)
 
         try:
-            if (why := self._refused(state, found)) is not None:
+            if (why := self._refusal_of(state, found)) is not None:
                 self._finish(pending_work, ToolResult(pending_work.ref.call_id, why, Outcome.ERROR))
             else:
                 await self._reports.report_within(pending_work, run)
@@ -404,7 +412,7 @@ class Executor:
             )
             raise
 
-    def _refused(self, state: CallState, found: Tool) -> str | None:
+    def _refusal_of(self, state: CallState, found: Tool) -> str | None:
         """Return why a call is not run although its tool exists."""
         if state.plan.digest != digest_of(state.call.name, state.call.arguments):
             return "The arguments do not match their digest."
@@ -445,8 +453,8 @@ class Executor:
         self, pending_work: RunCall, state: CallState, found: Tool | None, watch: Watch
     ) -> ToolResult:
         if found is None:  # the agent changed between two nodes: never a stuck turn
-            return _gone(pending_work, state)
-        if (why := self._refused(state, found)) is not None:
+            return _missing_tool_result(pending_work, state)
+        if (why := self._refusal_of(state, found)) is not None:
             return ToolResult(pending_work.ref.call_id, why, Outcome.ERROR)
         context = self._context(pending_work, pending_work.run, watch)
         if is_plain(found):
@@ -455,7 +463,9 @@ class Executor:
 
     async def _find(self, name: str) -> Tool | None:
         found = self._toolset.tools.get(name)
-        if found is None and self._agent.sources:  # planned by another node: this one has not asked yet
+        if (
+            found is None and self._agent.sources
+        ):  # planned by another node: this one has not listed the tools yet
             self._toolset = await read_toolset(self._agent)
             found = self._toolset.tools.get(name)
         return found
@@ -497,22 +507,22 @@ class Executor:
 
         def progressed(text: str) -> None:
             if watch is not None:
-                watch.heard("progress")
+                watch.note_progress("progress")
             if (session := reports()) is not None:
-                session.tell(CallProgress(pending_work.ref, run, text))
+                session.journal_progress(CallProgress(pending_work.ref, run, text))
 
-        def tell(text: str) -> None:
+        def report_progress(text: str) -> None:
             if threading.get_ident() == here:  # at once, so that the last words come before the outcome
                 progressed(text)
                 return
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its readers with it
                 loop.call_soon_threadsafe(progressed, text)
 
         ref = pending_work.ref
         session_id = self._reports.session_id
         return CallContext(
-            session_id, ref.turn, ref.response_no, ref.call_id, run, tell, _NEVER
-        )  # who is asked to stop has an event of their own
+            session_id, ref.turn, ref.response_no, ref.call_id, run, report_progress, _NEVER
+        )  # a tool that can be stopped has an event of its own
 
 
 class _Kept:
@@ -542,12 +552,12 @@ def _of_application(request: ModelRequest, session: Session, asked: ApplicationR
     )
 
 
-def _passed_on(call: ToolCall) -> CallPlan:
+def _plan_forwarded_call(call: ToolCall) -> CallPlan:
     """Return the plan of a call that a client application runs."""
     return CallPlan(call.id, digest_of(call.name, call.arguments), Site.CLIENT, has_effects=False)
 
 
-def _without_cut(response: Response, plans: tuple[CallPlan, ...]) -> tuple[CallPlan, ...]:
+def _without_cut_calls(response: Response, plans: tuple[CallPlan, ...]) -> tuple[CallPlan, ...]:
     """Let a call that the length limit cut off not run: also one cut before its arguments, which look like none."""
     last = response.parts[-1] if response.parts else None
     if not isinstance(last, ToolCall) or (last.arguments.strip() and plans[-1].problem is None):
@@ -555,7 +565,7 @@ def _without_cut(response: Response, plans: tuple[CallPlan, ...]) -> tuple[CallP
     return (*plans[:-1], replace(plans[-1], problem=CUT_CONTENT))
 
 
-def _gone(pending_work: RunCall, state: CallState) -> ToolResult:
+def _missing_tool_result(pending_work: RunCall, state: CallState) -> ToolResult:
     """Return the result of a call whose tool is not there; an earlier run of it may have done its work."""
     message = f"The tool {state.call.name!r} is not there any more, so it was not run."
     if pending_work.run == 1 or not state.plan.has_effects:
@@ -564,13 +574,13 @@ def _gone(pending_work: RunCall, state: CallState) -> ToolResult:
     return ToolResult(pending_work.ref.call_id, again, Outcome.UNKNOWN)
 
 
-def _untouched(pending_work: RunCall) -> ToolResult:
+def _unstarted_result(pending_work: RunCall) -> ToolResult:
     """Return the result of a run that was stopped before its tool was called."""
     if pending_work.run == 1:
         return ToolResult(pending_work.ref.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
     return ToolResult(
         pending_work.ref.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN
-    )  # of an earlier run nobody knows
+    )  # the effects of an earlier run are unknown
 
 
 def _state_of(pending_work: RunCall | RunChild | ProbeCall, session: Session) -> CallState:

@@ -100,9 +100,9 @@ class Forwarder:
             MidstreamError: It was refused, or the node does not answer.
         """
         lasting = once(command, seen, self._world)
-        return None if lasting is None else await self.ask(encode_command(lasting))
+        return None if lasting is None else await self.request(encode_command(lasting))
 
-    async def ask(self, body: bytes) -> int:
+    async def request(self, body: bytes) -> int:
         """Return the node's answer to an encoded command: the journal's end.
 
         Raises:
@@ -134,8 +134,8 @@ class Forwarder:
 def encode_command(command: Command | Received) -> bytes:
     """Return a client's command as bytes."""
     if not isinstance(command, Received):
-        return msgspec.json.encode(_Handed(_said(command)))
-    said = None if command.command is None else _said(command.command)
+        return msgspec.json.encode(_Handed(_pack_command(command)))
+    said = None if command.command is None else _pack_command(command.command)
     return msgspec.json.encode(
         _Handed(
             said,
@@ -201,7 +201,7 @@ def position_of(body: bytes) -> int:
     raise error_of(answer.code, answer.message, answer.retry_after_s)
 
 
-def _said(command: Command) -> _Said:
+def _pack_command(command: Command) -> _Said:
     return _Said(type(command).__name__, msgspec.Raw(msgspec.json.encode(command)))
 
 

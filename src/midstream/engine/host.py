@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from midstream.engine.agent import Agent, checked_agent
+from midstream.engine.agent import Agent, require_agent
 from midstream.engine.agent_resources import AgentResources
 from midstream.engine.conversation import answer_of, payload_of, turn_of
 from midstream.engine.escrow_locks import Locks
@@ -88,11 +88,11 @@ class Host:
         tail_bytes_max: int = TAIL_BYTES,
         memory: MemoryLimits = MemoryLimits(),
     ) -> None:
-        self.agent = checked_agent(agent)
+        self.agent = require_agent(agent)
         self.world = world or World()
         self.store = store = open_store(store, world=self.world)
         self.observers = Observers()
-        """Told of every record that is appended here."""
+        """Receives every record that is appended here."""
         self.look_back_s = look_back_s
         self.tail_bytes_max = tail_bytes_max
         self._node = self.world.new_id("node")
@@ -103,7 +103,7 @@ class Host:
         """Whose agents answer in child sessions that were not begun yet."""
         self._failed = FailedSessions(self.session, self.world)
         self._caretaker = Caretaker(self, store, self.world, retention)
-        self._trials = Trials(self.world, self._node, self._awake, self.recovered)
+        self._trials = Trials(self.world, self._node, self._awake, self.wait_for_recovery)
         self._recovery = StartupRecovery(self, store, self._trials, self.world)
         self._deletion = SessionDeletion(self, store)
         self._resources = AgentResources(self.agent, self.world)
@@ -206,7 +206,7 @@ class Host:
         if self._phase is HostPhase.STOPPED:
             raise _draining()
 
-    async def recovered(self) -> None:
+    async def wait_for_recovery(self) -> None:
         """Wait until start-up recovery has ended (its failures are counted in `recovery`)."""
         await self._recovery.wait()
 
@@ -236,9 +236,9 @@ class Host:
         runner = self._awake.get(session_id)
         if runner is not None and runner.is_stale:
             await runner.refresh()
-        runner = self._awake.get(session_id)  # who asked at the same time may have opened it anew already
+        runner = self._awake.get(session_id)  # a concurrent call may have opened it anew already
         if runner is None or runner.has_failed:
-            runner = await self._opened(session_id)
+            runner = await self._open_once(session_id)
         else:
             self._awake[session_id] = self._awake.pop(session_id)  # the last used goes to sleep last
         self._sleeping.touch(session_id)
@@ -265,9 +265,9 @@ class Host:
             and any(call.call.id == parent.call_id and call.is_running for call in turn.calls)
         )
 
-    def suspected(self, runner: Runner) -> int:
+    def count_suspected_deaths(self, runner: Runner) -> int:
         """Return how many deaths a session is suspected of that is about to be claimed here (TURN-84)."""
-        return self._trials.suspected(runner)
+        return self._trials.count_suspected_deaths(runner)
 
     def note_left(self, runner: Runner) -> bool:
         """Claim a suspect only when everything that its dead node left was read; return whether it is one."""
@@ -289,11 +289,11 @@ class Host:
         """
         runner = await self.session(session_id)
         await runner.release()
-        if runner.is_idle:  # nobody here reads it: nothing of what is deleted stays in memory
+        if runner.is_idle:  # no reader is here: nothing of what is deleted stays in memory
             self._awake.pop(session_id, None)
             await runner.stop(StopMode.SLEEP)
 
-    def followed(self) -> Mapping[str, int]:
+    def followed_ends(self) -> Mapping[str, int]:
         """Return the sessions that have readers here and may grow elsewhere, with the ends known here."""
         return {
             session_id: runner.newest.position
@@ -301,7 +301,7 @@ class Host:
             if runner.readers and runner.is_of_others
         }
 
-    async def rest(self, session_id: str) -> bool:
+    async def put_to_sleep(self, session_id: str) -> bool:
         """Let a session and its sub-agents go to sleep if none of them is at work; return whether all sleep.
 
         Raises:
@@ -461,7 +461,7 @@ class Host:
             await self.locks.stop()
         self._awake.clear()
         if self._is_started:
-            # First: tool servers may take longer than whoever ends this process waits.
+            # First: tool servers may take longer than the process manager waits.
             await self.store.close()
         await self._resources.close()
 
@@ -494,7 +494,7 @@ class Host:
 
     # --- opening and sleeping ---------------------------------------------------------------------------------
 
-    async def _opened(self, session_id: str) -> Runner:
+    async def _open_once(self, session_id: str) -> Runner:
         """Open a session once, however many ask for it at the same time."""
         require_session_id(session_id)
         if self.is_draining:
@@ -518,7 +518,7 @@ class Host:
             family=self,
             look_back_s=self.look_back_s,
             on_failed=self._failed.add,
-            on_followed=self._caretaker.look_again,
+            on_followed=self._caretaker.refresh_followed,
         )
         try:
             await runner.open()

@@ -24,7 +24,7 @@ from midstream.observability.observers import Observers
 from midstream.protocol.frames import START, EventId
 from midstream.protocol.stream_settings import TAIL_BYTES
 from midstream.session.records import JournalPruned, JournalReader, OutcomeDamaged, Record, encode, is_pruned
-from midstream.session.session import Session, restored
+from midstream.session.session import Session, restore_session
 from midstream.store.contract import Attempt, Batch, Store, StoredRecord
 
 TAIL_RECORDS_MAX = 4096
@@ -115,11 +115,11 @@ class Journal:
             if is_pruned(page[0].body):  # also between two pages: it begins anew
                 records.clear()
                 found.clear()
-            records.extend(self._decoded(page))
+            records.extend(self._decode_page(page))
             found.extend(page)
             end = page[-1].position
-        if found:  # a reader that left while the store was asked must not take with it what nobody has folded
-            self._remember(self._readable(found))
+        if found:  # a reader that left during the query must not take with it what is not folded yet
+            self._cache_records(self._readable(found))
             self._wake()
         return records
 
@@ -135,13 +135,13 @@ class Journal:
             found = await self._store.read(self.session_id, after=known.position - 1, limit=1)
             is_pruned_further = bool(found) and found[0].position > known.position
             if not is_pruned_further and (not found or found[0].epoch != known.epoch):
-                raise self._deleted()
+                raise self._deletion_error()
         return await self.load()
 
-    def _deleted(self) -> JournalMovedError:
+    def _deletion_error(self) -> JournalMovedError:
         return JournalMovedError(f"session {self.session_id!r} was deleted elsewhere")
 
-    def _decoded(self, page: Sequence[StoredRecord]) -> Iterator[tuple[int, Record]]:
+    def _decode_page(self, page: Sequence[StoredRecord]) -> Iterator[tuple[int, Record]]:
         for stored in page:
             place = f"record {stored.position} of session {self.session_id!r}"
             try:
@@ -169,7 +169,7 @@ class Journal:
         if self.newest.position:
             found = await self._store.find(self.session_id)
             if found is None:
-                raise self._deleted()
+                raise self._deletion_error()
             self.is_handed_over = found.is_free
         self.epoch = await self._store.claim(self.session_id, at=at)
         self._world.reach(Fault.AFTER_CLAIM)
@@ -258,10 +258,10 @@ class Journal:
     def _publish(self, batch: Batch) -> None:
         self._world.reach(Fault.AFTER_APPEND)
         positions = range(batch.expected + 1, batch.end + 1)
-        self._remember([*map(StoredRecord, positions, repeat(batch.epoch), batch.bodies)])
+        self._cache_records([*map(StoredRecord, positions, repeat(batch.epoch), batch.bodies)])
         self._wake()
         if self._observers is not None:
-            self._observers.appended(self.session_id, batch.bodies)
+            self._observers.on_append(self.session_id, batch.bodies)
         self._world.reach(Fault.AFTER_PUBLISH)
 
     async def blob(self, digest: str) -> bytes | None:
@@ -312,7 +312,7 @@ class Journal:
         record = self._reader.read(found[0].body)
         assert isinstance(record, JournalPruned)
         self.pruned_to = EventId(found[0].epoch, found[0].position)
-        return self.pruned_to, restored(record)
+        return self.pruned_to, restore_session(record)
 
     async def wait(self, after: int) -> None:
         """Wait until there is a record after `after`.
@@ -328,15 +328,15 @@ class Journal:
             try:
                 await waiting
             finally:
-                self.forget(waiting)
+                self.stop_waiting(waiting)
 
     def expect(self) -> asyncio.Future[None]:
-        """Return a future that is done with the next append, or when the journal is closed; pass it to `forget`."""
+        """Return a future that is done with the next append or a close of the journal; pass it to `stop_waiting`."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiting] = None
         return waiting
 
-    def forget(self, waiting: asyncio.Future[None]) -> None:
+    def stop_waiting(self, waiting: asyncio.Future[None]) -> None:
         """Drop a future that is not awaited any more: readers come and go while a session is silent."""
         self._waiting.pop(waiting, None)
 
@@ -364,7 +364,7 @@ class Journal:
             if not each.done():
                 each.set_result(None)
 
-    def _remember(self, records: Sequence[StoredRecord]) -> None:
+    def _cache_records(self, records: Sequence[StoredRecord]) -> None:
         if is_pruned(records[0].body):  # it is no event, and what was known before does not stand next to it
             self.pruned_to = EventId(records[0].epoch, records[0].position)
             self._folded_bytes = len(records[0].body)

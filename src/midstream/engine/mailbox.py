@@ -125,7 +125,7 @@ class Mailbox:
         return len(self._waiting) >= MAILBOX_MAX
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing is on its way to the journal."""
         return not self._waiting and self._taken is _Taken.NOTHING
 
@@ -139,11 +139,11 @@ class Mailbox:
         elif self._held is None:
             early_s = self._next_words_at - self._world.monotonic()
             if early_s > 0:
-                self._held = self._world.later(early_s, self._say)
+                self._held = self._world.later(early_s, self._release_output)
             elif self._is_in_company:
-                self._held = _soon(self._say)
+                self._held = _soon(self._release_output)
             else:
-                self._say()
+                self._release_output()
         return not self._waiting
 
     def post(
@@ -190,19 +190,19 @@ class Mailbox:
         """Mark the commands that were taken as done."""
         taken, self._taken = self._taken, _Taken.NOTHING
         if taken is _Taken.WORDS:
-            self._hold_words()
-        self._let_rest()
+            self._hold_output()
+        self._wake_if_idle()
 
     async def room(self) -> None:
         """Wait until something was taken."""
         self._room.clear()
         await self._room.wait()
 
-    async def rest(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until nothing is on its way to the journal; nothing is held back meanwhile."""
         if self._waiting:
             self._hurry()
-        while not self.is_at_rest:
+        while not self.is_idle:
             self._resters.append(asyncio.get_running_loop().create_future())
             await self._resters[-1]
 
@@ -227,13 +227,13 @@ class Mailbox:
             self._held.cancel()
         self._room.set()
         self._taken = _Taken.NOTHING
-        self._let_rest()
+        self._wake_if_idle()
 
     def close(self) -> None:
         """Close: no command is taken any more."""
-        self._say_at_once = _say_nothing
+        self._say_at_once = _take_none
 
-    def _say(self) -> None:
+    def _release_output(self) -> None:
         """Let words that came in one moment, or while others were held back, go at once, or be taken."""
         self._held = None
         self._is_in_company = len(self._waiting) > 1
@@ -243,10 +243,10 @@ class Mailbox:
         self._waiting.clear()
         self._room.set()
         if self._resters:
-            self._let_rest()
-        self._hold_words()
+            self._wake_if_idle()
+        self._hold_output()
 
-    def _hold_words(self) -> None:
+    def _hold_output(self) -> None:
         """Let words wait until those that were just appended were written to their readers, and longer.
 
         The readers are woken before this is called, and uvloop writes to sockets after all that was woken.
@@ -264,10 +264,10 @@ class Mailbox:
         self._held = None
         self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
         if self._waiting:
-            self._held = self._world.later(WORDS_EVERY_S, self._say)
+            self._held = self._world.later(WORDS_EVERY_S, self._release_output)
 
-    def _let_rest(self) -> None:
-        while self._resters and self.is_at_rest:
+    def _wake_if_idle(self) -> None:
+        while self._resters and self.is_idle:
             waiting = self._resters.pop()
             if not waiting.done():
                 waiting.set_result(None)
@@ -281,7 +281,7 @@ class Mailbox:
             self._arrival.set_result(None)
 
 
-def _say_nothing(_words: list[Envelope]) -> bool:
+def _take_none(_words: list[Envelope]) -> bool:
     return False
 
 
@@ -289,9 +289,9 @@ def _soon(do: Callable[[], None]) -> Cancellable:
     return asyncio.get_running_loop().call_soon(do)
 
 
-def are_words(batch: list[Envelope]) -> bool:
+def is_model_output(batch: list[Envelope]) -> bool:
     """Whether a batch is nothing but words of a model: they change nothing that is owed."""
-    for each in batch:  # noqa: SIM110 - asked for each token: a generator takes three times as long
+    for each in batch:  # noqa: SIM110 - called for each token: a generator takes three times as long
         if not isinstance(each.command, ModelStreamed):
             return False
     return True
@@ -307,7 +307,7 @@ def is_mere_result(batch: list[Envelope], written: int) -> bool:
     return is_result and len(batch) == 1 and written <= RESULT_RECORDS
 
 
-def merged(batch: list[Envelope]) -> list[Envelope]:
+def merge(batch: list[Envelope]) -> list[Envelope]:
     """Join neighbouring words of one model attempt, so that a fast model costs one record and not hundreds."""
     if len(batch) == 1:
         return batch

@@ -43,10 +43,10 @@ class PeerSessions(Protocol):
     async def session(self, session_id: str, *, create: bool = False) -> Runner:
         """Return a session, awake."""
 
-    async def recovered(self) -> None:
+    async def wait_for_recovery(self) -> None:
         """Wait for the end of start-up recovery."""
 
-    def followed(self) -> Mapping[str, int]:
+    def followed_ends(self) -> Mapping[str, int]:
         """Return the sessions that have readers here and are not owned here, with the ends known here."""
 
     async def give_up(self, session_id: str) -> None:
@@ -152,7 +152,7 @@ class Caretaker:
             del self._locked[name]
         return names
 
-    def look_again(self) -> None:
+    def refresh_followed(self) -> None:
         """Compute again which sessions are followed: another one has a reader now."""
         self._is_following_more.set()
 
@@ -160,7 +160,7 @@ class Caretaker:
         failures = 0
         while True:
             try:
-                await self._attend_to(await self._news())
+                await self._attend_to(await self._wait_for_changes())
                 failures = 0
             except UnavailableError as error:
                 failures += 1
@@ -170,11 +170,11 @@ class Caretaker:
                 _log.error("the other nodes are no longer monitored: %s", error.message)
                 return
 
-    async def _news(self) -> News:
+    async def _wait_for_changes(self) -> News:
         """Wait for news, asking anew whenever there is more to follow."""
         while True:
             self._is_following_more.clear()
-            asking = self._world.spawn(self._store.watch(self._sessions.followed()), name="watch")
+            asking = self._world.spawn(self._store.watch(self._sessions.followed_ends()), name="watch")
             more = self._world.spawn(self._is_following_more.wait(), name="follow more")
             try:
                 await asyncio.wait({asking, more}, return_when=asyncio.FIRST_COMPLETED)
@@ -197,9 +197,9 @@ class Caretaker:
     def _work(self, work: Coroutine[object, object, None], *, name: str) -> None:
         task = self._world.spawn(work, name=name)
         self._working.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._finish_work)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _finish_work(self, task: asyncio.Task[None]) -> None:
         self._working.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             _log.error("monitoring of the other nodes failed", exc_info=bug)
@@ -209,7 +209,7 @@ class Caretaker:
     async def _take_up(self, session_id: str, unread: Unread) -> None:
         """Resume a turn without a node, unless another survivor was faster."""
         try:
-            await self._sessions.recovered()
+            await self._sessions.wait_for_recovery()
             try:
                 async with self._turnstile:
                     await self._sessions.session(session_id)
@@ -251,9 +251,9 @@ class Caretaker:
         """Decide what was handed over, in order, and answer."""
         for forwarded in forwarded_commands:
             try:
-                answer: int | MidstreamError = await self._decided(forwarded)
+                answer: int | MidstreamError = await self._decide_forwarded(forwarded)
             except (LeaseHeldError, DrainingError):
-                continue  # its node, or whoever takes it next, is told as well
+                continue  # its node, or the next one that takes it, is notified as well
             except MidstreamError as error:
                 answer = error
             try:
@@ -261,7 +261,7 @@ class Caretaker:
             except MidstreamError as error:
                 _log.warning("an answer was not stored: %s", error.code, extra={"session": forwarded.session})
 
-    async def _decided(self, forwarded: ForwardedCommand) -> int:
+    async def _decide_forwarded(self, forwarded: ForwardedCommand) -> int:
         if forwarded.body == GIVE_UP:
             await self._sessions.give_up(forwarded.session)
             return 0

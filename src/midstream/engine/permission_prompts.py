@@ -21,7 +21,7 @@ from midstream.session.turn.pending import AnswerAgent, CallModel
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 
 ARGUMENTS_CHARS_MAX = 256 * 1024
-"""Characters of arguments that a person can be shown; nobody allows what they cannot read whole."""
+"""Characters of arguments that a person can be shown; a person cannot allow what is not shown whole."""
 NOT_ASKED = "Nobody was asked, because the turn was stopped or goes on elsewhere. This was not done."
 TOO_LONG = (
     f"This is longer than a person can be shown ({ARGUMENTS_CHARS_MAX} characters), so nobody was asked and it was not "
@@ -64,12 +64,12 @@ class AgentQuestions:
     def person(self, pending_work: CallModel, watch: Watch) -> Person:
         """Return how the agent of this attempt asks. While it waits, its silence does not count."""
 
-        async def ask(permission: Permission, terms: Ask) -> Decision:
-            return await self._ask(pending_work, watch, permission, terms)
+        async def request(permission: Permission, terms: Ask) -> Decision:
+            return await self._request_permission(pending_work, watch, permission, terms)
 
-        return ask
+        return request
 
-    async def tell(self, pending_work: AnswerAgent, session: Session) -> None:
+    async def deliver_decision(self, pending_work: AnswerAgent, session: Session) -> None:
         """Give the agent the decision, once its use is in the journal."""
         waiting = next(
             (each for (_, name), each in self._waiting.items() if name == pending_work.question_id), None
@@ -80,10 +80,10 @@ class AgentQuestions:
                 return
             await self._notes.insist(UseAnswer(pending_work.ref, pending_work.question_id))
         except MidstreamError:
-            return  # its attempt has ended, and with it whoever waited
+            return  # its attempt has ended, and with it the waiting agent
         await (
             self._notes.confirm()
-        )  # as before a tool (TURN-53): whoever took the session over asks for itself
+        )  # as before a tool (TURN-53): the node that took the session over requests it itself
         if not waiting.done():
             waiting.set_result(_decision_of(_question(session, pending_work.question_id)))
 
@@ -93,7 +93,7 @@ class AgentQuestions:
             if attempt == pending_work and not waiting.done():
                 waiting.set_result(NOT_ASKED)
 
-    async def _ask(
+    async def _request_permission(
         self, pending_work: CallModel, watch: Watch, permission: Permission, terms: Ask
     ) -> Decision:
         if len(permission.arguments) > ARGUMENTS_CHARS_MAX:
@@ -112,7 +112,7 @@ class AgentQuestions:
         decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._waiting[pending_work, question_id] = decided
         try:
-            with watch.paused():
+            with watch.pause():
                 await self._notes.show(asked)
                 return await decided
         except MidstreamError:

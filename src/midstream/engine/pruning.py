@@ -29,7 +29,7 @@ from midstream.protocol.frames import EventId
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import OPEN_STATUSES, JournalReader, OutcomeDamaged, encode
 from midstream.session.retention import PruningSurvey, Retention
-from midstream.session.session import Session, evolve, is_prunable, pruned, restored
+from midstream.session.session import Session, evolve, is_prunable, prune_session, restore_session
 from midstream.store.contract import SessionInfo, Store, StoredRecord
 
 SWEEP_S = 60.0
@@ -125,7 +125,7 @@ class Pruner:
 
     async def _tend(self, info: SessionInfo) -> None:
         try:
-            await self._tended(info)
+            await self._tend_session(info)
         except UnavailableError:
             raise
         except SessionLockedError:
@@ -133,9 +133,9 @@ class Pruner:
             self._seen[info.session] = _Seen(info.end, info.end - info.oldest, look_at, is_locked=True)
         except MidstreamError as error:
             _log.error("not pruned: %s", error.message, extra={"session": info.session})
-            self._rest(info.session, info.end, info.end - info.oldest)
+            self._postpone(info.session, info.end, info.end - info.oldest)
 
-    async def _tended(self, info: SessionInfo) -> None:
+    async def _tend_session(self, info: SessionInfo) -> None:
         now = self._world.now()
         if self._is_outlived(info, now):
             await self._delete(info.session)
@@ -156,7 +156,7 @@ class Pruner:
         try:
             await self._sessions.delete(session)
         except (NotFoundError, SessionBusyError, LeaseHeldError):
-            return  # somebody was faster, one way or the other
+            return  # another process was faster, one way or the other
         _log.info("deleted, past its retention", extra={"session": session})
 
     def _is_due(self, info: SessionInfo, now: float) -> bool:
@@ -180,16 +180,16 @@ class Pruner:
         survey = PruningSurvey()
         async for page in self._pages(session):
             survey.take((each.position, each.epoch, each.body) for each in page)
-        self._rest(session, survey.end, survey.count, until=survey.ripe_at(self._retention))
+        self._postpone(session, survey.end, survey.count, until=survey.ripe_at(self._retention))
         cut = survey.cut(self._retention, now=now)
         if cut is None:
             return False
         position, epoch = cut
-        state = await self._folded(session, position)
+        state = await self._fold_to(session, position)
         if state is None or await self._is_needed(state):
             return False
-        record = pruned(state, at=now)
-        if restored(record) != state:  # whatever was not kept would be lost for ever
+        record = prune_session(state, at=now)
+        if restore_session(record) != state:  # whatever was not kept would be lost for ever
             _log.error(
                 "not pruned: the pruned journal would fold to another state", extra={"session": session}
             )
@@ -201,13 +201,13 @@ class Pruner:
             self._sessions.note_pruned(session, EventId(epoch, position))
         return is_done
 
-    def _rest(self, session: str, end: int, count: int, *, until: float = 0.0) -> None:
+    def _postpone(self, session: str, end: int, count: int, *, until: float = 0.0) -> None:
         """Leave a journal alone for a while."""
         limit = self._retention.events_for_s
         rest_s = math.inf if limit is None else max(SWEEP_S, limit / LOOKS)
         self._seen[session] = _Seen(end, count, max(until, self._world.now() + rest_s))
 
-    async def _folded(self, session: str, position: int) -> Session | None:
+    async def _fold_to(self, session: str, position: int) -> Session | None:
         """Return the session as it was at a position; None where it may not be what a journal begins with."""
         state = Session()
         reader = JournalReader()
@@ -217,7 +217,7 @@ class Pruner:
                     break
                 record = reader.read(stored.body)
                 if isinstance(record, OutcomeDamaged):
-                    return None  # a person may want to look at what is left of it
+                    return None  # its remains are left for a person to examine
                 state = evolve(state, record, epoch=stored.epoch)
             if page[-1].position >= position:
                 break

@@ -23,12 +23,12 @@ from typing import Protocol
 
 from midstream.engine import agent_guard
 from midstream.engine.agent import Agent
-from midstream.engine.defects import stopped_on
+from midstream.engine.defects import stop_error
 from midstream.engine.executors import Executor
 from midstream.engine.forwarding import GIVE_UP, Forwarder
 from midstream.engine.journal import Journal
 from midstream.engine.listing import batch_of, without_starts
-from midstream.engine.mailbox import Effect, Envelope, Mailbox, are_words, is_mere_result, merged
+from midstream.engine.mailbox import Effect, Envelope, Mailbox, is_mere_result, is_model_output, merge
 from midstream.engine.outages import Outages
 from midstream.engine.session_work import Drain, SessionWork
 from midstream.engine.sub_agents import Nursery
@@ -44,7 +44,7 @@ from midstream.errors import (
 )
 from midstream.protocol.frames import EventId
 from midstream.session import session as sessions
-from midstream.session.blobs import Blob, lifted
+from midstream.session.blobs import Blob, split_large_results
 from midstream.session.records import EpochStarted, Parent, Record, Sync, encode
 from midstream.session.session import Received, Session, ToolsFound
 from midstream.session.turn.commands import Cancel, Command, ModelStreamed, Recover, Refused, Resume
@@ -93,7 +93,7 @@ class Family(Nursery, Protocol):
             UnavailableError: It is.
         """
 
-    def suspected(self, runner: Runner) -> int:
+    def count_suspected_deaths(self, runner: Runner) -> int:
         """Return how many deaths a session is suspected of that is about to be claimed here (TURN-84)."""
 
     def note_left(self, runner: Runner) -> bool:
@@ -130,7 +130,7 @@ class Runner:
         self._on_failed = on_failed
         self._on_followed = on_followed
         self._phase = Phase.FOLLOWING
-        self._mailbox = Mailbox(world, self._say_at_once)
+        self._mailbox = Mailbox(world, self._append_output_at_once)
         self._work = SessionWork(journal, self._mailbox, world, self._fail)
         self._forwarder = Forwarder(journal, world)
         self._outages = Outages(world, self.session_id, self._mailbox.refuse_clients)
@@ -204,14 +204,14 @@ class Runner:
         if self.readers or self._forwarder.is_waiting:
             return False
         if self.state.rests_on_people:  # their answer wakes it
-            return self._mailbox.is_at_rest
-        return not self._is_busy and self._work.is_at_rest
+            return self._mailbox.is_idle
+        return not self._is_busy and self._work.is_idle
 
     @property
     def _is_busy(self) -> bool:
         """Whether a turn is open here, or something is on its way to the journal that may open one."""
         is_live_here = self._phase is not Phase.FOLLOWING and self.state.is_live
-        return is_live_here or not self._mailbox.is_at_rest
+        return is_live_here or not self._mailbox.is_idle
 
     @property
     def is_stale(self) -> bool:
@@ -305,7 +305,7 @@ class Runner:
                 `UnavailableError` while it is being deleted here.
         """
         self._family.refuse_while_deleting(self.session_id)
-        return self._mailbox.post(sessions.limited(command, self._agent.turn_s))
+        return self._mailbox.post(sessions.with_turn_limit(command, self._agent.turn_s))
 
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
@@ -338,14 +338,14 @@ class Runner:
         if self._is_busy or self.state.rests_on_people:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
 
-    async def ask_to_give_up(self) -> None:
+    async def request_release(self) -> None:
         """Ask the node of an idle session to release it, so that it can be deleted.
 
         Raises:
             SessionBusyError: A turn is running there. Nothing was changed.
             UnavailableError: It does not answer.
         """
-        await self._forwarder.ask(GIVE_UP)
+        await self._forwarder.request(GIVE_UP)
 
     async def stop(self, mode: StopMode, error: MidstreamError | None = None) -> None:
         """Stop this runner; see `StopMode`. Readers and senders end with `error`, but in the modes that finish."""
@@ -393,7 +393,7 @@ class Runner:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
             _log.exception("a session ended on a defect", extra={"session": self.session_id})
-            self._fail(stopped_on(error, self.session_id))
+            self._fail(stop_error(error, self.session_id))
 
     async def _step(self, batch: list[Envelope]) -> None:
         """Decide a batch of commands, append all their records at once, then answer and act."""
@@ -403,7 +403,7 @@ class Runner:
             if isinstance(effect := batch[0].command, Effect):
                 taken, written = batch, await self._append_effect(effect, batch)
             else:
-                taken, written = await self._append_decided(batch)
+                taken, written = await self._append_decisions(batch)
         except MidstreamError as error:
             internal = [each for each in batch if each.is_internal]
             is_shared = len(internal) < len(batch)
@@ -421,16 +421,16 @@ class Runner:
             raise
         except (Exception, asyncio.CancelledError) as error:
             for envelope in batch:  # a defect ends the session, but no sender may wait for ever
-                envelope.answer(stopped_on(error, self.session_id))
+                envelope.answer(stop_error(error, self.session_id))
             raise
         if written and self._phase is Phase.FOLLOWING:
             self._phase = Phase.RUNNING
         for envelope in taken:
             envelope.answer(self.newest.position)
-        if not (are_words(batch) or is_mere_result(batch, written)):
+        if not (is_model_output(batch) or is_mere_result(batch, written)):
             self._work.reconcile(self.state, {each.reporter for each in batch if each.reporter is not None})
 
-    async def _append_decided(self, batch: list[Envelope]) -> tuple[list[Envelope], int]:
+    async def _append_decisions(self, batch: list[Envelope]) -> tuple[list[Envelope], int]:
         """Return what was taken of a batch, and how many records that wrote."""
         taken: list[Envelope] = []
         records: list[Record] = []
@@ -438,15 +438,15 @@ class Runner:
         is_adopted = self.waits_for_agent
         state = await self._claim_if_needed(records, [each.command for each in batch])
         at = self._world.now()
-        for envelope in merged(batch):
+        for envelope in merge(batch):
             assert not isinstance(envelope.command, Effect)  # see `Mailbox.take`
             if envelope.command is not None and not (is_adopted and isinstance(envelope.command, Resume)):
                 try:
-                    decided, large = self._decided(state, envelope.command, at=at)
+                    decided, large = self._decide_command(state, envelope.command, at=at)
                 except Refused as refused:
                     envelope.answer(refused.error)
                     continue
-                state = self._folded(state, decided)
+                state = self._fold(state, decided)
                 records.extend(decided)
                 blobs.extend(large)
             taken.append(envelope)
@@ -458,22 +458,22 @@ class Runner:
             self._work.is_held = False
         return taken, len(records)
 
-    def _say_at_once(self, words: list[Envelope]) -> bool:
+    def _append_output_at_once(self, words: list[Envelope]) -> bool:
         """Journal words without a task's wake-up and a thread; return whether that could be done."""
-        [first, *others] = merged(words)
+        [first, *others] = merge(words)
         if others or self._mailbox.failure is not None:
             return False
         assert isinstance(first.command, ModelStreamed)  # see `Mailbox`
         try:
             epoch = self.journal.epoch
             decided = sessions.decide(self.state, first.command, epoch=epoch, at=self._world.now())
-            state = self._folded(self.state, decided)
+            state = self._fold(self.state, decided)
             batch = Batch([encode(record) for record in decided], self.state.position, epoch, Sync.NORMAL)
             if len(decided) != 1 or not self.journal.append_now(batch):
                 return False
         except Exception as error:  # noqa: BLE001 - as in `_run`: perhaps it was appended, and must not be again
             _log.exception("a session ended on a defect", extra={"session": self.session_id})
-            self._fail(stopped_on(error, self.session_id))
+            self._fail(stop_error(error, self.session_id))
             return False
         self.state = state
         return True
@@ -488,20 +488,20 @@ class Runner:
             # In the store's thread. Nothing else changes this session while its runner waits for this.
             nonlocal state
             finished = effect.run(attempt)
-            records, blobs = self._decided(self.state, finished, at=self._world.now())
-            state = self._folded(self.state, records)
+            records, blobs = self._decide_command(self.state, finished, at=self._world.now())
+            state = self._fold(self.state, records)
             return batch_of(records, blobs, self.state, state, epoch=self.journal.epoch)
 
         await self._append(partial(self.journal.append_within, work), batch)
         written, self.state = state.position - self.state.position, state
         return written
 
-    def _decided(
+    def _decide_command(
         self, state: Session, command: Command | Received | ToolsFound, *, at: float
     ) -> tuple[tuple[Record, ...], tuple[Blob, ...]]:
         """Return what must be appended because of a command: records, and the large results they name."""
         decided = sessions.decide(state, command, epoch=self.journal.epoch, at=at)
-        return lifted(without_starts(decided) if self._work.is_closing else decided)
+        return split_large_results(without_starts(decided) if self._work.is_closing else decided)
 
     def _has_answered(self, batch: list[Envelope]) -> bool:
         """Answer a batch that would write nothing, so that a refused request does not claim the session."""
@@ -536,15 +536,15 @@ class Runner:
         self._refuse_other_agent(commands)
         at = self._world.now()
         epoch = await self.journal.claim(at=at)
-        if epoch > 1:  # somebody had it before, and may have had it since it was read here
+        if epoch > 1:  # another node had it before, and may have had it since it was read here
             self._take_over(await self.journal.catch_up())
             self._refuse_other_agent(commands)
         is_handover = self.journal.is_handed_over
         is_stopped = self.waits_for_agent and not agent_guard.adopts(commands)
-        suspected = 0 if is_handover else self._family.suspected(self)
+        suspected = 0 if is_handover else self._family.count_suspected_deaths(self)
         began = EpochStarted(epoch, self._node, at, is_handover=is_handover, suspected=suspected)
-        records.append(agent_guard.named(began, self._agent))
-        state = self._folded(self.state, records)
+        records.append(agent_guard.with_agent_name(began, self._agent))
+        state = self._fold(self.state, records)
         if is_stopped:
             return state  # nothing of the other agent is started in order to be cancelled
         if 0 < suspected <= SUSPECTED_MAX:
@@ -553,7 +553,7 @@ class Runner:
             return state
         recovered = sessions.decide(state, Recover(self._look_back_s), epoch=epoch, at=at)
         records.extend(recovered)
-        return self._folded(state, recovered)
+        return self._fold(state, recovered)
 
     def _refuse_other_agent(self, commands: agent_guard.Commands) -> None:
         if self.waits_for_agent:
@@ -572,7 +572,7 @@ class Runner:
             message = f"the journal of session {self.session_id!r} does not fold ({type(error).__name__})"
             raise StoreDamagedError(message) from error
 
-    def _folded(self, state: Session, records: Sequence[Record]) -> Session:
+    def _fold(self, state: Session, records: Sequence[Record]) -> Session:
         for record in records:
             state = sessions.evolve(state, record, epoch=self.journal.epoch)
         return state

@@ -87,7 +87,7 @@ class SessionDeletion:
                 await self._store.delete(session_id)
             except LeaseHeldError as error:
                 holding = await self._sessions.awaken(error.session or session_id)
-                await holding.ask_to_give_up()
+                await holding.request_release()
             else:
                 return
         raise UnavailableError(f"session {session_id!r} is being opened; try again")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 
-from midstream.engine.defects import stopped_on, undone
+from midstream.engine.defects import missing_outcome_error, stop_error
 from midstream.engine.executors import Executor
 from midstream.engine.journal import Journal
 from midstream.engine.mailbox import Effect, Envelope, Mailbox
-from midstream.engine.timers import Waits, Work, parted
+from midstream.engine.timers import Waits, Work, split_work_and_waits
 from midstream.environment import World
 from midstream.errors import MidstreamError, UnavailableError
 from midstream.retries import CONFIRM_ATTEMPTS_MAX
@@ -68,7 +68,7 @@ class SessionWork:
 
     # --- reports of executors, see `executors.Reports` ----------------------------------------------------------
 
-    async def say(
+    async def journal_output(
         self,
         command: commands.ModelStreamed | commands.ModelResumable | commands.ModelReuseDecided | ToolsFound,
     ) -> None:
@@ -80,7 +80,9 @@ class SessionWork:
         while self._mailbox.is_full and self._mailbox.failure is None:
             await self._mailbox.room()
 
-    def tell(self, progress: commands.CallProgress | commands.Stalled | commands.StallFinished) -> None:
+    def journal_progress(
+        self, progress: commands.CallProgress | commands.Stalled | commands.StallFinished
+    ) -> None:
         """Journal a tool's progress, or a silence, soon; left out while too much waits for its append."""
         if not self._mailbox.is_full:
             self.note(progress)
@@ -159,7 +161,7 @@ class SessionWork:
         self._executor = executor
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no task runs or is being stopped."""
         return not (self._doing or self._stopping)
 
@@ -174,14 +176,14 @@ class SessionWork:
         Args:
             reporters: Tasks that end with their own report, which need no cancellation.
         """
-        work, waits = parted(sessions.pending_work(state))
+        work, waits = split_work_and_waits(sessions.pending_work(state))
         self._waits.set(() if self.is_closing else waits)
         work = [] if self.is_held else work
         if self._doing.keys() == set(work) and not reporters and not self.is_closing:
             return
         self._cancel_unneeded(work, reporters)
         if not reporters.isdisjoint(self._doing.values()):
-            self._fail(undone(self.session_id))
+            self._fail(missing_outcome_error(self.session_id))
         if self._mailbox.failure is None:
             for each in work:
                 # Work that is journaled as started runs also at the last moment: left out, it would be in doubt.
@@ -215,23 +217,23 @@ class SessionWork:
             await self._executor.execute(work, state)
         except Exception as error:  # noqa: BLE001 - a defect in there ends the session as a crash would
             _log.error("pending work failed", exc_info=error, extra={"session": self.session_id})
-            self._fail(stopped_on(error, self.session_id))
+            self._fail(stop_error(error, self.session_id))
         finally:
             task = asyncio.current_task()
             if self._doing.get(work) is task and not self._mailbox.has_report_of(task):
                 del self._doing[work]
-                self._fail(undone(self.session_id))
+                self._fail(missing_outcome_error(self.session_id))
 
     async def finish(self, state: Session, mode: Drain) -> None:
         """Start nothing new, and wait for what may go on by `mode`; its outcomes are journaled."""
         self._drain = mode
         self._waits.clear()
-        self._cancel_unneeded(parted(sessions.pending_work(state))[0], frozenset())
+        self._cancel_unneeded(split_work_and_waits(sessions.pending_work(state))[0], frozenset())
         try:
-            await self._mailbox.rest()
+            await self._mailbox.wait_until_idle()
             while running := self.tasks:
                 await asyncio.wait(running)
-                await self._mailbox.rest()
+                await self._mailbox.wait_until_idle()
         finally:
             self._drain = Drain.FINISH_TOOLS
 

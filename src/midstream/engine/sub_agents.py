@@ -40,7 +40,7 @@ POLL_S = 0.5
 """Seconds between two looks at a child that another process still holds."""
 RECORDS_PER_LOOK = 200
 _OF_NODES = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
-"""Records that say nothing to a reader of the parent."""
+"""Records without meaning for a reader of the parent."""
 _AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
 """Another process has the child, or took it from this one, or the store is away: it is not lost."""
 
@@ -97,7 +97,7 @@ async def run_child(
     """
     place = _place(shows.session_id, pending_work, parent, state, found)
     if len(place.path) > DEPTH_MAX:
-        return _finished(
+        return _finished_call(
             pending_work,
             ToolResult(pending_work.ref.call_id, f"Sub-agents go {DEPTH_MAX} deep at most.", Outcome.ERROR),
         )
@@ -117,17 +117,17 @@ async def run_child(
             shown = await _follow(child, shows, pending_work, _child_id(place, state, parent), shown)
             end = child.state.last_turn
             is_suspect = end is not None and end.code == SUSPECTED_CODE
-            return _finished(
+            return _finished_call(
                 pending_work, result_of(pending_work.ref.call_id, child.state), is_suspect=is_suspect
             )
         except _AWAY:
             await world.sleep(POLL_S)
         except MidstreamError as error:
             why = f"The sub-agent could not continue: {error.message}"
-            return _finished(pending_work, ToolResult(pending_work.ref.call_id, why, Outcome.ERROR))
+            return _finished_call(pending_work, ToolResult(pending_work.ref.call_id, why, Outcome.ERROR))
 
 
-def _finished(pending_work: RunChild, result: ToolResult, *, is_suspect: bool = False) -> CallFinished:
+def _finished_call(pending_work: RunChild, result: ToolResult, *, is_suspect: bool = False) -> CallFinished:
     return CallFinished(pending_work.ref.turn, pending_work.ref.response_no, result, is_suspect)
 
 
@@ -169,7 +169,7 @@ async def stop_child(
             await world.sleep(POLL_S)
     with contextlib.suppress(*_AWAY):
         await _follow(child, shows, pending_work, name, state.child_position)
-    return _finished(pending_work, result_of(pending_work.ref.call_id, child.state))
+    return _finished_call(pending_work, result_of(pending_work.ref.call_id, child.state))
 
 
 def result_of(call_id: str, child: Session) -> ToolResult:

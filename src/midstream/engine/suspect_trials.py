@@ -54,7 +54,7 @@ class Trials:
         state = runner.state
         return state.node != self._node and (is_at_risk(state) or is_untried(state))
 
-    def suspected(self, runner: Runner) -> int:
+    def count_suspected_deaths(self, runner: Runner) -> int:
         """Return how many deaths a session is suspected of that is about to be claimed."""
         state = runner.state
         if not self.is_suspect(runner):

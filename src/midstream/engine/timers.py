@@ -44,7 +44,7 @@ class Waits:
         self._expire = expire
         self._waits: Sequence[Wait] = ()
         self._expired: set[Wait] = set()
-        """Those of `_waits` that were told, and are not yet over."""
+        """Those of `_waits` that have expired, and are not yet over."""
         self._timer: Cancellable | None = None
         self._rings_at = 0.0
 
@@ -68,7 +68,7 @@ class Waits:
     def close(self) -> None:
         """Drop all deadlines."""
         self.clear()
-        self._expire = _tell_nobody
+        self._expire = _ignore
 
     def _ring_at(self, at: float) -> None:
         self._stop()
@@ -90,7 +90,7 @@ class Waits:
         self.set(self._waits)
 
 
-def parted(pending_work: Iterable[PendingWork]) -> tuple[list[Work], list[Wait]]:
+def split_work_and_waits(pending_work: Iterable[PendingWork]) -> tuple[list[Work], list[Wait]]:
     """Return what is to be done, and what is to be waited for."""
     work: list[Work] = []
     waits: list[Wait] = []
@@ -102,7 +102,7 @@ def parted(pending_work: Iterable[PendingWork]) -> tuple[list[Work], list[Wait]]
     return work, waits
 
 
-def _tell_nobody(_command: Command) -> None:
+def _ignore(_command: Command) -> None:
     pass
 
 

@@ -13,7 +13,7 @@ from midstream.errors import ToolsUnavailableError
 from midstream.tools.function_tools import Tool, ToolSource
 
 READ_S = 15.0
-"""Seconds a model call waits to hear what tools there are. A server that is just being started may need them; one
+"""Seconds a model call waits for the list of tools. A server that is just being started may need them; one
 that needs longer is asked again at the next model call."""
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,6 @@ async def _offer_of(source: ToolSource) -> Sequence[Tool] | None:
         _log.warning("the tools of %r are left out: no answer within %g s", source.name, READ_S)
     except ToolsUnavailableError as error:
         _log.info("the tools of %r are left out: %s", source.name, error.message)
-    except Exception:  # noqa: BLE001 - somebody else's code: a turn must not die of it
+    except Exception:  # noqa: BLE001 - foreign code: a turn must not die of it
         _log.exception("the tools of %r are left out: their source failed", source.name)
     return None

@@ -100,7 +100,7 @@ class Watch:
         self._shortest_s = budgets.tool_s if self._call_id else min(budgets.between_tokens_s, budgets.tool_s)
         """The least budget of a silence that may begin while this one lasts."""
         self._warnings = 0
-        """How often this silence was told."""
+        """How often this silence was reported."""
         self._is_held = False
         self._pauses = 0
         """Waits for a person that are under way."""
@@ -119,7 +119,7 @@ class Watch:
         if not self._call_id:  # a tool is not cut by us
             self._cut = asyncio.timeout(None)
             await self._cut.__aenter__()
-        self._look_again()
+        self._check_again()
         return self
 
     async def __aexit__(
@@ -129,11 +129,11 @@ class Watch:
             self._timer.cancel()
         if self._call_id and self._warnings:  # a tool that ends makes no other sign
             self._end_episode(self._world.monotonic() - self._since)
-        self._tell = _tell_nobody  # a request that is kept must not keep a session
+        self._tell = _ignore  # a request that is kept must not keep a session
         if self._cut is not None:
             await self._cut.__aexit__(kind, error, trace)
 
-    def heard(self, kind: str, waiting_for: StalledOn | None = None) -> None:
+    def note_progress(self, kind: str, waiting_for: StalledOn | None = None) -> None:
         """Take note of progress; the clock runs again from now.
 
         Args:
@@ -152,7 +152,7 @@ class Watch:
         else:
             self._recent.append(_Activity(kind, now))
 
-    def pinged(self) -> None:
+    def note_ping(self) -> None:
         """Take note of a sign that the connection lives; it is no progress."""
         self._pinged_at = self._world.monotonic()
 
@@ -161,7 +161,7 @@ class Watch:
         self._is_held = True
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Stop the clock inside: what is waited for is a person. It starts again when no person is waited for any
         more.
         """
@@ -174,14 +174,16 @@ class Watch:
 
     # --- the watching -----------------------------------------------------------------------------------------
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         try:
-            wait_s = self._look()
-            self._timer = None if wait_s is None else self._world.later(max(wait_s, STEP_S), self._look_again)
+            wait_s = self._check()
+            self._timer = (
+                None if wait_s is None else self._world.later(max(wait_s, STEP_S), self._check_again)
+            )
         except Exception:  # noqa: BLE001 - a fault in here must not become the turn's
             _log.exception("the stall watchdog failed; nothing is watched here", extra=self._ids())
 
-    def _look(self) -> float | None:
+    def _check(self) -> float | None:
         """Do what is due and return the seconds until the next look, or None where nothing more can be due."""
         advisory_s, limit_s = self._budgets.of(self._waiting_for)
         if self._cut is not None and self._waiting_for is StalledOn.TOOL:
@@ -193,7 +195,7 @@ class Watch:
         if silent_s >= self._warning_s(advisory_s):
             while silent_s >= self._warning_s(advisory_s):  # a late look warns once
                 self._warnings += 1
-            self._say(Level.ADVISORY, silent_s)
+            self._report(Level.ADVISORY, silent_s)
         # Who speaks meanwhile begins a silence with a budget of its own: never sleep past the end of that.
         until_notice_s = min(self._shortest_s, self._warning_s(advisory_s) - silent_s)
         wait_s = until_notice_s if limit_s is None else min(until_notice_s, limit_s - silent_s)
@@ -207,20 +209,20 @@ class Watch:
 
     def _end(self, silent_s: float) -> None:
         self.silent_s = silent_s
-        self._say(Level.FAIL, silent_s)
+        self._report(Level.FAIL, silent_s)
         if self._cut is not None:
             self._cut.reschedule(asyncio.get_running_loop().time())
 
     def _end_episode(self, silent_s: float) -> None:
         self._warnings = 0
-        self._say(Level.OVER, silent_s)
+        self._report(Level.OVER, silent_s)
 
-    def _say(self, level: Level, silent_s: float) -> None:
+    def _report(self, level: Level, silent_s: float) -> None:
         """Report to readers, the log and the agent's counter. A fault of any of them is not the turn's."""
         place = (self._turn, self._response, self._waiting_for, round(silent_s, 3), self._call_id)
         try:
             _log.log(*_WORDS[level], self._waiting_for, silent_s, extra=self._ids() | self._what(silent_s))
-            if level is not Level.FAIL:  # the failed attempt says so itself
+            if level is not Level.FAIL:  # the failed attempt is in the journal itself
                 self._tell(Stalled(*place) if level is Level.ADVISORY else StallFinished(*place))
             if self._on_stall is not None:
                 seen = StallSeen(
@@ -253,7 +255,7 @@ class Watch:
         }
 
 
-def _tell_nobody(_seen: Stalled | StallFinished) -> None:
+def _ignore(_seen: Stalled | StallFinished) -> None:
     pass
 
 

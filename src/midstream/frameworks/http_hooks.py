@@ -22,10 +22,10 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from midstream.errors import HistoryRefusedError
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import Repaired
-from midstream.history.profiles import profile_for, profile_named
-from midstream.history.repair.modes import CallerKnowledge, Mode, repaired_as, require_mode
+from midstream.history.profiles import find_profile, profile_for
+from midstream.history.repair.modes import CallerKnowledge, Mode, repair_in_mode, require_mode
 
 BODY_BYTES_MAX = 64 << 20
 """Larger bodies go as they are: twice what any of these providers takes."""
@@ -83,7 +83,7 @@ class RepairedBody(Struct, frozen=True):
     repaired: Repaired
 
 
-def repaired_body(
+def repair_body(
     path: str, body: bytes, *, profile: str | None = None, mode: Mode = "repair"
 ) -> RepairedBody | None:
     """Repair the history in a request's body; None where the body can go as it is.
@@ -112,7 +112,7 @@ def repaired_body(
     if not isinstance(history, list) or _is_continued(request, history):
         return None
     model = request["model"] if isinstance(request.get("model"), str) else None
-    form = format_named(api.format)
+    form = find_format(api.format)
     systems = form.spec.system_keys
     place = next((key for key in systems if key in request), systems[0] if systems else "")
     prompt = request.get(place)
@@ -125,7 +125,7 @@ def repaired_body(
         own=range(_systems_at_top(history)),
         has_prompt=True,
     )
-    done = repaired_as(mode, history, form, profile_for(form, profile or own_rules, model), given)
+    done = repair_in_mode(mode, history, form, profile_for(form, profile or own_rules, model), given)
     if not done.is_changed and done.advice.thinking is None:
         return None
     sent = {**request, api.history: done.messages}
@@ -133,7 +133,7 @@ def repaired_body(
         sent[place] = done.system
     if done.advice.thinking is False:
         sent = _without_thinking(sent)
-    return RepairedBody(_encoded(sent), done)
+    return RepairedBody(_encode(sent), done)
 
 
 def _systems_at_top(history: list[Any]) -> int:
@@ -186,7 +186,7 @@ def _without_thinking(request: Json) -> Json:
     return sent
 
 
-def _encoded(request: Json) -> bytes:
+def _encode(request: Json) -> bytes:
     """Write JSON as the providers' own clients do."""
     return json.dumps(request, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
@@ -220,14 +220,14 @@ def repairing(
     Args:
         client: An `httpx.Client`, `httpx.AsyncClient`, or one of httpx2; also a provider's subclass of these.
         profile: Whose rules hold, if not those of the path: `deepseek`, `kimi`, `minimax`, `strict-template`, …
-        mode: As of `repaired_body`. In `strict`, sending a request that would be refused raises `HistoryRefusedError`.
+        mode: As of `repair_body`. In `strict`, sending a request that would be refused raises `HistoryRefusedError`.
         on_repair: Called with each repair, before the request is sent: store its `messages`, show its `edits`.
 
     Raises:
         UsageError: There is no profile or mode of this name.
     """
     if profile is not None:
-        profile_named(profile)
+        find_profile(profile)
     require_mode(mode)
     hook = _RequestHook(profile, mode, on_repair)
     is_async = hasattr(client, "aclose")
@@ -257,7 +257,7 @@ class _RequestHook:
             return
         happened = "a history was sent as it is"
         try:
-            instead = repaired_body(request.url.path, body, profile=self._profile, mode=self._mode)
+            instead = repair_body(request.url.path, body, profile=self._profile, mode=self._mode)
             if instead is None:
                 return
             _rewrite(request, instead.body)
@@ -266,7 +266,7 @@ class _RequestHook:
             if self._on_repair is not None:
                 self._on_repair(instead.repaired)
         except HistoryRefusedError:
-            raise  # asked for, with mode="strict"
+            raise  # requested, with mode="strict"
         except Exception as error:  # noqa: BLE001 - whatever went wrong: the caller's request is worth more
             _log_failure(happened, error)
 

@@ -18,10 +18,10 @@ from typing import Any, Protocol, overload
 import msgspec
 
 from midstream.extras import extra
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import Repaired
-from midstream.history.profiles import profile_for, profile_named
-from midstream.history.repair.modes import CallerKnowledge, Mode, repaired_as
+from midstream.history.profiles import find_profile, profile_for
+from midstream.history.repair.modes import CallerKnowledge, Mode, repair_in_mode
 
 with extra("langgraph"):
     from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage, messages_from_dict
@@ -91,26 +91,26 @@ def repair_messages(
         UsageError: There is no profile or mode of this name.
     """
     if isinstance(given, PromptValue):
-        return _repaired(given.to_messages(), profile, mode, on_repair)
+        return _repair(given.to_messages(), profile, mode, on_repair)
     if isinstance(given, list):
-        return _repaired(given, profile, mode, on_repair)
+        return _repair(given, profile, mode, on_repair)
     stored: list[BaseMessage] = given["messages"] if isinstance(given, Mapping) else given.messages
-    kept = _repaired(stored, profile, mode, on_repair)
+    kept = _repair(stored, profile, mode, on_repair)
     return {"messages": [] if kept is stored else [RemoveMessage(id=_ALL), *kept]}
 
 
-def _repaired(
+def _repair(
     messages: list[BaseMessage], profile: str | None, mode: Mode, on_repair: OnRepair | None
 ) -> list[BaseMessage]:
     systems = _systems_at_top(messages)
-    top = systems if profile and profile_named(profile).system == "apart" else 0
-    written = [_written(message, place) for place, message in enumerate(messages)][top:]
-    form = format_named(_FORMAT)
+    top = systems if profile and find_profile(profile).system == "apart" else 0
+    written = [_write(message, place) for place, message in enumerate(messages)][top:]
+    form = find_format(_FORMAT)
     given = CallerKnowledge(own=range(systems - top), has_prompt=True)
-    done = repaired_as(mode, written, form, profile_for(form, profile), given)
+    done = repair_in_mode(mode, written, form, profile_for(form, profile), given)
     if done.messages is written:
         return messages
-    loaded = [*messages[:top], *_Loading(messages, written, top).loaded(done.messages)]
+    loaded = [*messages[:top], *_Loading(messages, written, top).load(done.messages)]
     if on_repair is not None:
         edits = tuple(msgspec.structs.replace(edit, at=edit.at + top) for edit in done.edits)
         on_repair(msgspec.structs.replace(done, messages=loaded, edits=edits))
@@ -124,7 +124,7 @@ def _systems_at_top(messages: list[BaseMessage]) -> int:
     return len(messages)
 
 
-def _written(message: BaseMessage, place: int) -> dict[str, Any]:
+def _write(message: BaseMessage, place: int) -> dict[str, Any]:
     fields = {name: value for name in _FIELDS if (value := getattr(message, name, None)) is not None}
     return {"type": message.type, "data": fields, _PLACE: place}
 
@@ -138,7 +138,7 @@ class _Loading:
         self._top = top
         self._taken: set[int] = set()
 
-    def loaded(self, repaired: list[dict[str, Any]]) -> list[BaseMessage]:
+    def load(self, repaired: list[dict[str, Any]]) -> list[BaseMessage]:
         return [self._message(written) for written in repaired]
 
     def _message(self, written: dict[str, Any]) -> BaseMessage:

@@ -84,18 +84,18 @@ def at_most_once(
         try:
             with running(started):
                 value = await execute(request)
-        except GraphBubbleUp:  # an interrupt: a person is asked, then the tool begins anew
+        except GraphBubbleUp:  # an interrupt: a person decides, then the tool begins anew
             waits = ToolResult(call.id, "It waits for somebody.", Outcome.CANCELLED)
-            await book.ended(started, waits, SUSPENDED)
+            await book.finish(started, waits, SUSPENDED)
             raise
         except Exception as error:
             failed = ToolResult(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
-            await book.ended(started, failed)
+            await book.finish(started, failed)
             raise
         except BaseException:
-            book.left(started)
+            book.leave_in_doubt(started)
             raise
-        await book.ended(started, *_result_of(call.id, value))
+        await book.finish(started, *_result_of(call.id, value))
         return value
 
     return wrapped

@@ -44,37 +44,37 @@ class GraphText:
         self._whole: set[str] = set()
         self._has_text = False
         self._queues: dict[str, list[BaseMessage]] = {}
-        """Messages by task; those of the first one have been said."""
+        """Messages by task; those of the first one have been emitted."""
         self._over: set[str] = set()
 
-    def heard(self, task: str, message: BaseMessage) -> Iterator[ModelEvent]:
+    def take_message(self, task: str, message: BaseMessage) -> Iterator[ModelEvent]:
         """Take a message, or a piece of one, of a task."""
         if not isinstance(message, AIMessage):
             return
         queue = self._queues.setdefault(task, [])
         if next(iter(self._queues)) == task:
-            yield from self._say(message)
+            yield from self._emit(message)
         else:
             queue.append(message)
             yield Working(task.rpartition("|")[2].partition(":")[0])
 
-    def ended(self, node: str) -> Iterator[ModelEvent]:
+    def end_node(self, node: str) -> Iterator[ModelEvent]:
         """Take the end of the tasks of a node."""
         self._over |= {task for task in self._queues if task.rpartition(":")[0] == node}
         while self._queues and (task := next(iter(self._queues))) in self._over:
             del self._queues[task]
-            yield from self._say_next()
+            yield from self._emit_next()
 
-    def rest(self) -> Iterator[ModelEvent]:
+    def end_run(self) -> Iterator[ModelEvent]:
         """Take the end of the run."""
         while self._queues:
             del self._queues[next(iter(self._queues))]
-            yield from self._say_next()
+            yield from self._emit_next()
 
-    def repeated(self, message: BaseMessage) -> Iterator[ModelEvent]:
+    def repeat_message(self, message: BaseMessage) -> Iterator[ModelEvent]:
         """Take a whole message that an attempt before this one has made."""
         if isinstance(message, AIMessage):
-            yield from self._say(message)
+            yield from self._emit(message)
 
     def or_last(self, messages: Sequence[BaseMessage]) -> Iterator[ModelEvent]:
         """Yield the last message where none was streamed: a node may have written it without an id."""
@@ -85,11 +85,11 @@ class GraphText:
         """Return what the journal keeps with the first call of this response, for `TurnSoFar`."""
         return msgspec.json.encode({"shown": self._said}).decode()
 
-    def _say_next(self) -> Iterator[ModelEvent]:
+    def _emit_next(self) -> Iterator[ModelEvent]:
         for message in next(iter(self._queues.values()), []):
-            yield from self._say(message)
+            yield from self._emit(message)
 
-    def _say(self, message: AIMessage | BaseMessage) -> Iterator[ModelEvent]:
+    def _emit(self, message: AIMessage | BaseMessage) -> Iterator[ModelEvent]:
         known = message.id or ""
         if known in self._before or known in self._whole:
             return
@@ -137,7 +137,7 @@ def _thinking_in(message: Any) -> Iterator[str]:  # noqa: ANN401 - LangChain's
             yield str(block.get("reasoning", ""))
 
 
-# --- what a turn knows ----------------------------------------------------------------------------------------
+# --- state of a turn ------------------------------------------------------------------------------------------
 
 
 class TurnSoFar(Struct, frozen=True):
@@ -165,7 +165,7 @@ class TurnSoFar(Struct, frozen=True):
         asking: set[str] = set()
         for step in steps[len(steps) - (response - 1) :] if response > 1 else ():
             for call, result in zip(step.response.calls, step.results, strict=True):
-                shown |= {*_shown_by(call.signature)}
+                shown |= {*_message_ids_in(call.signature)}
                 results[result.call_id] = result
                 asker, mark, _ = result.call_id.rpartition("?")
                 if mark:
@@ -178,7 +178,7 @@ class TurnSoFar(Struct, frozen=True):
         return cls(frozenset(shown), results, answers, frozenset(asking))
 
 
-def _shown_by(signature: str | None) -> list[str]:
+def _message_ids_in(signature: str | None) -> list[str]:
     with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
         return msgspec.json.decode(signature or "{}", type=dict[str, list[str]]).get("shown", [])
     return []

@@ -88,7 +88,7 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
         """Return a loaded thread."""
         return self._threads[session][0]
 
-    def forget(self, session: str) -> None:
+    def release_thread(self, session: str) -> None:
         """Let go of a thread in memory."""
         self._threads.pop(session, None)
         self._locks.pop(session, None)
@@ -101,7 +101,7 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
             thread.answers.update(typed)
             await self._keep(session)
 
-    async def keep_returned(self, session: str, call_id: str, text: str, value: object) -> None:
+    async def store_returned(self, session: str, call_id: str, text: str, value: object) -> None:
         """Keep what a call returned that is more than text.
 
         Raises:
@@ -112,7 +112,7 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
         self._threads[session][0].returned[call_id] = (text, self.serde.dumps_typed(value))
         await self._keep(session)
 
-    # --- what LangGraph asks of a checkpointer ----------------------------------------------------------------
+    # --- the interface of a LangGraph checkpointer ------------------------------------------------------------
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the newest checkpoint, or the one that is named, where it is the newest."""
@@ -193,7 +193,7 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
         found = await self.kv.kv_get(GRAPHS, thread_id)
         if found is not None:
             await self.kv.kv_delete(GRAPHS, thread_id, expected=found.version)
-        self.forget(thread_id)
+        self.release_thread(thread_id)
 
     async def _keep(self, session: str) -> None:
         async with self._locks.setdefault(session, asyncio.Lock()):

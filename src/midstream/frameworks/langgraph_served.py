@@ -1,8 +1,8 @@
 """Serve a LangGraph graph as an agent of midstream: sessions, page, approvals and CLI included.
 
-    from midstream.frameworks.langgraph_served import served
+    from midstream.frameworks.langgraph_served import make_agent
 
-    agent = served(graph)
+    agent = make_agent(graph)
 
 `midstream serve module:graph` calls it too. The graph decides what happens next; its state is kept in the engine's
 own store, under the name of the session. It runs up to where nothing goes on without a result: that is one response.
@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.agents.upstream_errors import kind_of
-from midstream.engine.agent import Agent, described
+from midstream.engine.agent import Agent, describe
 from midstream.environment import World
 from midstream.errors import (
     MidstreamError,
@@ -93,7 +93,7 @@ _NESTED = (
 )
 
 
-def served(
+def make_agent(
     graph: StateGraph[Any, Any, Any, Any] | CompiledStateGraph[Any, Any, Any, Any],
     *,
     context: Any = None,  # noqa: ANN401 - the application's own
@@ -122,11 +122,11 @@ def served(
         graph = graph.compile()
     if not isinstance(graph, CompiledStateGraph):
         raise UsageError(
-            f"`graph` is {described(graph)}; expected a `StateGraph` of LangGraph, compiled or not"
+            f"`graph` is {describe(graph)}; expected a `StateGraph` of LangGraph, compiled or not"
         )
     nodes = [*_tool_nodes(graph)]
     found = [each for node in nodes for each in node.tools_by_name.values()]
-    if refused := [*_refused(graph), *_refused_tools(found)]:
+    if refused := [*_refusals_of(graph), *_refusals_of_tools(found)]:
         raise UsageError(f"the graph cannot be served as it is: {'; '.join(refused)}")
     for node in nodes:
         install(node)
@@ -150,20 +150,20 @@ def _approve(tool: str, arguments: dict[str, Any], description: str = "") -> str
 # --- what cannot be kept --------------------------------------------------------------------------------------
 
 
-def _refused(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Iterator[str]:
+def _refusals_of(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Iterator[str]:
     """Iterate over what of a graph cannot be kept."""
     if "messages" not in graph.channels:
         yield "it has no channel `messages` (derive its state from `MessagesState`)"
     if graph.checkpointer and not isinstance(graph.checkpointer, InMemorySaver):
         yield (
-            f"it has the checkpointer {described(graph.checkpointer)} (compile it without: its checkpoints are kept in "
+            f"it has the checkpointer {describe(graph.checkpointer)} (compile it without: its checkpoints are kept in "
             "the store of `midstream serve`)"
         )
     graphs: list[tuple[str, Any]] = [("", graph), *graph.get_subgraphs(recurse=True)]
     for place, each in graphs:
         where = f"its subgraph {place!r}" if place else "it"
         if place and not isinstance(saver := getattr(each, "checkpointer", None), bool | None):
-            yield f"{where} has the checkpointer {described(saver)} (compile it without)"
+            yield f"{where} has the checkpointer {describe(saver)} (compile it without)"
         if getattr(each, "interrupt_before_nodes", ()) or getattr(each, "interrupt_after_nodes", ()):
             yield f"{where} has `interrupt_before` or `interrupt_after` (call `interrupt` in a node)"
         if any(
@@ -172,7 +172,7 @@ def _refused(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Iterator[str]:
             yield f"{where} has a `DeltaChannel` (only the newest checkpoint is kept)"
 
 
-def _refused_tools(tools: Sequence[BaseTool]) -> Iterator[str]:
+def _refusals_of_tools(tools: Sequence[BaseTool]) -> Iterator[str]:
     policies: dict[str, object] = {}
     for each in tools:
         policy = _policy_of(each)
@@ -250,7 +250,7 @@ class _Place(Struct, frozen=True):
 
 
 class GraphModel:
-    """A graph as the model of an `Agent` whose tools are those of the graph; see `served`."""
+    """A graph as the model of an `Agent` whose tools are those of the graph; see `make_agent`."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class GraphModel:
         """See `Model.stream`: run the graph with what is new, up to where nothing goes on without a result."""
         place = _Place.of(request)
         try:
-            async for event in self._answered(request, place):
+            async for event in self._run_request(request, place):
                 yield event
         except ModelError:
             raise
@@ -292,7 +292,7 @@ class GraphModel:
         except GraphRecursionError as error:
             raise ModelRejectedError(f"{self.name} failed: {error}") from error
         except Exception as error:
-            typed = self._typed(error)
+            typed = self._model_error_of(error)
             if typed is None:
                 raise
             raise typed from error
@@ -319,10 +319,10 @@ class GraphModel:
         text, outcome, is_more = text_of(value, captured.call["id"])
         if is_more:
             with contextlib.suppress(TypeError, ValueError):  # then only the text of it is kept
-                await self._saver.keep_returned(context.session, context.call_id, text, value)
+                await self._saver.store_returned(context.session, context.call_id, text, value)
         return StatedOutcome(text, outcome)
 
-    async def _answered(self, request: ModelRequest, place: _Place) -> AsyncGenerator[ModelEvent, None]:
+    async def _run_request(self, request: ModelRequest, place: _Place) -> AsyncGenerator[ModelEvent, None]:
         if self._escrow is not None and await self._escrow.holds(place.session):
             raise ModelRejectedError(
                 "a graph cannot keep its state in a session that only its client can open: begin another session"
@@ -341,7 +341,7 @@ class GraphModel:
         is_taken = (state.metadata or {}).get(_TURN) == place.turn
         if is_taken:
             for message in messages_since(state.values.get("messages", ()), place.turn):
-                for event in words.repeated(message):
+                for event in words.repeat_message(message):
                     yield event
         if not is_taken or state.tasks:  # also those whose writes wait for the next checkpoint
             if is_taken:
@@ -362,7 +362,7 @@ class GraphModel:
             yield msgspec.structs.replace(each, signature=words.signature()) if number == 0 else each
         if not asked:
             self._live.pop(place.session, None)
-            self._saver.forget(place.session)
+            self._saver.release_thread(place.session)
             for event in words.or_last(state.values.get("messages", ())):
                 yield event
         yield Finished(Finish.CALLS if asked else Finish.STOP, words.model, words.usage)
@@ -392,14 +392,16 @@ class GraphModel:
             async for namespace, mode, data in events:
                 if mode == "messages":
                     message, metadata = data
-                    for event in words.heard(str(metadata.get("langgraph_checkpoint_ns", "")), message):
+                    for event in words.take_message(
+                        str(metadata.get("langgraph_checkpoint_ns", "")), message
+                    ):
                         yield event
                     continue
                 for node in data:
-                    for event in words.ended("|".join((*namespace, node))):
+                    for event in words.end_node("|".join((*namespace, node))):
                         yield event
                     yield Working(node)
-        for event in words.rest():
+        for event in words.end_run():
             yield event
 
     async def _find_calls(self, session: str, turn: int, live: _Live) -> None:
@@ -422,10 +424,10 @@ class GraphModel:
         self._live.move_to_end(session)
         if len(self._live) > LIVE_MAX:
             forgotten, _ = self._live.popitem(last=False)
-            self._saver.forget(forgotten)
+            self._saver.release_thread(forgotten)
         return live
 
-    def _typed(self, error: Exception) -> ModelError | None:
+    def _model_error_of(self, error: Exception) -> ModelError | None:
         """Return what an error of a model in the graph means, or None for any other error."""
         kind = type(error).__name__
         status = getattr(error, "status_code", None)

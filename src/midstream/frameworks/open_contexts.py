@@ -28,7 +28,7 @@ class HeldContext:
         """Whether the context could not be opened, or is closed."""
         return self._task.done()
 
-    async def opened(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait until the context is open, or raise what its opening raised."""
         opening = self._world.spawn(self._is_open.wait(), name="await a connection of tools")
         try:

@@ -164,14 +164,14 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
         turn = _turn.get()
         if turn is None:
             return await self._wrapped.get_response(system_instructions, input, *args, **keywords)
-        if (known := await turn.ask(_answers(input))) is not None:
+        if (known := await turn.request_response(_answers(input))) is not None:
             return _response_of(known.native)
         try:
             response = await self._wrapped.get_response(system_instructions, input, *args, **keywords)
         except Exception as error:
-            await turn.lost("model_failed", type(error).__name__)
+            await turn.journal_failure("model_failed", type(error).__name__)
             raise
-        await self._responded(turn, response)
+        await self._journal_response(turn, response)
         return response
 
     async def stream_response(
@@ -182,33 +182,33 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
         **keywords: Any,  # noqa: ANN401
     ) -> AsyncIterator[Any]:
         turn = _turn.get()
-        known = await turn.ask(_answers(input)) if turn else None
+        known = await turn.request_response(_answers(input)) if turn else None
         if known is not None:
-            yield _completed(_response_of(known.native))
+            yield _completed_event(_response_of(known.native))
             return
         try:
             async for event in self._wrapped.stream_response(system_instructions, input, *args, **keywords):
                 if turn is not None:
-                    await self._heard(turn, event)
+                    await self._journal_event(turn, event)
                 yield event
         except Exception as error:
             if turn is not None:
-                await turn.lost("model_failed", type(error).__name__)
+                await turn.journal_failure("model_failed", type(error).__name__)
             raise
 
     async def close(self) -> None:
         await self._wrapped.close()
 
-    async def _heard(self, turn: DrivenTurn, event: Any) -> None:  # noqa: ANN401 - one of the SDK's many events
+    async def _journal_event(self, turn: DrivenTurn, event: Any) -> None:  # noqa: ANN401 - one of the SDK's many events
         """Journal words as they come, and the whole our_response before its last event reaches the SDK."""
         if event.type == "response.output_text.delta" and event.delta:
             text = storable(event.delta)
-            turn.say((Delta(*turn.next_place, event.output_index, "text", text),))
+            turn.journal_output((Delta(*turn.next_place, event.output_index, "text", text),))
         elif event.type in ("response.completed", "response.incomplete"):
             done = event.response
-            await self._responded(turn, ModelResponse(done.output, _usage_of(done.usage), done.id))
+            await self._journal_response(turn, ModelResponse(done.output, _usage_of(done.usage), done.id))
 
-    async def _responded(self, turn: DrivenTurn, response: ModelResponse) -> None:
+    async def _journal_response(self, turn: DrivenTurn, response: ModelResponse) -> None:
         _, number, _ = turn.next_place
         our_response = _our_response_of(response, number)
         plans = [
@@ -224,7 +224,7 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
             "id": response.response_id,
             "tokens": (response.usage.input_tokens, response.usage.output_tokens),
         }
-        await turn.responded(our_response, plans, msgspec.json.encode(native).decode())
+        await turn.journal_response(our_response, plans, msgspec.json.encode(native).decode())
 
 
 def _durable(tool: FunctionTool) -> FunctionTool:
@@ -240,9 +240,9 @@ def _durable(tool: FunctionTool) -> FunctionTool:
                 value = await tool.on_invoke_tool(context, arguments)
         except Exception as error:
             failed = storable(f"{type(error).__name__}: {error}")
-            await turn.ended(ToolResult(started.call_id, failed, Outcome.ERROR), "")
+            await turn.journal_outcome(ToolResult(started.call_id, failed, Outcome.ERROR), "")
             raise
-        await turn.ended(*_result_of(started.call_id, value))
+        await turn.journal_outcome(*_result_of(started.call_id, value))
         return value
 
     return dataclasses.replace(tool, on_invoke_tool=invoke)
@@ -292,7 +292,7 @@ def _response_of(native: str) -> ModelResponse:
     return ModelResponse(_items.validate_python(known["output"]), usage, known["id"])
 
 
-def _completed(response: ModelResponse) -> ResponseCompletedEvent:
+def _completed_event(response: ModelResponse) -> ResponseCompletedEvent:
     used = response.usage
     usage = ResponseUsage(
         input_tokens=used.input_tokens,

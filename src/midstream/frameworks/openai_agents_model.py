@@ -65,7 +65,7 @@ class OpenAIAgentsModel:
         self._agent = agent
         self._context = context
         self._function_tools = {} if function_tools is None else function_tools
-        self._model = _resolved(agent.model)
+        self._model = _resolve_model(agent.model)
         self.name = f"openai-agents:{getattr(self._model, 'model', None) or type(self._model).__name__}"
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -83,7 +83,7 @@ class OpenAIAgentsModel:
             return
         reader, limit_s = ResponsesReader(), self._agent.model_settings.timeout
         deadline = asyncio.get_running_loop().time() + limit_s if limit_s else None
-        answer = await self._asked(request)
+        answer = await self._request(request)
         try:
             async with contextlib.aclosing(cast("AsyncGenerator[Any, None]", answer)) as events:
                 while not reader.is_ended:
@@ -98,14 +98,14 @@ class OpenAIAgentsModel:
         except TimeoutError as error:
             raise ModelStalledError(f"{self.name} gave no complete answer within {limit_s:g} s") from error
         except _FAULTS as error:
-            raise _typed(error, self.name) from error
+            raise _model_error_of(error, self.name) from error
         if reader.failure is not None:
             raise reader.failure
 
-    async def _asked(self, request: ModelRequest) -> AsyncIterator[Any]:
+    async def _request(self, request: ModelRequest) -> AsyncIterator[Any]:
         instructions, prompt = request.instructions, None
         if not request.is_ephemeral:
-            made, prompt = await self._made()
+            made, prompt = await self._make_instructions()
             # Text is in the request already; what a function makes is not.
             instructions = instructions if isinstance(self._agent.instructions, str) else made
         sent = render(request.history, "", "responses", form="openai-responses")
@@ -123,7 +123,7 @@ class OpenAIAgentsModel:
         )
         return events
 
-    async def _made(self) -> tuple[str, Any]:
+    async def _make_instructions(self) -> tuple[str, Any]:
         """Return what the agent's functions make of its context: instructions and the provider's stored prompt."""
         context: RunContextWrapper[Any] = RunContextWrapper(self._context)
         try:
@@ -159,7 +159,7 @@ class OpenAIAgentsModel:
         if known is not None and spec_of(known) == spec:
             return known
         parameters = spec.parameters or {"type": "object", "properties": {}}
-        return FunctionTool(spec.name, spec.description, parameters, _nothing_runs, strict_json_schema=False)
+        return FunctionTool(spec.name, spec.description, parameters, _refuse_to_run, strict_json_schema=False)
 
     def _final_output(self, history: History) -> str:
         """Return the tool result that is the answer by the agent's `tool_use_behavior`, or ""."""
@@ -179,7 +179,7 @@ def spec_of(tool: FunctionTool) -> ToolSpec:
     return ToolSpec(tool.name, tool.description, tool.params_json_schema)
 
 
-async def _nothing_runs(*_: object) -> None:
+async def _refuse_to_run(*_: object) -> None:
     raise AssertionError("midstream runs this tool")
 
 
@@ -194,7 +194,7 @@ def _item(message: Value) -> Value:
     return {**message, "id": FAKE_RESPONSES_ID, "status": "completed", "content": parts}
 
 
-def _resolved(model: str | Model | None) -> Model:
+def _resolve_model(model: str | Model | None) -> Model:
     if isinstance(model, Model):
         return model
     try:
@@ -214,7 +214,7 @@ def _has_used_tools(history: History) -> bool:
     return False
 
 
-def _typed(error: Exception, name: str) -> ModelError:
+def _model_error_of(error: Exception, name: str) -> ModelError:
     if isinstance(error, openai.APIStatusError):
         body = error.body.get("error", error.body) if isinstance(error.body, dict) else error.body
         wait = error.response.headers.get("retry-after", "")

@@ -1,8 +1,8 @@
 """Serve an agent of the OpenAI Agents SDK as an agent of midstream: sessions, page, approvals and CLI included.
 
-    from midstream.frameworks.openai_agents_served import served
+    from midstream.frameworks.openai_agents_served import make_agent
 
-    agent = served(sdk_agent, context=AppContext(...))
+    agent = make_agent(sdk_agent, context=AppContext(...))
 
 `midstream serve module:sdk_agent` calls it without `context`. midstream runs the loop: the model comes from the
 agent, and each tool call is journaled before it starts. What the SDK's own `Runner` would have to do is refused here.
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from midstream.engine.agent import Agent, described
+from midstream.engine.agent import Agent, describe
 from midstream.environment import World
 from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.extras import extra
@@ -60,7 +60,7 @@ _MAY_HAVE_RUN = "It may or may not have taken effect."
 _HALTED = "This tool call was stopped by the guardrail {name!r}."
 
 
-def served(
+def make_agent(
     agent: agents.Agent[Any],
     *,
     context: Any = None,  # noqa: ANN401 - the application's own
@@ -84,14 +84,14 @@ def served(
             only the SDK's own `Runner` can run. The message names all of them.
     """
     if not isinstance(agent, agents.Agent):
-        raise UsageError(f"`agent` is {described(agent)}; expected an `agents.Agent`")
+        raise UsageError(f"`agent` is {describe(agent)}; expected an `agents.Agent`")
     if context is None and (kind := _context_type(agent)) is not None:
         raise UsageError(
-            f"the agent needs a context ({described(kind)}): write "
-            "`agent = midstream.frameworks.openai_agents_served.served(your_agent, context=...)` and serve that"
+            f"the agent needs a context ({describe(kind)}): write "
+            "`agent = midstream.frameworks.openai_agents_served.make_agent(your_agent, context=...)` and serve that"
         )
     policies = {tool: _policy(tool, policy) for tool, policy in (on_doubt or {}).items()}
-    if refused := [*_refused(agent), *_unknown(agent, policies)]:
+    if refused := [*_refusals_of(agent), *_unknown(agent, policies)]:
         raise UsageError(
             f"the agent cannot be served as it is: {'; '.join(refused)}. Change that, or keep the SDK's own `Runner` "
             "and make it durable with `midstream.frameworks.openai_agents`"
@@ -119,7 +119,7 @@ def _context_type(agent: agents.Agent[Any]) -> object:
 # --- what cannot be kept --------------------------------------------------------------------------------------
 
 
-def _refused(agent: agents.Agent[Any]) -> Iterator[str]:
+def _refusals_of(agent: agents.Agent[Any]) -> Iterator[str]:
     """Iterate over the parts of an agent that need the SDK's own loop, each with what to write instead."""
     if type(agent).__module__.startswith("agents.sandbox"):
         yield f"it is a `{type(agent).__name__}` (give the sandbox's commands as function tools)"
@@ -128,7 +128,7 @@ def _refused(agent: agents.Agent[Any]) -> Iterator[str]:
     if agent.handoffs:
         yield (
             "it has `handoffs` (give the other agents as tools: `tools=[other.as_tool(...)]`, or "
-            "`served(...).with_tools(midstream.sub_agent(served(other), description=...))`)"
+            "`make_agent(...).with_tools(midstream.sub_agent(make_agent(other), description=...))`)"
         )
     if agent.input_guardrails:
         yield "it has `input_guardrails` (check a message before it is sent to the session)"
@@ -141,18 +141,19 @@ def _refused(agent: agents.Agent[Any]) -> Iterator[str]:
     if agent.model_settings.retry is not None:
         yield "it has `model_settings.retry` (midstream repeats failed requests by itself)"
     for each in agent.tools:
-        yield from _refused_tool(each)
+        yield from _refusals_of_tool(each)
 
 
-def _refused_tool(tool: object) -> Iterator[str]:
+def _refusals_of_tool(tool: object) -> Iterator[str]:
     if isinstance(tool, FunctionTool):
         if tool.qualified_name != tool.name or tool.defer_loading:
             yield f"the tool {tool.name!r} has a namespace or `defer_loading` (declare it without them)"
         nested = getattr(tool, "_agent_instance", None)
-        if nested is not None and (asking := [*_asking(nested, set())]):
+        if nested is not None and (asking := [*_with_approval(nested, set())]):
             yield (
                 f"the agent behind the tool {tool.name!r} has tools that need approval ({', '.join(asking)}; give it "
-                "to the served agent: `served(...).with_tools(midstream.sub_agent(served(other), description=...))`)"
+                "to the served agent: `make_agent(...).with_tools("
+                "midstream.sub_agent(make_agent(other), description=...))`)"
             )
     elif isinstance(tool, HostedMCPTool):
         if tool.tool_config.get("require_approval") != "never":
@@ -162,7 +163,7 @@ def _refused_tool(tool: object) -> Iterator[str]:
         yield f"it has a `{type(tool).__name__}` (give a function tool in its place)"
 
 
-def _asking(agent: Any, seen: set[int]) -> Iterator[str]:  # noqa: ANN401 - an agent, or a handoff to one
+def _with_approval(agent: Any, seen: set[int]) -> Iterator[str]:  # noqa: ANN401 - an agent, or a handoff to one
     """Iterate over the names of what needs a person in an agent that runs in a tool, and in those behind it."""
     if agent is None or id(agent) in seen:
         return
@@ -171,13 +172,13 @@ def _asking(agent: Any, seen: set[int]) -> Iterator[str]:  # noqa: ANN401 - an a
         if isinstance(tool, FunctionTool):
             if tool.needs_approval is not False:
                 yield repr(tool.name)
-            yield from _asking(getattr(tool, "_agent_instance", None), seen)
+            yield from _with_approval(getattr(tool, "_agent_instance", None), seen)
     for server in getattr(agent, "mcp_servers", ()):
         if getattr(server, "_needs_approval_policy", False) is not False:
             yield repr(server.name)
     for other in getattr(agent, "handoffs", ()):
         reference = getattr(other, "_agent_ref", None)
-        yield from _asking(reference() if callable(reference) else other, seen)
+        yield from _with_approval(reference() if callable(reference) else other, seen)
 
 
 def _unknown(agent: agents.Agent[Any], policies: Mapping[str, OnDoubt]) -> Iterator[str]:
@@ -205,12 +206,12 @@ def _approval(context: object) -> Callable[[ToolCall, Tool], bool]:
         sdk_tool = getattr(tool.function, "sdk_tool", None)
         if sdk_tool is None or not callable(sdk_tool.needs_approval):
             return False
-        return _judged(sdk_tool, RunContextWrapper(context), call)
+        return _evaluate_approval(sdk_tool, RunContextWrapper(context), call)
 
     return needs_approval
 
 
-def _judged(tool: FunctionTool, context: RunContextWrapper[Any], call: ToolCall) -> bool:
+def _evaluate_approval(tool: FunctionTool, context: RunContextWrapper[Any], call: ToolCall) -> bool:
     """Evaluate a function as the SDK does; one that has to wait for something means that a person is asked.
 
     The SDK itself asks a person where the arguments that the tool gets are not those that the model wrote.
@@ -239,7 +240,7 @@ class _Shared(msgspec.Struct, frozen=True):
     listed: dict[str, FunctionTool]
     world: World
 
-    def made(self, tools: Sequence[Any], running: set[str] | None = None) -> tuple[Tool, ...]:
+    def make_tools(self, tools: Sequence[Any], running: set[str] | None = None) -> tuple[Tool, ...]:
         """Return function tools as tools of midstream; `running` holds the calls of a server while they run."""
         functions = [each for each in tools if isinstance(each, FunctionTool)]
         self.listed.update((each.name, each) for each in functions)
@@ -257,7 +258,7 @@ class _Functions:
     async def tools(self) -> Sequence[Tool]:
         """Return the tools there are now; see `ToolSource`."""
         enabled = [each for each in self._shared.agent.tools if await self._is_enabled(each)]
-        return self._shared.made(enabled)
+        return self._shared.make_tools(enabled)
 
     async def close(self) -> None:
         """Do nothing: functions have no connection."""
@@ -288,7 +289,7 @@ class _Server:
         """
         held = self._held
         try:
-            return await self._found()
+            return await self._find_tools()
         except Exception as error:
             # A connection on which calls wait for their answers is not given up.
             if not self._running and (held is None or self._held is held):
@@ -297,13 +298,13 @@ class _Server:
                 raise ToolsUnavailableError(f"{self.name!r}: {type(error).__name__}: {error}") from error
         return await self.tools()  # the server had gone: connect anew, once
 
-    async def _found(self) -> Sequence[Tool]:
+    async def _find_tools(self) -> Sequence[Tool]:
         if self._held is None and getattr(self._server, "session", None) is None:
             self._held = HeldContext(self._server, self._shared.world)
         if self._held is not None:
-            await self._held.opened()
+            await self._held.wait_until_open()
         found = await self._alone.get_mcp_tools(RunContextWrapper(self._shared.context))
-        return self._shared.made(found, self._running)
+        return self._shared.make_tools(found, self._running)
 
     async def close(self) -> None:
         """End the connection that was made here. The next `tools` connects again."""
@@ -321,11 +322,11 @@ def _tool(tool: FunctionTool, shared: _Shared, running: set[str] | None) -> Tool
 
     async def call(**arguments: Any) -> str | StatedOutcome:  # noqa: ANN401 - as the model wrote them
         if running is None:
-            return await _called(tool, arguments, shared, has_effects=not reads)
+            return await _run_tool(tool, arguments, shared, has_effects=not reads)
         key = current_call().effect_key
         running.add(key)
         try:
-            return await _called(tool, arguments, shared, has_effects=not reads, is_remote=True)
+            return await _run_tool(tool, arguments, shared, has_effects=not reads, is_remote=True)
         finally:
             running.discard(key)
 
@@ -341,7 +342,7 @@ def _tool(tool: FunctionTool, shared: _Shared, running: set[str] | None) -> Tool
     )
 
 
-async def _called(
+async def _run_tool(
     tool: FunctionTool,
     arguments: dict[str, Any],
     shared: _Shared,
@@ -390,7 +391,7 @@ async def _called(
 def _noting(tool: FunctionTool, context: ToolContext[Any], failures: list[Exception]) -> FunctionTool:
     """Return the tool with error functions that note each error: their text alone does not show a failure."""
 
-    def noted(formatter: Callable[..., Any]) -> Callable[..., Any]:
+    def note_failures(formatter: Callable[..., Any]) -> Callable[..., Any]:
         async def formatted(of: RunContextWrapper[Any], error: Exception) -> Any:  # noqa: ANN401 - the formatter's
             failures.append(error)
             text = formatter(of, error)
@@ -407,8 +408,8 @@ def _noting(tool: FunctionTool, context: ToolContext[Any], failures: list[Except
     copied = copy.copy(tool)
     formatter = resolve_function_tool_failure_error_function(tool, context)
     if formatter is not None:
-        set_function_tool_failure_error_function(copied, noted(formatter))
-    copied.timeout_error_function = noted(tool.timeout_error_function or late)
+        set_function_tool_failure_error_function(copied, note_failures(formatter))
+    copied.timeout_error_function = note_failures(tool.timeout_error_function or late)
     return copied
 
 

@@ -319,7 +319,7 @@ class _Run:
         A run whose history has calls without results brings them (deferred tools): it goes on with the turn that
         asked for them, where that is open.
         """
-        scope, asked = self._scope, _unanswered(messages)
+        scope, asked = self._scope, _unanswered_response(messages)
         message = _message_of(prompt, messages)
         digest = digest_of("message", msgspec.json.encode(message).decode())
         scope.turn = await scope.driver.begin(
@@ -347,30 +347,30 @@ class _Run:
         """Release the session for other processes."""
         self._scope.driver.leave(self._scope.session)
 
-    async def known_response(self, messages: Sequence[ModelMessage]) -> ModelResponse | None:
+    async def find_response(self, messages: Sequence[ModelMessage]) -> ModelResponse | None:
         """Return the next our_response where the journal has it; else it is announced that the model is asked."""
-        known = await self.turn.ask(_answers(messages))
+        known = await self.turn.request_response(_answers(messages))
         if known is None:
             return None
         record_durable_unit(executed=False)
         return _response_of(known.native)
 
-    async def responded(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
+    async def journal_response(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
         """Journal a whole our_response."""
         _, number, _ = self.turn.next_place
         our_response = _our_response_of(response, number)
         tools = {tool.name: tool for tool in parameters.function_tools}
         plans = [self._plan(call, tools.get(call.name)) for call in our_response.calls]
-        await self.turn.responded(
+        await self.turn.journal_response(
             our_response, plans, ModelMessagesTypeAdapter.dump_json([response]).decode()
         )
         record_durable_unit(executed=True)
 
-    async def lost(self, error: Exception) -> None:
+    async def journal_failure(self, error: Exception) -> None:
         """Journal that the model failed. Its message may hold what users wrote: only its kind is kept."""
         status = getattr(error, "status_code", None)
         kind = type(error).__name__
-        await self.turn.lost("model_failed", f"{kind} ({status})" if status else kind)
+        await self.turn.journal_failure("model_failed", f"{kind} ({status})" if status else kind)
 
     def _plan(self, call: ToolCall, tool: ToolDefinition | None) -> CallPlan:
         metadata = (tool.metadata if tool else None) or {}
@@ -382,7 +382,7 @@ class _Run:
         return CallPlan(call.id, digest, has_effects=not is_reading, on_doubt=policy)
 
 
-def _unanswered(messages: Sequence[ModelMessage]) -> ModelResponse | None:
+def _unanswered_response(messages: Sequence[ModelMessage]) -> ModelResponse | None:
     """Return the last our_response, if some of its calls have no result in the history."""
     answered = _answers(messages)
     last = next((each for each in reversed(messages) if isinstance(each, ModelResponse)), None)
@@ -421,14 +421,14 @@ class _DurableModel(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        if (known := await self._run.known_response(messages)) is not None:
+        if (known := await self._run.find_response(messages)) is not None:
             return known
         try:
             response = await super().request(messages, model_settings, model_request_parameters)
         except Exception as error:
-            await self._run.lost(error)
+            await self._run.journal_failure(error)
             raise
-        await self._run.responded(response, model_request_parameters)
+        await self._run.journal_response(response, model_request_parameters)
         return response
 
     @asynccontextmanager
@@ -439,7 +439,7 @@ class _DurableModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse, None]:
-        if (known := await self._run.known_response(messages)) is not None:
+        if (known := await self._run.find_response(messages)) is not None:
             yield CompletedStreamedResponse(
                 known, model_request_parameters=model_request_parameters, replay_events=True
             )
@@ -453,12 +453,12 @@ class _DurableModel(WrapperModel):
                 yield streamed
         except Exception as error:
             if ear.is_done:  # the our_response was whole: the error is its reader's
-                await self._run.responded(streamed.get(), model_request_parameters)
+                await self._run.journal_response(streamed.get(), model_request_parameters)
             else:
-                await self._run.lost(error)
+                await self._run.journal_failure(error)
             raise
         if ear.is_done:
-            await self._run.responded(streamed.get(), model_request_parameters)
+            await self._run.journal_response(streamed.get(), model_request_parameters)
 
 
 class _Ear:
@@ -477,35 +477,35 @@ class _Ear:
         the very object that the model gave.
         """
         events = streamed._get_event_iterator  # noqa: SLF001 - see above
-        streamed._get_event_iterator = lambda: self._heard(events())  # type: ignore[method-assign]  # noqa: SLF001
+        streamed._get_event_iterator = lambda: self._journal_events(events())  # type: ignore[method-assign]  # noqa: SLF001
 
-    async def _heard(
+    async def _journal_events(
         self, events: AsyncIterator[ModelResponseStreamEvent]
     ) -> AsyncIterator[ModelResponseStreamEvent]:
         async for event in events:
-            self._hear(event)
+            self._journal_event(event)
             yield event
         self.is_done = True
 
-    def _hear(self, event: ModelResponseStreamEvent) -> None:
+    def _journal_event(self, event: ModelResponseStreamEvent) -> None:
         match event:
             case PartStartEvent(index=index, part=TextPart(content=text)):
-                self._say(index, "text", text)
+                self._journal_output(index, "text", text)
             case PartDeltaEvent(index=index, delta=TextPartDelta(content_delta=text)):
-                self._say(index, "text", text)
+                self._journal_output(index, "text", text)
             case PartStartEvent(index=index, part=ThinkingPart(content=text)):
-                self._say(index, "thinking", text)
+                self._journal_output(index, "thinking", text)
             case PartDeltaEvent(index=index, delta=ThinkingPartDelta(content_delta=str() as text)):
-                self._say(index, "thinking", text)
+                self._journal_output(index, "thinking", text)
             case PartStartEvent(index=index, part=ToolCallPart()):
                 self._places.setdefault(index, len(self._places))
             case _:
                 pass
 
-    def _say(self, index: int, kind: Literal["text", "thinking"], text: str) -> None:
+    def _journal_output(self, index: int, kind: Literal["text", "thinking"], text: str) -> None:
         place = self._places.setdefault(index, len(self._places))
         if text:
-            self._turn.say((Delta(*self._turn.next_place, place, kind, storable(text)),))
+            self._turn.journal_output((Delta(*self._turn.next_place, place, kind, storable(text)),))
 
 
 # --- the tools ------------------------------------------------------------------------------------------------
@@ -533,11 +533,11 @@ class _DurableToolset(WrapperToolset[AgentDepsT]):
             with running(started):
                 value = await self.wrapped.call_tool(name, tool_args, ctx, tool)
         except (ApprovalRequired, CallDeferred):
-            raise  # it waits for somebody; its call stays open
+            raise  # it waits for a person; its call stays open
         except Exception as error:
-            await turn.ended(*_failure(started.call_id, error))
+            await turn.journal_outcome(*_failure(started.call_id, error))
             raise
-        await turn.ended(*_success(started.call_id, name, value))
+        await turn.journal_outcome(*_success(started.call_id, name, value))
         record_durable_unit(executed=True)
         return value
 

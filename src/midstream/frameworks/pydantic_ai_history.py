@@ -20,10 +20,10 @@ import msgspec
 
 from midstream.errors import InvalidHistoryError
 from midstream.extras import extra
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import Repaired
-from midstream.history.profiles import profile_for, profile_named
-from midstream.history.repair.modes import CallerKnowledge, Mode, repaired_as, require_mode
+from midstream.history.profiles import find_profile, profile_for
+from midstream.history.repair.modes import CallerKnowledge, Mode, repair_in_mode, require_mode
 
 with extra("pydantic-ai"):
     from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse
@@ -71,22 +71,22 @@ def repair_history(
     `HistoryRefusedError`; nothing is changed then.
     """
     if profile is not None:
-        profile_named(profile)
+        find_profile(profile)
     require_mode(mode)
-    form = format_named(_FORMAT)
+    form = find_format(_FORMAT)
     rules = profile_for(form, profile)
 
-    def repaired_messages(messages: Messages, run_id: str | None) -> Messages:
+    def repair_messages(messages: Messages, run_id: str | None) -> Messages:
         told = messages[:-1] if _is_bare(messages) else messages
-        dumped = _dumped(told)
+        dumped = _dump(told)
         own = {place for place, message in enumerate(told) if run_id and message.run_id == run_id}
         given = CallerKnowledge(
             live_tail=_is_suspended(told), own=own, has_prompt=bool(run_id) and told is messages
         )
-        done = repaired_as(mode, dumped, form, rules, given)
+        done = repair_in_mode(mode, dumped, form, rules, given)
         if done.messages is dumped:
             return messages
-        loaded = _Loading(told, dumped).loaded(done.messages)
+        loaded = _Loading(told, dumped).load(done.messages)
         if isinstance(messages[-1], ModelRequest) and not (loaded and isinstance(loaded[-1], ModelRequest)):
             loaded.append(
                 replace(messages[-1], parts=[])
@@ -96,13 +96,13 @@ def repair_history(
         return loaded
 
     # pydantic-ai hands over its context to a function whose first parameter is annotated so.
-    def repaired_history(first: RunContext[Any] | Messages, messages: Messages | None = None, /) -> Messages:
+    def process_history(first: RunContext[Any] | Messages, messages: Messages | None = None, /) -> Messages:
         if isinstance(first, list):
-            return repaired_messages(first, None)
-        return repaired_messages(messages or [], first.run_id)
+            return repair_messages(first, None)
+        return repair_messages(messages or [], first.run_id)
 
-    repaired_history.__annotations__["first"] = RunContext[Any]
-    return repaired_history
+    process_history.__annotations__["first"] = RunContext[Any]
+    return process_history
 
 
 def _is_bare(messages: list[ModelMessage]) -> bool:
@@ -117,7 +117,7 @@ def _is_suspended(messages: list[ModelMessage]) -> bool:
     return isinstance(last, ModelResponse) and last.state == "suspended"
 
 
-def _dumped(messages: list[ModelMessage]) -> list[Any]:
+def _dump(messages: list[ModelMessage]) -> list[Any]:
     try:
         dumped: list[Any] = ModelMessagesTypeAdapter.dump_python(messages, mode="json")
     except ValueError as error:
@@ -139,7 +139,7 @@ class _Loading:
             for part, raw in zip(message.parts, written["parts"], strict=True)
         }
 
-    def loaded(self, repaired: list[Any]) -> list[ModelMessage]:
+    def load(self, repaired: list[Any]) -> list[ModelMessage]:
         return [self._message(written) for written in repaired]
 
     def _message(self, written: dict[str, Any]) -> ModelMessage:
@@ -148,7 +148,7 @@ class _Loading:
         if place is not None and written is self._dumped[place]:
             return self._messages[place]
         loaded = ModelMessagesTypeAdapter.validate_python([written])[0]
-        # A part's JSON form may say less than the part (a returned object is only its fields there).
+        # A part's JSON form may hold less than the part (a returned object is only its fields there).
         parts: list[Any] = [
             self._parts.get(id(raw), part) for raw, part in zip(written["parts"], loaded.parts, strict=True)
         ]

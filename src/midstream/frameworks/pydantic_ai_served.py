@@ -1,8 +1,8 @@
 """Serve an agent of pydantic-ai as an agent of midstream: sessions, page, approvals and CLI included.
 
-    from midstream.frameworks.pydantic_ai_served import served
+    from midstream.frameworks.pydantic_ai_served import make_agent
 
-    agent = served(pydantic_agent, deps=Deps(...))
+    agent = make_agent(pydantic_agent, deps=Deps(...))
 
 `midstream serve module:pydantic_agent` calls it without `deps`. midstream runs the loop: the model comes from the
 agent, and each tool call is journaled before it starts. What pydantic-ai's own loop would have to do is refused here.
@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from midstream.engine.agent import Agent, described
+from midstream.engine.agent import Agent, describe
 from midstream.environment import World
 from midstream.errors import ToolDefinitionError, ToolsUnavailableError, UsageError
 from midstream.extras import extra
@@ -59,7 +59,7 @@ _NOT_ASKED = (
 )
 
 
-def served(agent: pydantic_ai.Agent[Any, Any], *, deps: Any = None, name: str | None = None) -> Agent:  # noqa: ANN401 - the application's own
+def make_agent(agent: pydantic_ai.Agent[Any, Any], *, deps: Any = None, name: str | None = None) -> Agent:  # noqa: ANN401 - the application's own
     """Convert an agent of pydantic-ai.
 
     Args:
@@ -77,15 +77,15 @@ def served(agent: pydantic_ai.Agent[Any, Any], *, deps: Any = None, name: str | 
             own loop can run. The message names all of them.
     """
     if not isinstance(agent, pydantic_ai.Agent):
-        raise UsageError(f"`agent` is {described(agent)}; expected a `pydantic_ai.Agent`")
+        raise UsageError(f"`agent` is {describe(agent)}; expected a `pydantic_ai.Agent`")
     if agent.model is None:
         raise UsageError("the agent has no model: write `pydantic_ai.Agent(model, ...)`")
     if deps is None and agent.deps_type not in (object, type(None)):
         raise UsageError(
-            f"the tools of the agent need deps ({described(agent.deps_type)}): write "
-            "`agent = midstream.frameworks.pydantic_ai_served.served(your_agent, deps=...)` and serve that"
+            f"the tools of the agent need deps ({describe(agent.deps_type)}): write "
+            "`agent = midstream.frameworks.pydantic_ai_served.make_agent(your_agent, deps=...)` and serve that"
         )
-    if refused := [*_refused(agent)]:
+    if refused := [*_refusals_of(agent)]:
         raise UsageError(
             f"the agent cannot be served as it is: {'; '.join(refused)}. Remove them, or keep pydantic-ai's own loop "
             "and make it durable with `midstream.frameworks.pydantic_ai_durable`"
@@ -103,32 +103,32 @@ def served(agent: pydantic_ai.Agent[Any, Any], *, deps: Any = None, name: str | 
 # --- what cannot be kept --------------------------------------------------------------------------------------
 
 
-def _refused(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
+def _refusals_of(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
     """Iterate over the parts of an agent that need pydantic-ai's own loop."""
     kinds = set(_kinds(agent.output_type)) - {DeferredToolRequests}
     if kinds != {str}:
         yield f"`output_type` is {agent.output_type!r} (a session's answer is text)"
-    if _hidden(agent, "_output_validators"):
+    if _read_hidden(agent, "_output_validators"):
         yield "it has output validators"
-    for each in _hidden(agent, "_root_capability").capabilities:
+    for each in _read_hidden(agent, "_root_capability").capabilities:
         if type(each).__name__ not in _INJECTED:
             yield f"it has the capability `{type(each).__name__}`"
-    if _hidden(agent, "_system_prompt_functions"):
+    if _read_hidden(agent, "_system_prompt_functions"):
         yield "it has system prompts that a function makes"
     if any(not isinstance(each, str) for each in _instructions(agent)):
         yield "it has instructions that a function or a template makes"
     if callable(agent.model_settings):
         yield "a function makes its `model_settings`"
-    if callable(_hidden(agent, "_validation_context")):
+    if callable(_read_hidden(agent, "_validation_context")):
         yield "a function makes its `validation_context`"
-    if _hidden(agent, "_concurrency_limiter") is not None:
+    if _read_hidden(agent, "_concurrency_limiter") is not None:
         yield "it has `max_concurrency`"
     for toolset in agent.toolsets:
         for each in _inner(toolset):
-            yield from _refused_of(each)
+            yield from _refusals_of_toolset(each)
 
 
-def _refused_of(toolset: AbstractToolset[Any]) -> Iterator[str]:
+def _refusals_of_toolset(toolset: AbstractToolset[Any]) -> Iterator[str]:
     if type(toolset).__name__ == "DynamicToolset":
         yield "it has a toolset that a function makes"
     elif isinstance(toolset, ExternalToolset):
@@ -167,26 +167,26 @@ def _kinds(output: object) -> Iterator[object]:
 
 
 def _texts(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
-    yield from _hidden(agent, "_system_prompts")
+    yield from _read_hidden(agent, "_system_prompts")
     yield from (str(each) for each in _instructions(agent))
 
 
 def _instructions(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[object]:
     """Iterate over the instructions of an agent and its toolsets: text, or the function that makes it."""
-    yield from _unpacked(_hidden(agent, "_instructions"))
+    yield from _unpack(_read_hidden(agent, "_instructions"))
     for toolset in agent.toolsets:
         for each in _inner(toolset):
             if isinstance(each, FunctionToolset):
-                yield from _unpacked(_hidden(each, "_instructions"))
+                yield from _unpack(_read_hidden(each, "_instructions"))
 
 
-def _unpacked(instructions: Iterable[Any]) -> Iterator[object]:
+def _unpack(instructions: Iterable[Any]) -> Iterator[object]:
     for each in instructions:
         found = getattr(each, "instruction", each)
         yield found.content if isinstance(found, InstructionPart) else found
 
 
-def _hidden(value: object, name: str) -> Any:  # noqa: ANN401 - pydantic-ai's own
+def _read_hidden(value: object, name: str) -> Any:  # noqa: ANN401 - pydantic-ai's own
     """Return an attribute for which pydantic-ai has no public name.
 
     Raises:
@@ -240,7 +240,7 @@ class _Toolset:
         if self._entered is None or self._entered.has_ended:
             self._entered = HeldContext(self._toolset, self._world)
         try:
-            await self._entered.opened()
+            await self._entered.wait_until_open()
             self._listed = await self._toolset.get_tools(self._context())
         except Exception as error:
             raise ToolsUnavailableError(f"{self.name!r}: {type(error).__name__}: {error}") from error
@@ -266,18 +266,18 @@ class _Toolset:
             None,
             has_effects=hints.get("readOnlyHint") is not True,
             on_doubt=_policy_of(name, definition.metadata),
-            timeout_s=definition.timeout or _hidden(self._agent, "_tool_timeout") or TIMEOUT_S,
+            timeout_s=definition.timeout or _read_hidden(self._agent, "_tool_timeout") or TIMEOUT_S,
             needs_approval=definition.kind == "unapproved",
         )
         return definition, made
 
     def _function(self, name: str) -> Callable[..., Any]:
         async def call(**arguments: Any) -> str | StatedOutcome:  # noqa: ANN401 - as the model wrote them
-            return await self._called(name, arguments)
+            return await self._run_call(name, arguments)
 
         return call
 
-    async def _called(self, name: str, arguments: dict[str, Any]) -> str | StatedOutcome:
+    async def _run_call(self, name: str, arguments: dict[str, Any]) -> str | StatedOutcome:
         """Run one call within the journal's call, and return its result as the model reads it."""
         tool, call = self._listed[name], current_call()
         context = self._context(name, tool, call)
@@ -308,7 +308,7 @@ class _Toolset:
             model=self._model,
             usage=RunUsage(),
             agent=self._agent,
-            validation_context=_hidden(self._agent, "_validation_context"),
+            validation_context=_read_hidden(self._agent, "_validation_context"),
         )
         if tool is not None and call is not None:
             context.tool_name = name

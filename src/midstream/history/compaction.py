@@ -28,7 +28,7 @@ FILE_CHARS_MAX = 20_000
 """Characters that an attachment counts at most: a model reads it in fewer tokens than it has bytes."""
 
 
-def shown(history: History, cut: int) -> History:
+def cut_history(history: History, cut: int) -> History:
     """Return what a model is shown where the first `cut` entries are left out."""
     if cut <= 0:
         return history

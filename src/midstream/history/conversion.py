@@ -33,7 +33,9 @@ class Converted(Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-def converted(messages: list[Value], source: Format, target: Format, *, system: Value = None) -> Converted:
+def convert_messages(
+    messages: list[Value], source: Format, target: Format, *, system: Value = None
+) -> Converted:
     """Write a history in another format; in its own it comes back as it is.
 
     Raises:
@@ -46,10 +48,10 @@ def converted(messages: list[Value], source: Format, target: Format, *, system: 
         if not isinstance(message, dict):
             raise InvalidHistoryError(f"message {at} is not an object but {type(message).__name__}")
         turns.append(source.parse(message, at))
-    return _Crossing(source, target, system).run(_grouped(turns, source))
+    return _Crossing(source, target, system).run(_group(turns, source))
 
 
-def _grouped(turns: list[MessageTurn], source: Format) -> list[MessageTurn]:
+def _group(turns: list[MessageTurn], source: Format) -> list[MessageTurn]:
     """Gather what a format spreads over several messages: the items of a response, the results of a response."""
     if source.layout is ResultPlacement.GROUPED:
         return turns
@@ -92,16 +94,16 @@ class _Crossing:
                 self._response(turn)
             else:
                 self._user(turn)
-        messages = [self._built(turn) for turn in self.out]
+        messages = [self._build(turn) for turn in self.out]
         return Converted(messages, self.system, tuple(self.findings))
 
-    def _built(self, turn: MessageTurn) -> Json:
+    def _build(self, turn: MessageTurn) -> Json:
         if self.target.spec.system == "parts" and turn.role is Role.SYSTEM:
             words = as_words(turn.parts[0].body)
             return {"kind": "request", "parts": [{"content": words, "part_kind": "system-prompt"}]}
         return self.target.build(turn)
 
-    def _lost(self, code: str, turn: MessageTurn, rule: str) -> None:
+    def _note_loss(self, code: str, turn: MessageTurn, rule: str) -> None:
         self.findings.append(Finding(code, turn.at, rule))
 
     def _system(self, turn: MessageTurn) -> None:
@@ -122,7 +124,9 @@ class _Crossing:
             elif part.kind is PartKind.THINKING:
                 thought = thinking_for(self.target, signer, part)
                 if thought is None:
-                    self._lost("thinking-left-out", turn, "thinking stays with the provider that signed it")
+                    self._note_loss(
+                        "thinking-left-out", turn, "thinking stays with the provider that signed it"
+                    )
                 else:
                     parts.append(thought)
             elif (plain := self._plain(part, turn, Role.ASSISTANT)) is not None:
@@ -141,7 +145,9 @@ class _Crossing:
         if not isinstance(arguments, dict):
             arguments = {}
         if "_raw" in arguments:
-            self._lost("broken-arguments", turn, "arguments are a JSON object; the text is kept as `_raw`")
+            self._note_loss(
+                "broken-arguments", turn, "arguments are a JSON object; the text is kept as `_raw`"
+            )
         call_id = part.id if isinstance(part.id, str) and part.id else f"call_{self.count}"
         made = self.target.call(call_id, part.name, arguments)
         self.calls.setdefault(_key(part), []).append(made)
@@ -187,13 +193,15 @@ class _Crossing:
             written = media_for(self.target, media) if media else None
             if written is not None:
                 return written
-        self._lost("part-as-words", turn, "the target has no such part: it became text")
+        self._note_loss("part-as-words", turn, "the target has no such part: it became text")
         return self.target.text(f"[{self.source.name}] {as_words(part.raw)}", role)
 
     def _text(self, part: Part, turn: MessageTurn, role: Role) -> Part | None:
         body = part.body
         if isinstance(body, list):
-            self._lost("part-as-words", turn, "the target has no prompt of several pieces: they became text")
+            self._note_loss(
+                "part-as-words", turn, "the target has no prompt of several pieces: they became text"
+            )
         return self.target.text(as_words(body), role)
 
 

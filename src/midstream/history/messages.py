@@ -86,7 +86,7 @@ class Outcome(StrEnum):
     DENIED = "denied"
     """A person declined it; it never started."""
     UNKNOWN = "unknown"
-    """It started and nobody knows whether it took effect."""
+    """It started, and whether it took effect is unknown."""
 
 
 class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defaults=True):

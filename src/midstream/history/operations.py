@@ -10,11 +10,11 @@ from typing import Literal
 
 from midstream.errors import InvalidHistoryError, UnreadableHistoryError
 from midstream.history.codecs.codec_spec import Format, Value
-from midstream.history.codecs.format_registry import FORMATS, FormatName, format_named
+from midstream.history.codecs.format_registry import FORMATS, FormatName, find_format
 from midstream.history.codecs.recognition import candidates_for
-from midstream.history.conversion import Converted, converted
-from midstream.history.profiles import ProfileName, profile_for, profile_named
-from midstream.history.repair.modes import CallerKnowledge, Mode, finding_of, repaired_as, require_mode
+from midstream.history.conversion import Converted, convert_messages
+from midstream.history.profiles import ProfileName, find_profile, profile_for
+from midstream.history.repair.modes import CallerKnowledge, Mode, finding_of, repair_in_mode, require_mode
 from midstream.history.repair.report import Advice, Edit, Finding, Repaired
 from midstream.history.repair.walk import Thinking
 
@@ -92,23 +92,23 @@ def repair(
         outcomes=dict(outcomes or {}),
         prefill=prefill,
     )
-    form = format_named(format) if format is not None else _recognized(messages, profile, given)
-    return repaired_as(mode, messages, form, profile_for(form, profile, model), given)
+    form = find_format(format) if format is not None else _recognize(messages, profile, given)
+    return repair_in_mode(mode, messages, form, profile_for(form, profile, model), given)
 
 
-def _recognized(messages: list[Value], profile: str | None, given: CallerKnowledge) -> Format:
+def _recognize(messages: list[Value], profile: str | None, given: CallerKnowledge) -> Format:
     """Recognize the format of a list.
 
     Raises:
         UnreadableHistoryError: It may be of several formats, and they disagree about what is wrong.
     """
-    spoken = profile_named(profile).speaks if profile is not None else None
+    spoken = find_profile(profile).speaks if profile is not None else None
     names = candidates_for(messages, system=given.system, spoken=spoken)
-    forms = [format_named(name) for name in names if name in FORMATS]
+    forms = [find_format(name) for name in names if name in FORMATS]
     if len(forms) == len(names) == 1:
         return forms[0]
     if len(forms) == len(names) and not any(
-        repaired_as("repair", messages, form, profile_for(form, profile, given.model), given).edits
+        repair_in_mode("repair", messages, form, profile_for(form, profile, given.model), given).edits
         for form in forms
     ):
         return forms[0]
@@ -157,7 +157,7 @@ def convert(
     """
     if not isinstance(messages, list):
         raise InvalidHistoryError(f"a history must be a list of messages; got {type(messages).__name__}")
-    return converted(messages, format_named(source), format_named(target), system=system)
+    return convert_messages(messages, find_format(source), find_format(target), system=system)
 
 
 repair_by_name: Callable[..., Repaired] = repair

@@ -34,7 +34,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     speaks: str = "openai-chat"
     """The format of its messages."""
     signs: str = ""
-    """Whose signed thinking it wants back: its own name for a signing provider, else empty."""
+    """Whose signed thinking it needs back: its own name for a signing provider, else empty."""
     is_thinking_signed: bool = False
     """Unsigned thinking is refused, and so is thinking at the end of a response."""
     wants_reasoning: Literal["no", "calls", "every"] = "no"
@@ -57,7 +57,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     alternates: Literal["no", "roles", "spoken"] = "no"
     """`roles`: user and assistant strictly in turn. `spoken`: the same, not counting calls and results."""
     first: Literal["any", "call-later", "user"] = "call-later"
-    """Who may begin: anybody; anybody but a response with calls; the user only."""
+    """Who may begin: all; all but a response with calls; the user only."""
     call_follows_user: bool = False
     """A response with calls may not follow another response (Gemini)."""
     system: Literal["any", "after-user", "first", "apart"] = "any"
@@ -69,7 +69,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     trims_prefill: bool = False
     """A last response that the model is to continue may not end in white space."""
     repeats_system: bool = True
-    """Whether equal system prompts may be said again."""
+    """Whether equal system prompts may be repeated."""
     blank: Literal["ok", "empty", "white"] = "ok"
     """Which texts are refused: none; empty ones; also those of nothing but white space."""
     is_white_result_refused: bool = False
@@ -83,7 +83,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     pairs_hosted: bool = False
     """A hosted call and its result must stand in the same response."""
     files: Literal["any", "images", "none"] = "images"
-    """Which attachments of a user a model is shown as they are; it is told of the others in words."""
+    """Which attachments of a user a model is shown as they are; the others are described in words."""
     result_files: Literal["any", "unless-failed", "none"] = "any"
     """Which results may hold images and other attachments beside words."""
     responses_show_files: bool = False
@@ -379,7 +379,7 @@ def _narrower(first: str, second: str) -> str:
     return max(first, second, key=(_ANYTHING, _WORD, _ALNUM).index)
 
 
-def _everybody() -> Profile:
+def _common_profile() -> Profile:
     """Return the rules that all of them accept. System prompts stay in the list: their place is the format's matter."""
     union = _PROFILES[0]
     for profile in _PROFILES:
@@ -387,7 +387,7 @@ def _everybody() -> Profile:
     return replace(union, speaks="openai-chat", system="first", wants_reasoning="no", signs_calls=False)
 
 
-PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _common_profile())}
 """Every profile by its name. `neutral` and `pydantic-ai` are for histories that any provider may get next."""
 
 WIRES = PROFILES | {
@@ -405,7 +405,7 @@ _ALIASES = {
 }
 
 
-def profile_named(name: str) -> Profile:
+def find_profile(name: str) -> Profile:
     """Find a profile by its name or by the name of its format.
 
     Raises:
@@ -428,7 +428,7 @@ def profile_for(form: Format, name: str | None, model: str | None = None) -> Pro
     """
     if name is None and model is not None and "claude" in model:
         name = form.spec.claude_profile
-    named = profile_named(name or form.profile)
+    named = find_profile(name or form.profile)
     if named.alternates == "spoken" and form.layout is ResultPlacement.GROUPED:
         named = replace(named, mixes_results=False)  # results are not spoken, words behind them are
     if not form.wire or named.speaks == form.name:

@@ -27,7 +27,7 @@ from midstream.history.codecs.codec_spec import (
     object_in_text,
 )
 from midstream.history.codecs.file_parts import file_part, file_words
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.messages import (
     File,
     History,
@@ -44,7 +44,7 @@ from midstream.history.messages import (
     UserPart,
     storable,
 )
-from midstream.history.profiles import Profile, profile_for, profile_named
+from midstream.history.profiles import Profile, find_profile, profile_for
 from midstream.history.repair.call_ids import Namer
 from midstream.history.repair.placeholders import (
     NO_NAME,
@@ -55,7 +55,7 @@ from midstream.history.repair.placeholders import (
     SENTINEL,
 )
 from midstream.history.repair.report import Advice
-from midstream.history.repair.walk import repaired
+from midstream.history.repair.walk import repair_messages
 from midstream.history.upstream_calls import words_of
 
 NAME_CHARS_MAX = 64
@@ -105,8 +105,8 @@ def render(
     Raises:
         UsageError: There is no such profile or format.
     """
-    named = profile_named(profile)
-    written = format_named(form or named.speaks)
+    named = find_profile(profile)
+    written = find_format(form or named.speaks)
     rules = profile_for(written, profile)
     writer = _Writer(written, rules, model)
     for entry in history.entries:
@@ -114,7 +114,7 @@ def render(
             writer.user(entry)
         else:
             writer.step(entry)
-    done = repaired(writer.messages, written, rules, thinking=thinking)
+    done = repair_messages(writer.messages, written, rules, thinking=thinking)
     said = instructions if instructions.strip() else ""
     if not said or written.spec.system != "list":
         return Rendered(done.messages, said, done.advice)
@@ -123,7 +123,7 @@ def render(
 
 
 class _Writer:
-    """Writes entries in one format, in order, and remembers only which ids are taken."""
+    """Writes entries in one format, in order, and keeps only which ids are taken."""
 
     def __init__(self, form: Format, profile: Profile, model: str) -> None:
         self.messages: list[Value] = []
@@ -136,7 +136,7 @@ class _Writer:
         self._is_plain = form.spec.takes_plain
         self._has_text_arguments = form.spec.has_text_arguments
 
-    # --- what a user said -------------------------------------------------------------------------------------
+    # --- messages of a user -----------------------------------------------------------------------------------
 
     def user(self, message: UserMessage) -> None:
         """Write a user's message; an empty one gets a placeholder."""
@@ -173,7 +173,7 @@ class _Writer:
         content: Value = pieces[0] if is_one else pieces or NO_WORDS
         return {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": content}]}
 
-    # --- what a model said, and what came of its calls --------------------------------------------------------
+    # --- responses of a model, and the results of its calls ---------------------------------------------------
 
     def step(self, step: Step) -> None:
         """Write a response and the results of its calls; an empty response is left out."""
@@ -223,7 +223,7 @@ class _Writer:
         if profile.wants_reasoning != "no" and form.spec.reasoning == "written" and calls and not has_thought:
             parts.append(Part(PartKind.THINKING, None, body=NO_REASONING))
         while parts[-1].kind is PartKind.THINKING and not is_joined:
-            parts.pop()  # nobody takes a response that ends in a thought
+            parts.pop()  # no provider accepts a response that ends in a thought
         return parts
 
     def _thought(self, part: Thinking, *, is_own: bool) -> Part | None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from midstream.history.messages import UPSTREAM_CHARS_MAX, UPSTREAM_CUT, Outcome, UpstreamCall, storable
 
 Words = tuple[Literal["text", "thinking"], str] | UpstreamCall
-"""What a part of a response is, and what was said of it; or what is known of a call that the upstream runs."""
+"""What a part of a response is, and its text; or what is known of a call that the upstream runs."""
 
 
 NAME_CHARS_MAX = 256
@@ -28,22 +28,22 @@ _ENDED = {
 }
 
 
-def started(call_id: str, name: str, arguments: str) -> UpstreamCall:
+def start_call(call_id: str, name: str, arguments: str) -> UpstreamCall:
     """Return a call that the upstream has begun."""
     kept = storable(name)[:NAME_CHARS_MAX]
-    return UpstreamCall(storable(call_id)[:NAME_CHARS_MAX], kept, _kept(arguments) or "{}")
+    return UpstreamCall(storable(call_id)[:NAME_CHARS_MAX], kept, _shorten(arguments) or "{}")
 
 
-def ended(call: UpstreamCall, content: str, outcome: Outcome) -> UpstreamCall:
+def end_call(call: UpstreamCall, content: str, outcome: Outcome) -> UpstreamCall:
     """Return the call with how it ended."""
-    return replace(call, content=_kept(content), outcome=outcome)
+    return replace(call, content=_shorten(content), outcome=outcome)
 
 
-def closed(call: UpstreamCall) -> UpstreamCall:
+def close_call(call: UpstreamCall) -> UpstreamCall:
     """Return the call as it stands in a response that is over: one still open has an unknown outcome, with the
     reason.
     """
-    return call if call.outcome is not None else ended(call, UPSTREAM_CUT, Outcome.UNKNOWN)
+    return call if call.outcome is not None else end_call(call, UPSTREAM_CUT, Outcome.UNKNOWN)
 
 
 def words_of(call: UpstreamCall) -> str:
@@ -53,7 +53,7 @@ def words_of(call: UpstreamCall) -> str:
     return f"{told}\n{call.content}" if call.content else told
 
 
-def _kept(text: str) -> str:
+def _shorten(text: str) -> str:
     text = storable(text)
     if len(text) <= UPSTREAM_CHARS_MAX:
         return text

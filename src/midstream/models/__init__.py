@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from midstream.models.model import StoredModel as StoredModel
     from midstream.models.openai_compatible import OpenAICompatible as OpenAICompatible
     from midstream.models.openai_responses import OpenAIResponses as OpenAIResponses
-    from midstream.models.prompt_prefix import anchored as anchored
-    from midstream.models.prompt_prefix import anchored_chat as anchored_chat
+    from midstream.models.prompt_prefix import anchor as anchor
+    from midstream.models.prompt_prefix import anchor_chat as anchor_chat
     from midstream.models.pydantic_ai import PydanticAIModel as PydanticAIModel
     from midstream.models.responses import Finished as Finished
     from midstream.models.responses import KeepAlive as KeepAlive
@@ -41,7 +41,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "models.model": "GrantingModel Model ResumableModel StoredModel",
         "models.openai_compatible": "OpenAICompatible",
         "models.openai_responses": "OpenAIResponses",
-        "models.prompt_prefix": "anchored anchored_chat",
+        "models.prompt_prefix": "anchor anchor_chat",
         "models.pydantic_ai": "PydanticAIModel",
         "models.responses": (
             "Finished KeepAlive ModelEvent ModelRequest Resumable TextDelta ThinkingDelta "

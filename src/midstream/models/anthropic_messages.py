@@ -12,16 +12,16 @@ from midstream.environment import World
 from midstream.history.rendering import render
 from midstream.models.anthropic_stream import MessageReader, render_tools
 from midstream.models.http_limits import HttpLimits
-from midstream.models.prompt_prefix import anchored, canonical_tools
+from midstream.models.prompt_prefix import anchor, canonical_tools
 from midstream.models.provider_http import ProvidedModel, Provider, read_response
 from midstream.models.responses import ModelEvent, ModelRequest
-from midstream.session.model_settings import MESSAGES_GRANTS, MESSAGES_NAMES, granted_by, messages_fields
+from midstream.session.model_settings import MESSAGES_GRANTS, MESSAGES_NAMES, messages_fields, select_granted
 
 API_VERSION = "2023-06-01"
-"""What `anthropic-version` says unless `headers` do: what every server knows. The events of 2026-10-21 are the same; it
+"""`anthropic-version` unless `headers` have one; all servers accept it. The events of 2026-10-21 are the same; it
 refuses some fields that this one takes (such as `temperature`)."""
 TOKENS_MAX = 8192
-"""Tokens of one response unless said otherwise: the API must be told a number, and every model since 2025 takes
+"""Tokens of one response by default: the API requires a number, and every model since 2025 takes
 this."""
 
 
@@ -79,7 +79,7 @@ class AnthropicMessages(ProvidedModel):
         self._tokens_max = tokens_max
         self._upstream_tools = [dict(tool) for tool in upstream_tools]
         self._extra = ({} if thinking is None else {"thinking": dict(thinking)}) | dict(extra or {})
-        self.grants = granted_by(MESSAGES_GRANTS, model, self._extra, MESSAGES_NAMES)
+        self.grants = select_granted(MESSAGES_GRANTS, model, self._extra, MESSAGES_NAMES)
         """Which wishes for the making of an answer are passed on: while it thinks, only where it is to stop."""
         version = next((value for name, value in sent.items() if name.lower() == "anthropic-version"), "")
         if "thinking" in self._extra or version != API_VERSION:
@@ -130,5 +130,5 @@ class AnthropicMessages(ProvidedModel):
             body["thinking"] = {"type": "disabled"}
         body = {name: value for name, value in body.items() if value is not None}
         if self._is_cached and not request.is_ephemeral:
-            body = anchored(body, ttl=self._cache_ttl)
+            body = anchor(body, ttl=self._cache_ttl)
         return msgspec.json.encode(body)

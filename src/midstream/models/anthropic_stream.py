@@ -93,7 +93,7 @@ class MessageReader:
             raise ModelUnavailableError("the server sent data that is not an event of a message") from error
         if self._is_over:
             return []
-        return self._noted(self._read(event))
+        return self._note(self._read(event))
 
     def end(self) -> list[ModelEvent]:
         """Return the blocks that were left open and the end of the response, after the last event.
@@ -105,7 +105,7 @@ class MessageReader:
         """
         if not self._is_over and not self._stop_reason:
             raise ModelUnavailableError("the server's response broke off in the middle")
-        left = self._noted([event for index in sorted(self._open) for event in self._closed(index)])
+        left = self._note([event for index in sorted(self._open) for event in self._close_block(index)])
         if not (self._has_said or self._has_called):
             if self._stop_reason == "refusal":
                 raise ModelFilteredError("the model refused to answer")
@@ -121,11 +121,11 @@ class MessageReader:
         if kind == "error" or event.error is not None:
             raise error_of(event.error)
         if kind == "content_block_start":
-            return self._opened(_index_of(event), _object(event.content_block))
+            return self._open_block(_index_of(event), _object(event.content_block))
         if kind == "content_block_delta":
-            return self._grown(_index_of(event), _object(event.delta))
+            return self._grow_block(_index_of(event), _object(event.delta))
         if kind == "content_block_stop":
-            return self._closed(_index_of(event))
+            return self._close_block(_index_of(event))
         if kind == "message_start":
             message = _object(event.message)
             self._model = _text(message.get("model"))
@@ -137,7 +137,7 @@ class MessageReader:
             self._is_over = True
         return [KeepAlive()]
 
-    def _noted(self, events: list[ModelEvent]) -> list[ModelEvent]:
+    def _note(self, events: list[ModelEvent]) -> list[ModelEvent]:
         for event in events:
             match event:
                 case ToolCallRequested():
@@ -150,8 +150,8 @@ class MessageReader:
                     pass
         return events
 
-    def _opened(self, index: int, start: Json) -> list[ModelEvent]:
-        before = self._closed(index)
+    def _open_block(self, index: int, start: Json) -> list[ModelEvent]:
+        before = self._close_block(index)
         kind = _text(start.get("type"))
         self._open[index] = _Block(start, signature=_text(start.get("signature")))
         if len(self._open) > BLOCKS_MAX:
@@ -166,7 +166,7 @@ class MessageReader:
             return [*before, _upstream_end(start)]
         return [*before, Working(_text(start.get("name")))]
 
-    def _grown(self, index: int, delta: Json) -> list[ModelEvent]:
+    def _grow_block(self, index: int, delta: Json) -> list[ModelEvent]:
         kind = delta.get("type")
         if kind == "text_delta":
             return [TextDelta(_text(delta.get("text")))]
@@ -181,7 +181,7 @@ class MessageReader:
             block.signature = _text(delta.get("signature"))
         return [Working(_text(block.start.get("name")))]
 
-    def _closed(self, index: int) -> list[ModelEvent]:
+    def _close_block(self, index: int) -> list[ModelEvent]:
         block = self._open.pop(index, None)
         if block is None:
             return []
@@ -247,14 +247,14 @@ def _words_of(content: object) -> str:
 def _words_of_block(block: object) -> str:
     if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
         return _text(block["text"])
-    return msgspec.json.encode(_unsealed(block)).decode()
+    return msgspec.json.encode(_without_sealed(block)).decode()
 
 
-def _unsealed(value: object) -> object:
+def _without_sealed(value: object) -> object:
     if isinstance(value, list):
-        return [_unsealed(each) for each in value]
+        return [_without_sealed(each) for each in value]
     if isinstance(value, dict):
-        return {key: _unsealed(each) for key, each in value.items() if not key.startswith(_SEALED)}
+        return {key: _without_sealed(each) for key, each in value.items() if not key.startswith(_SEALED)}
     return value
 
 

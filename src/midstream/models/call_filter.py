@@ -25,7 +25,7 @@ class CallFilter:
         self._has_tools = has_tools
         self._ids: set[str] = set()
 
-    def passed(self, event: ModelEvent) -> ModelEvent:
+    def apply(self, event: ModelEvent) -> ModelEvent:
         """Return the event as the application is to have it."""
         match event:
             case ToolCallRequested():
@@ -40,7 +40,7 @@ class CallFilter:
     def _call(self, event: ToolCallRequested) -> ModelEvent:
         arguments = storable(event.arguments)
         if not self._has_tools:
-            return ThinkingDelta(f"\n[{event.name} {shortened(arguments, ARGUMENTS_CHARS_MAX)}]\n")
+            return ThinkingDelta(f"\n[{event.name} {shorten(arguments, ARGUMENTS_CHARS_MAX)}]\n")
         call_id = storable(event.id) or f"call_{len(self._ids) + 1}"
         while call_id in self._ids:
             call_id += "_"
@@ -48,7 +48,7 @@ class CallFilter:
         return replace(event, id=call_id, name=storable(event.name), arguments=arguments or "{}")
 
 
-def shortened(words: str, most: int) -> str:
+def shorten(words: str, most: int) -> str:
     """Return a text with the number of characters that were left out."""
     left_out = len(words) - most
     return f"{words[:most]} (+{left_out} characters)" if left_out > 0 else words

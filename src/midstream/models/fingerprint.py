@@ -88,7 +88,7 @@ class ConversationDigest(Struct, frozen=True):
         at = len(entries)
         while at and isinstance(entries[at - 1], UserMessage):
             at -= 1
-        users = _linked(self.users, entries)
+        users = _link_messages(self.users, entries)
         tail_users = len(entries) - at
         if not at:  # nothing but users: the tail is longer, and what stands before it is the same
             return ConversationDigest(users, self.tail_users + tail_users, self.tail_results, self.answered)
@@ -189,7 +189,7 @@ def identity_digest(identity: Mapping[str, str]) -> bytes:
     return _digest(canonical(told) if told else b"")
 
 
-def canonical(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
+def canonical(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
     """Return JSON with the keys sorted at every depth and without blanks."""
     try:
         return msgspec.json.encode(value, order="sorted")
@@ -199,10 +199,10 @@ def canonical(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
 
 def _set_digest(members: Iterable[tuple[str, Struct]]) -> bytes:
     written = sorted((name, canonical(member)) for name, member in members)
-    return _digest(_framed(body for _, body in written))
+    return _digest(_frame(body for _, body in written))
 
 
-def _linked(before: bytes, entries: Iterable[Entry]) -> bytes:
+def _link_messages(before: bytes, entries: Iterable[Entry]) -> bytes:
     """Return these links with one more for every user message among `entries`."""
     blake2b = hashlib.blake2b
     links = bytearray(before)
@@ -237,7 +237,7 @@ def _body(message: UserMessage) -> bytes:
         return b"t" + _bytes(text)
     if text:
         tokens.append(b"t" + _bytes(text))
-    return b"m" + _framed(tokens)
+    return b"m" + _frame(tokens)
 
 
 def file_digest(file: File) -> bytes:
@@ -259,10 +259,10 @@ def file_digest(file: File) -> bytes:
     body = _bytes(content)
     if kind == b"data":
         body = body.translate(_URL_SAFE, _BLANKS).rstrip(b"=")
-    return _digest(_framed((_bytes(media_type.strip().lower()), kind, body)))
+    return _digest(_frame((_bytes(media_type.strip().lower()), kind, body)))
 
 
-def _framed(bodies: Iterable[bytes]) -> bytes:
+def _frame(bodies: Iterable[bytes]) -> bytes:
     """Join bodies so that no two lists of them give the same bytes."""
     return b"".join(b"%d:%b" % (len(body), body) for body in bodies)
 

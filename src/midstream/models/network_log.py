@@ -49,25 +49,25 @@ class NetworkLog:
         self._secrets = sorted({each for each in secrets if len(each) >= SECRET_CHARS_MIN}, key=len)
         show_where_asked()
 
-    def sent(self, method: str, path: str, body: bytes) -> None:
+    def log_request(self, method: str, path: str, body: bytes) -> None:
         """Log a request."""
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("%s -> %s %s, %d bytes: %s", self._name, method, path, len(body), self._shown(body))
+            _log.debug("%s -> %s %s, %d bytes: %s", self._name, method, path, len(body), self._redact(body))
 
-    def answered(self, status: int) -> None:
+    def log_status(self, status: int) -> None:
         """Log the head of an answer."""
         _log.debug("%s <- status %d", self._name, status)
 
-    def received(self, piece: bytes) -> None:
+    def log_piece(self, piece: bytes) -> None:
         """Log a piece of an answer."""
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("%s <- %d bytes: %s", self._name, len(piece), self._shown(piece))
+            _log.debug("%s <- %d bytes: %s", self._name, len(piece), self._redact(piece))
 
-    def failed(self, error: BaseException) -> None:
+    def log_failure(self, error: BaseException) -> None:
         """Log the end of an answer that broke: the kind of the error, since its text may hold an address."""
         _log.debug("%s <- broken: %s", self._name, type(error).__name__)
 
-    def _shown(self, data: bytes) -> str:
+    def _redact(self, data: bytes) -> str:
         words = data[:READ_BYTES_MAX].decode("utf-8", "replace")
         for secret in reversed(self._secrets):
             words = words.replace(secret, REDACTED)

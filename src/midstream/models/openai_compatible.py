@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from midstream.environment import World
-from midstream.history.profiles import profile_named
+from midstream.history.profiles import find_profile
 from midstream.history.rendering import render
 from midstream.models import openai_chat_tools
 from midstream.models.http_limits import HttpLimits
 from midstream.models.openai_stream import ChatStreamReader
-from midstream.models.prompt_prefix import anchored_chat, cache_key_of, canonical_tools, takes_cache_key
+from midstream.models.prompt_prefix import anchor_chat, cache_key_of, canonical_tools, takes_cache_key
 from midstream.models.provider_http import ProvidedModel, Provider, read_response
 from midstream.models.responses import ModelEvent, ModelRequest
-from midstream.session.model_settings import CHAT_GRANTS, CHAT_NAMES, chat_fields, granted_by
+from midstream.session.model_settings import CHAT_GRANTS, CHAT_NAMES, chat_fields, select_granted
 
 
 class OpenAICompatible(ProvidedModel):
@@ -65,14 +65,16 @@ class OpenAICompatible(ProvidedModel):
         self.name = f"openai-compatible:{model}"
         self._provider = Provider(base_url, self.name, api_key, headers, limits=limits, world=world)
         self._model = model
-        self._profile = profile_named(profile).name
+        self._profile = find_profile(profile).name
         self._extra = dict(extra or {})
         self._has_cache_marks = has_cache_marks
         self._cache_ttl = cache_ttl
         self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
         # The older name is refused by OpenAI's newer models, and the newer one is not known to everybody else.
         self._limit = "max_completion_tokens" if takes_cache_key(self._provider.host) else "max_tokens"
-        self.grants = granted_by(CHAT_GRANTS, model, self._extra, {"tokens_max": self._limit, **CHAT_NAMES})
+        self.grants = select_granted(
+            CHAT_GRANTS, model, self._extra, {"tokens_max": self._limit, **CHAT_NAMES}
+        )
         """Which wishes for the making of an answer are passed on."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -112,5 +114,5 @@ class OpenAICompatible(ProvidedModel):
         body = body | self._extra | {"messages": self._extra.get("messages", sent.messages)}
         body = {name: value for name, value in body.items() if value is not None}
         if self._has_cache_marks and not request.is_ephemeral:
-            body = anchored_chat(body, ttl=self._cache_ttl)
+            body = anchor_chat(body, ttl=self._cache_ttl)
         return msgspec.json.encode(body)

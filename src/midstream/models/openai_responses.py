@@ -19,7 +19,12 @@ from midstream.models.provider_http import ProvidedModel, Provider
 from midstream.models.responses import KeepAlive, ModelEvent, ModelRequest, Resumable
 from midstream.protocol.sse import ServerSentEvent
 from midstream.retries import ATTEMPT_PAUSE_MAX_S, RESPONSE_BACKOFF, RESPONSE_RECONNECTS_MAX
-from midstream.session.model_settings import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
+from midstream.session.model_settings import (
+    RESPONSES_GRANTS,
+    RESPONSES_NAMES,
+    responses_fields,
+    select_granted,
+)
 
 GONE = (400, 404, 410)
 """What a server answers that no longer has a response, or never kept it."""
@@ -71,7 +76,7 @@ class OpenAIResponses(ProvidedModel):
         self._extra = dict(extra or {})
         self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
         self._world = world
-        self.grants = granted_by(RESPONSES_GRANTS, model, self._extra, RESPONSES_NAMES)
+        self.grants = select_granted(RESPONSES_GRANTS, model, self._extra, RESPONSES_NAMES)
         """Which wishes for the making of an answer are passed on."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -93,7 +98,7 @@ class OpenAIResponses(ProvidedModel):
         kept, failures = request.resume, 0
         while True:
             known = reader.sequence
-            asked = self._taken_up(kept, request, after=known) if kept else self._asked(request)
+            asked = self._resume(kept, request, after=known) if kept else self._request(request)
             trouble: ModelUnavailableError | ModelStalledError
             try:
                 async with contextlib.aclosing(_read(reader, asked)) as events:
@@ -118,20 +123,20 @@ class OpenAIResponses(ProvidedModel):
         Raises:
             ModelUnavailableError: The request failed.
         """
-        await self._provider.post(f"/responses/{_quoted(token)}/cancel")
+        await self._provider.post(f"/responses/{_quote(token)}/cancel")
 
-    def _asked(self, request: ModelRequest) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
-        # Another attempt wants another response: the key of the first one would bring the first one back.
+    def _request(self, request: ModelRequest) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
+        # Another attempt needs another response: the key of the first one would bring the first one back.
         headers = {"Idempotency-Key": f"{request.key}/{request.attempt}"} if request.key else {}
         return self._provider.events(
             "POST", "/responses", self._body(request), headers=headers, stalls=request.stalls
         )
 
-    def _taken_up(
+    def _resume(
         self, kept: str, request: ModelRequest, *, after: int
     ) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
         query = {"stream": "true"} | ({"starting_after": str(after)} if after >= 0 else {})
-        path = f"/responses/{_quoted(kept)}?{urllib.parse.urlencode(query)}"
+        path = f"/responses/{_quote(kept)}?{urllib.parse.urlencode(query)}"
         return self._provider.events("GET", path, gone=GONE, stalls=request.stalls)
 
     async def _before_next(
@@ -187,5 +192,5 @@ async def _read(
                 return
 
 
-def _quoted(token: str) -> str:
+def _quote(token: str) -> str:
     return urllib.parse.quote(token, safe="")

@@ -44,7 +44,7 @@ _UPSTREAM_CALLS = {
     "file_search_call": ("queries", "results"),
     "code_interpreter_call": ("code", "outputs"),
 }
-"""Items that tell of a tool the provider runs itself, with where its arguments and its result stand in them."""
+"""Items of a tool that the provider runs itself, with where its arguments and its result stand in them."""
 
 
 class ResponsesEvent(Struct):
@@ -68,7 +68,7 @@ class ResponsesReader:
 
     def __init__(self) -> None:
         self.response_id = ""
-        """The provider's name for the response; "" before it said so."""
+        """The provider's name for the response; "" before it was sent."""
         self.sequence = -1
         """The number of the newest event that was read."""
         self.is_ended = False

@@ -24,7 +24,7 @@ LOOK_BACK_BLOCKS = 20
 """Blocks before a mark in which Anthropic looks for what it has kept: a response with more calls needs a second
 mark."""
 OPENAI_HOSTS = ("api.openai.com",)
-"""Servers, with those below them, known to take `prompt_cache_key`; others may refuse what they do not know."""
+"""Servers, with those below them, known to take `prompt_cache_key`; others may refuse an unknown field."""
 _INSTRUCTING = ("system", "developer")
 _UNMARKABLE = frozenset(
     {"thinking", "redacted_thinking", "image_url", "input_audio", "file"}  # the last three: chat completions'
@@ -62,7 +62,7 @@ def takes_cache_key(host: str) -> bool:
     return any(host == known or host.endswith(f".{known}") for known in OPENAI_HOSTS)
 
 
-def anchored(body: Mapping[str, Any], *, ttl: str = "") -> Json:
+def anchor(body: Mapping[str, Any], *, ttl: str = "") -> Json:
     """Return the body of a request for Anthropic's Messages with its cache marks: a new one, `body` stays as it is.
 
     One mark ends the tools, one the system prompt, two slide along the messages: at the end, and where the request
@@ -81,12 +81,12 @@ def anchored(body: Mapping[str, Any], *, ttl: str = "") -> Json:
     _mark_tools(made, mark)
     if system := made.get("system"):
         made["system"] = _with_mark(_blocks(system), mark)
-    made["messages"] = _slid(made.get("messages") or (), mark, askers=("user",))
+    made["messages"] = _slide_anchors(made.get("messages") or (), mark, askers=("user",))
     return made
 
 
-def anchored_chat(body: Mapping[str, Any], *, ttl: str = "") -> Json:
-    """Return the body of a request for chat completions with Anthropic's cache marks, as `anchored` does.
+def anchor_chat(body: Mapping[str, Any], *, ttl: str = "") -> Json:
+    """Return the body of a request for chat completions with Anthropic's cache marks, as `anchor` does.
 
     For servers that pass them on. The marks stand within the texts of messages (beside them, on the result of a tool,
     one such server is reported to hang); results and system prompts become blocks like the texts of the user.
@@ -96,7 +96,7 @@ def anchored_chat(body: Mapping[str, Any], *, ttl: str = "") -> Json:
         return made
     mark = _mark(ttl)
     _mark_tools(made, mark)
-    messages = _slid(made.get("messages") or (), mark, askers=("user", "tool"))
+    messages = _slide_anchors(made.get("messages") or (), mark, askers=("user", "tool"))
     if messages and messages[0].get("role") in _INSTRUCTING:
         content = _with_mark(_blocks(messages[0].get("content") or []), mark)
         messages[0] = {**messages[0], "content": content}
@@ -113,7 +113,7 @@ def _mark_tools(made: Json, mark: Json) -> None:
         made["tools"] = [*tools[:-1], {**tools[-1], "cache_control": mark}]
 
 
-def _slid(messages: Sequence[Json], mark: Json, *, askers: Collection[str]) -> list[Json]:
+def _slide_anchors(messages: Sequence[Json], mark: Json, *, askers: Collection[str]) -> list[Json]:
     """Return messages with the two anchors; those of `askers` (all but the model) are in blocks."""
     slid = [_in_blocks(message) if message.get("role") in askers else message for message in messages]
     for place in _anchor_places(slid, askers):
@@ -123,14 +123,14 @@ def _slid(messages: Sequence[Json], mark: Json, *, askers: Collection[str]) -> l
 
 def _anchor_places(messages: Sequence[Json], askers: Collection[str]) -> list[int]:
     """Return where the newest request of the conversation ends, and where the one before it ended."""
-    tail = _last_asked(messages, len(messages), askers)
+    tail = _find_last_request(messages, len(messages), askers)
     response = next(
         (place for place in range(tail - 1, -1, -1) if messages[place].get("role") == "assistant"), -1
     )
-    return [place for place in (_last_asked(messages, response, askers), tail) if place >= 0]
+    return [place for place in (_find_last_request(messages, response, askers), tail) if place >= 0]
 
 
-def _last_asked(messages: Sequence[Json], end: int, askers: Collection[str]) -> int:
+def _find_last_request(messages: Sequence[Json], end: int, askers: Collection[str]) -> int:
     for place in range(end - 1, -1, -1):
         if messages[place].get("role") in askers and any(map(_can_carry, messages[place]["content"])):
             return place
@@ -181,10 +181,10 @@ def _canonical(schema: Value) -> Value:
         return [_canonical(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: _kept(key, schema[key]) for key in sorted(schema)}
+    return {key: _canonical_unless_given(key, schema[key]) for key in sorted(schema)}
 
 
-def _kept(key: str, value: Value) -> Value:
+def _canonical_unless_given(key: str, value: Value) -> Value:
     if key not in _AS_GIVEN or not isinstance(value, dict):
         return _canonical(value)
     return {name: _canonical(inner) for name, inner in value.items()}

@@ -102,7 +102,7 @@ CODES: Table = _table(
         ),
     }
 )
-"""Codes, types and states by which a provider says exactly what is wrong: they outrank the status."""
+"""Codes, types and states by which a provider states exactly what is wrong: they outrank the status."""
 
 TYPES: Table = _table({_NEVER: "invalid_request_error"})
 """Types so general that they count only where there is no status, in the middle of a stream."""
@@ -119,7 +119,7 @@ OVERFLOW_WORDS = (
     "exceeds the maximum number of tokens",
     "reduce the length of the messages",
 )
-"""How those say that a conversation is too long who have no code for it."""
+"""Messages for a conversation that is too long, of providers without a code for it."""
 
 _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
     {

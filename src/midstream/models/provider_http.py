@@ -247,13 +247,13 @@ class Provider:
             ModelError: Another refusal: see `midstream.models.provider_errors`.
         """
         silences = self._limits.silences(stalls)
-        self._network.sent(method, path, body or b"")
+        self._network.log_request(method, path, body or b"")
         try:
             async with (
                 self._answer(method, path, body, headers or {}, first_s=silences[0]) as response,
                 contextlib.aclosing(_pieces(response, *silences)) as pieces,
             ):
-                self._network.answered(response.status)
+                self._network.log_status(response.status)
                 media_type = response.headers.get("content-type", "").partition(";")[0].strip()
                 if response.status in gone:
                     raise ModelForgotError(f"{self.name} no longer has the response")
@@ -261,15 +261,15 @@ class Provider:
                     raise await self._refusal(response, media_type, pieces)
                 decoder = SseDecoder()
                 async for piece in pieces:
-                    self._network.received(piece)
+                    self._network.log_piece(piece)
                     yield decoder.feed(piece)
         except FrameTooLargeError as error:
             raise ModelUnavailableError(f"{self.name} sent an event above the limit") from error
         except _SilenceError as error:
-            self._network.failed(error)
+            self._network.log_failure(error)
             raise ModelStalledError(f"{self.name} sent nothing for {error.limit_s:g} s") from error
         except aiohttp.ClientError as error:
-            self._network.failed(error)
+            self._network.log_failure(error)
             # Only the kind: the text of such an error may hold the address and what is in it.
             message = f"the connection to {self.name} failed: {type(error).__name__}"
             raise ModelUnavailableError(message) from error
@@ -361,11 +361,11 @@ class Provider:
             body += piece
             if len(body) > ERROR_BYTES_MAX:
                 break
-        self._network.received(bytes(body))
+        self._network.log_piece(bytes(body))
         try:
             parsed = msgspec.json.decode(bytes(body))
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            parsed = None  # a proxy's page: the status says enough
+            parsed = None  # a proxy's page: the status is enough
         error = parsed.get("error", parsed) if isinstance(parsed, dict) else None
         if response.status == HTTPStatus.OK:
             if isinstance(parsed, dict) and "error" in parsed:

@@ -19,7 +19,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import Finish, History, Usage
-from midstream.history.profiles import profile_named
+from midstream.history.profiles import find_profile
 from midstream.history.rendering import render
 from midstream.history.repair.report import Advice
 from midstream.models.prompt_prefix import cache_key_of, canonical_tools, takes_cache_key
@@ -110,7 +110,7 @@ class PydanticAIModel:
         self._settings = settings
         speaks_of_cache = any("cache" in name for name in settings or {})
         self._is_cached = is_cached and not speaks_of_cache
-        self._profile = profile_named(profile or _profile_of(self._model)).name
+        self._profile = find_profile(profile or _profile_of(self._model)).name
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Answer `request`; closing the iterator closes the connection.
@@ -131,26 +131,26 @@ class PydanticAIModel:
             ]
         )
         settings, is_thinking = self._settings, _is_thinking(self._settings)
-        sent, advice = rendered(
+        sent, advice = render_request(
             request.history, request.instructions, self._model, profile=self._profile, thinking=is_thinking
         )
         if advice.thinking is False:
             # The tool loop in progress began without a thought: Anthropic takes it with thinking off only.
             settings = cast("ModelSettings", {**(settings or {}), "anthropic_thinking": {"type": "disabled"}})
         if self._is_cached and not request.is_ephemeral:
-            sent, settings = self._marked(sent, settings, request.session)
+            sent, settings = self._mark(sent, settings, request.session)
         try:
             async with direct.model_request_stream(
                 self._model, sent, model_settings=settings, model_request_parameters=parameters
             ) as streamed:
                 async for event in streamed:
-                    yield _said(event)
+                    yield _event_of(event)
                 for ending in _ending(streamed):
                     yield ending
         except (exceptions.AgentRunError, exceptions.UserError) as error:
-            raise _typed(error, self.name) from error
+            raise _model_error_of(error, self.name) from error
 
-    def _marked(
+    def _mark(
         self, sent: list[messages.ModelMessage], settings: ModelSettings | None, session: str
     ) -> tuple[list[messages.ModelMessage], ModelSettings | None]:
         """Return messages and settings with marks for the provider's cache."""
@@ -186,7 +186,7 @@ def _is_thinking(settings: ModelSettings | None) -> bool | None:
 # --- what is sent ---------------------------------------------------------------------------------------------
 
 
-def rendered(
+def render_request(
     history: History, instructions: str, model: Model, *, profile: str = "", thinking: bool | None = None
 ) -> tuple[list[messages.ModelMessage], Advice]:
     """Return a history as pydantic-ai's messages for `model`, and what the request should be sent with."""
@@ -220,7 +220,7 @@ def _profile_of(model: Model) -> str:
 # --- what comes back ------------------------------------------------------------------------------------------
 
 
-def _said(event: messages.ModelResponseStreamEvent) -> ModelEvent:
+def _event_of(event: messages.ModelResponseStreamEvent) -> ModelEvent:
     match event:
         case messages.PartStartEvent(part=messages.TextPart(content=text)) if text:
             return TextDelta(text)
@@ -271,7 +271,7 @@ def _text_of(arguments: object) -> str:
     return msgspec.json.encode(arguments or {}).decode()
 
 
-def _typed(error: exceptions.AgentRunError | exceptions.UserError, name: str) -> ModelError:
+def _model_error_of(error: exceptions.AgentRunError | exceptions.UserError, name: str) -> ModelError:
     if isinstance(error, exceptions.ModelAPIError):
         status = error.status_code if isinstance(error, exceptions.ModelHTTPError) else None
         wait_s = error.retry_after

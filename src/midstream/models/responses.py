@@ -28,7 +28,7 @@ from midstream.history.messages import (
     storable,
     with_distinct_ids,
 )
-from midstream.history.upstream_calls import Words, closed, ended, started
+from midstream.history.upstream_calls import Words, close_call, end_call, start_call
 from midstream.session.model_settings import DEFAULT_SETTINGS, ModelSettings
 from midstream.session.permissions import Person
 from midstream.session.records import Delta, ReuseDecision
@@ -205,7 +205,7 @@ class ResponseBuilder:
         self._chars = 0
         self._ids = (ref.turn, ref.response_no, ref.attempt)
         self._shown = dict(shown or {})
-        """What is still to be said again."""
+        """Text that is still to be repeated."""
         self._parts: list[ResponsePart] = []
         self._texts: list[str] = []
         self._kind: Literal["text", "thinking"] | None = None
@@ -221,15 +221,15 @@ class ResponseBuilder:
         """
         match event:
             case TextDelta():
-                return self._say("text", storable(event.text))
+                return self._add_text("text", storable(event.text))
             case ThinkingDelta(is_redacted=True):
                 self._close_part()
                 self._parts.append(Thinking("", storable(event.signature or ""), is_redacted=True))
             case ThinkingDelta():
-                deltas = self._say("thinking", storable(event.text))
+                deltas = self._add_text("thinking", storable(event.text))
                 if event.signature is not None:
                     ending = storable(event.signature)
-                    announced = self._announced(len(self._parts), signature=ending)
+                    announced = self._announce(len(self._parts), signature=ending)
                     self._close_part(ending)
                     return (*deltas, *announced)
                 return deltas
@@ -239,20 +239,20 @@ class ResponseBuilder:
                 named = (storable(event.id), storable(event.name), storable(event.arguments))
                 call = ToolCall(*named, signature=signature)
                 self._parts.append(call)
-                return self._announced(len(self._parts) - 1, requested=call)
+                return self._announce(len(self._parts) - 1, requested=call)
             case UpstreamCallStarted() if event.id not in self._open:
-                return self._start(started(event.id, event.name, event.arguments))
+                return self._start(start_call(event.id, event.name, event.arguments))
             case UpstreamCallEnded():
                 return self._end(event)
             case Finished():
                 return self._finish(event)
             case Working() if not self._has_begun:
-                return self._announced(len(self._parts))
+                return self._announce(len(self._parts))
             case Working() | KeepAlive() | ReuseReported() | Resumable() | UpstreamCallStarted():
                 pass
         return ()
 
-    def _announced(
+    def _announce(
         self, part: int, *, requested: ToolCall | None = None, signature: str = ""
     ) -> Sequence[Delta]:
         self._has_begun = True
@@ -293,7 +293,7 @@ class ResponseBuilder:
         """Whether the model has marked its response as complete."""
         return self._finished is not None
 
-    def _say(self, kind: Literal["text", "thinking"], text: str) -> Sequence[Delta]:
+    def _add_text(self, kind: Literal["text", "thinking"], text: str) -> Sequence[Delta]:
         if self._kind != kind:
             self._close_part()
             self._kind = kind
@@ -316,43 +316,43 @@ class ResponseBuilder:
         self._close_part()
         part = self._open[call.id] = len(self._parts)
         self._parts.append(call)
-        return self._told(part, call)
+        return self._show_call(part, call)
 
     def _end(self, event: UpstreamCallEnded) -> Sequence[Delta]:
         part = self._open.pop(event.id, None)
         if part is not None:
             call = self._parts[part]
             assert isinstance(call, UpstreamCall)
-            self._parts[part] = call = ended(call, event.content, event.outcome)
-            return self._told(part, call)
+            self._parts[part] = call = end_call(call, event.content, event.outcome)
+            return self._show_call(part, call)
         is_known = any(isinstance(each, UpstreamCall) and each.id == event.id for each in self._parts)
         if is_known:
             return ()  # one outcome a call; the first one stands
         self._close_part()
-        call = ended(started(event.id, "", ""), event.content, event.outcome)
+        call = end_call(start_call(event.id, "", ""), event.content, event.outcome)
         self._parts.append(call)
-        return self._told(len(self._parts) - 1, call)
+        return self._show_call(len(self._parts) - 1, call)
 
     def _finish(self, event: Finished) -> Sequence[Delta]:
         deltas: list[Delta] = []
         for part in self._open.values():
             call = self._parts[part]
             assert isinstance(call, UpstreamCall)
-            self._parts[part] = call = closed(call)
-            deltas += self._told(part, call)
+            self._parts[part] = call = close_call(call)
+            deltas += self._show_call(part, call)
         self._open.clear()
         if self._shown:
-            raise _forgot()
+            raise _changed_text_error()
         self._finished = event
         return deltas
 
-    def _told(self, part: int, call: UpstreamCall) -> Sequence[Delta]:
+    def _show_call(self, part: int, call: UpstreamCall) -> Sequence[Delta]:
         """Return the delta of a call for readers, once."""
         shown = self._shown.get(part)
         if shown is None:
             return [Delta(*self._ids, part, "thinking", "", call)]
         if not isinstance(shown, UpstreamCall) or (shown.id, shown.name) != (call.id, call.name):
-            raise _forgot()
+            raise _changed_text_error()
         if shown.outcome is None or call.outcome is not None:
             del self._shown[part]
         is_told = shown.outcome is not None or call.outcome is None
@@ -362,13 +362,13 @@ class ResponseBuilder:
         """Return what of `text` readers have not been shown."""
         known_words = self._shown.get(part, (kind, ""))
         if isinstance(known_words, UpstreamCall):
-            raise _forgot()
+            raise _changed_text_error()
         shown_kind, shown = known_words
         if not shown:
             return text
         known = shown[: len(text)]
         if kind != shown_kind or not text.startswith(known):
-            raise _forgot()
+            raise _changed_text_error()
         if len(shown) > len(text):
             self._shown[part] = (kind, shown[len(text) :])
         else:
@@ -385,7 +385,7 @@ class ResponseBuilder:
         self._kind = None
 
 
-def _forgot() -> ModelForgotError:
+def _changed_text_error() -> ModelForgotError:
     return ModelForgotError("the resumed response has another text than before")
 
 

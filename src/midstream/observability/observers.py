@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class Observer(Protocol):
     """Receives what was appended."""
 
-    def appended(self, session: str, records: Sequence[Record]) -> None:
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
         """Take what was appended to a session in one transaction. Must not wait; what it raises is logged."""
 
 
@@ -57,9 +57,9 @@ class Observers:
                 try:
                     observer.answers(session, agent, model)
                 except Exception as error:  # noqa: BLE001 - see below
-                    _failed(session, error)
+                    _log_failure(session, error)
 
-    def appended(self, session: str, bodies: Sequence[bytes]) -> None:
+    def on_append(self, session: str, bodies: Sequence[bytes]) -> None:
         """Report appended records to all observers."""
         if not self._all:
             return
@@ -68,11 +68,11 @@ class Observers:
             return
         for observer in self._all:
             try:
-                observer.appended(session, records)
+                observer.on_append(session, records)
             except Exception as error:  # noqa: BLE001 - who looks on must not stop what it looks at
-                _failed(session, error)
+                _log_failure(session, error)
 
 
-def _failed(session: str, error: Exception) -> None:
-    # A traceback could hold what was said.
+def _log_failure(session: str, error: Exception) -> None:
+    # A traceback could hold text of the conversation.
     _log.error("an observer failed: %s", type(error).__name__, extra={"session": session})

@@ -34,7 +34,7 @@ DURATION = {
     IntervalKind.CALL: "gen_ai.execute_tool.duration",
 }
 PROVIDER = "midstream"
-"""What the conventions want named and nobody knows: whose a model is that does not say so in its name."""
+"""What the conventions require and is unknown: the provider of a model whose name does not include it."""
 PROVIDERS = {
     "anthropic-messages": "anthropic",
     "claude": "anthropic",
@@ -103,7 +103,7 @@ class OpenTelemetry(Observer, Introduced):
             self._answering.popitem(last=False)
 
     @override
-    def appended(self, session: str, records: Sequence[Record]) -> None:
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
         for record in records:
             for interval in self._intervals.add(session, record):
                 if not interval.is_open:
@@ -112,15 +112,15 @@ class OpenTelemetry(Observer, Introduced):
                     self._begin_turn(interval)
 
     def _begin_turn(self, interval: Interval) -> None:
-        self._turns[interval.session, interval.turn] = self._started(interval)
+        self._turns[interval.session, interval.turn] = self._start_span(interval)
         if len(self._turns) > OPEN_MAX:
             self._turns.popitem(last=False)
 
-    def _started(self, interval: Interval, parent: Span | None = None) -> Span:
+    def _start_span(self, interval: Interval, parent: Span | None = None) -> Span:
         """Start a span with all that is known by now: samplers look at nothing else."""
         attributes = self._attributes_of(interval)
         named = {
-            IntervalKind.TURN: self._who(interval).agent,
+            IntervalKind.TURN: self._answering_agent(interval).agent,
             IntervalKind.MODEL: attributes.get("gen_ai.request.model", interval.name),
             IntervalKind.CALL: interval.name,
         }
@@ -137,7 +137,7 @@ class OpenTelemetry(Observer, Introduced):
         if interval.kind is IntervalKind.TURN:
             span = self._turns.pop((interval.session, interval.turn), None)
         else:
-            span = self._started(interval, turn)
+            span = self._start_span(interval, turn)
         if span is not None:
             span.set_attributes(self._attributes_of(interval))
             if _error_of(interval):
@@ -158,11 +158,11 @@ class OpenTelemetry(Observer, Introduced):
             for kind, count in counts.items():
                 self._tokens.record(count, {**labels, "gen_ai.token.type": kind})
 
-    def _who(self, interval: Interval) -> _Answering:
+    def _answering_agent(self, interval: Interval) -> _Answering:
         return self._answering.get(interval.session) or _Answering(self._agent)
 
     def _attributes_of(self, interval: Interval) -> Attributes:
-        who = self._who(interval)
+        who = self._answering_agent(interval)
         attributes: Attributes = {
             "gen_ai.operation.name": OPERATION[interval.kind],
             "gen_ai.conversation.id": interval.session,

@@ -22,7 +22,7 @@ with extra("prometheus"):
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 MODELS_MAX = 100
-"""Names of models that are told apart; the tokens of any further one are counted under `OTHER`."""
+"""Names of models with a counter of their own; the tokens of any further one are counted under `OTHER`."""
 OTHER = "other"
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -71,7 +71,7 @@ class Prometheus(Observer):
         self._models: set[str] = set()
 
     @override
-    def appended(self, session: str, records: Sequence[Record]) -> None:
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
         for record in records:
             match record:
                 case QuestionAsked():

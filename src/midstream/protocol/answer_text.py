@@ -98,7 +98,7 @@ class AnswerText:
         try:
             now = msgspec.json.decode(session, type=_SessionNow)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self.now  # of a later version: the next whole response is told whole
+            return self.now  # of a later version: the next whole response is shown whole
         self._begin()
         for entry in now.history:
             if isinstance(entry, Step):

@@ -4,8 +4,8 @@ After every call that changes something: do `writes()`, send `frames_to_send()`,
 timer for `next_deadline()`. This order keeps a promise: a command is in the checkpoint before it is on the wire, so
 that its number never means two things (STREAM-11).
 
-The shell keeps a transport open while `is_connection_wanted`, closes it when that is False, and calls `disconnected`
-when a transport is gone, on whichever side. While `wants_secret`, the shell reads the session's secrets again and
+The shell keeps a transport open while `is_connection_wanted`, closes it when that is False, and calls `end_connection`
+when a transport is gone, on whichever side. While `needs_secret`, the shell reads the session's secrets again and
 calls `show`, before any connection. Clause numbers refer to `docs/spec/stream.md`.
 
 Commands are in `command_outbox`, events in `event_inbox`, connections in `link`; this module connects them.
@@ -159,7 +159,7 @@ class ClientStream:
         return self._shown.secret
 
     @property
-    def wants_secret(self) -> bool:
+    def needs_secret(self) -> bool:
         """Whether the shell must read the session's secrets again and call `show`, before a connection is made.
 
         True before each connection but the first, unless the server does not require a secret, and after the server
@@ -318,10 +318,10 @@ class ClientStream:
             self._queue(Close())
         self._end_with(None, is_resumable=True)
 
-    def handled(self, event_id: EventId) -> None:
+    def mark_handled(self, event_id: EventId) -> None:
         """Store that the application has handled this event: it is not delivered again (STREAM-24)."""
         if event_id == self._inbox.end:
-            self._forget()
+            self._drop_checkpoint()
         else:
             self._keep(self._inbox.moved_to(event_id))
 
@@ -330,13 +330,13 @@ class ClientStream:
 
         Where the server has refused just these, the stream ends with its error.
         """
-        self._shown = self._shown.learnt(secret, old_secret)
+        self._shown = self._shown.with_secrets(secret, old_secret)
         if self._shown.refusal is not None:
             self._end_with(self._shown.refusal)
 
     # --- what the transport does --------------------------------------------------------------------------------
 
-    def connected(self, *, now: float) -> None:
+    def begin_connection(self, *, now: float) -> None:
         """Use a new transport: send the `open`, and at once behind it all that was not acknowledged."""
         if self._link.state is not LinkState.CONNECTING:
             return
@@ -359,7 +359,7 @@ class ClientStream:
         )
         self._send_commands()
 
-    def disconnected(self, error: MidstreamError | None = None, *, chance: float, now: float) -> None:
+    def end_connection(self, error: MidstreamError | None = None, *, chance: float, now: float) -> None:
         """Plan the next connection, as the transport is gone or could not be made.
 
         Args:
@@ -380,7 +380,7 @@ class ClientStream:
             return
         self._shown = replace(self._shown, is_due=self.is_encrypted is not False)
         is_cancelled = self._outbox.is_cancel_acked
-        if ended := self._link.lost(error, is_cancelled=is_cancelled, chance=chance, now=now):
+        if ended := self._link.lose(error, is_cancelled=is_cancelled, chance=chance, now=now):
             self._end_with(ended)
 
     def receive(self, body: bytes, *, now: float) -> None:
@@ -399,15 +399,15 @@ class ClientStream:
             self._end_with(error)
         if before != (self._link.state, self._inbox.received) and not is_silence(self._events[count:]):
             self._restart_silence(now)
-        self._link.heard(now)
+        self._link.note_traffic(now)
 
-    def was_heard(self, *, now: float) -> None:
+    def note_traffic(self, *, now: float) -> None:
         """Count the server's silence from now on, as a part of a frame came (STREAM-46)."""
-        self._link.heard(now)
+        self._link.note_traffic(now)
 
-    def listens_again(self, *, now: float) -> None:
+    def resume_reading(self, *, now: float) -> None:
         """Count all silence from now on, as the shell did not read for a while."""
-        self._link.heard(now)
+        self._link.note_traffic(now)
         self._silence.pause(now)
 
     def handle_deadline(self, *, now: float) -> None:
@@ -464,19 +464,19 @@ class ClientStream:
         inbox.begin(frame)
         inbox.is_queued = bool(self._stream and frame.acked) and not (inbox.turn or outbox.is_finishing)
         self._link.welcome(frame.heartbeat_s)
-        self._shown = self._shown.taken()
+        self._shown = self._shown.with_acceptance()
         outbox.in_flight_max = max(1, min(frame.in_flight_max, IN_FLIGHT_MAX))
         self.is_encrypted = frame.is_encrypted
         if frame.is_degraded:
             self._is_degraded = True
-            self._forget()
+            self._drop_checkpoint()
         self._take_ack(frame.acked - 1)
 
     def _take_ack(self, seqno: int, *, is_single: bool = False) -> None:
         acked = self._outbox.acknowledge(seqno, is_single=is_single)
         if acked is not None:
             self._keep(CommandsAcked(acked))
-            self._link.acknowledged()
+            self._link.note_ack()
         self._send_commands()
         self._end_if_finished()
 
@@ -485,7 +485,7 @@ class ClientStream:
             if self.is_ended:
                 return  # events after the end of the turn are not delivered
             if (event := self._inbox.take(each)) is not None:
-                self._link.progressed()
+                self._link.note_progress()
                 self._apply(event)
 
     def _apply(self, event: Applied) -> None:
@@ -518,11 +518,11 @@ class ClientStream:
         if self._is_degraded or (is_final and not (is_lost_order or self._has_doubts(error))):
             self._end_with(error)
         else:
-            self._link.refused(error, frame.retry_after_s)
+            self._link.refuse(error, frame.retry_after_s)
 
     def _has_doubts(self, error: MidstreamError | None) -> bool:
         """Return whether another process may have changed the secret: it is read once more before the stream ends."""
-        doubted = None if self._is_degraded else self._shown.doubted(error)
+        doubted = None if self._is_degraded else self._shown.with_doubt(error)
         self._shown = doubted or self._shown
         return doubted is not None
 
@@ -543,9 +543,9 @@ class ClientStream:
         self._silence.stop()
         self._error = error
         if not is_resumable and (error is None or error.code not in KEEPS_CHECKPOINT):
-            self._forget()
+            self._drop_checkpoint()
 
-    def _forget(self) -> None:
+    def _drop_checkpoint(self) -> None:
         self._keep(Forgotten())
         self._is_kept = False
 

@@ -25,7 +25,7 @@ class KnownEpoch(Struct, frozen=True):
     began_at: float
 
 
-def known_after(
+def newest_epoch_after(
     known: KnownEpoch | None, promised: EventId | None, epoch: int, began_at: float | None
 ) -> KnownEpoch | None:
     """Return the newest known epoch after the server has sent when one began; None is no information.
@@ -41,11 +41,11 @@ def known_after(
     if known is None or promised is None or epoch > known.epoch:
         return told
     if epoch == known.epoch and told != known:
-        raise _lost(promised, f"began epoch {epoch} again since")
+        raise _loss_error(promised, f"began epoch {epoch} again since")
     return known
 
 
-def promised_after(
+def durable_position_after(
     promised: EventId | None, event_id: EventId, record: Record, *, is_owned: bool
 ) -> EventId | None:
     """Return what is promised after one more event: the next one, or one that comes again after a `gone`.
@@ -60,21 +60,21 @@ def promised_after(
         return event_id if is_durable(record) else promised
     is_other = event_id.position == promised.position and event_id != promised
     if is_other or event_id.epoch > promised.epoch:
-        raise _lost(promised, f"has {event_id} in its place")
+        raise _loss_error(promised, f"has {event_id} in its place")
     return promised
 
 
-def require_promised(promised: EventId | None, newest: EventId, *, is_owned: bool) -> None:
+def require_durable_position(promised: EventId | None, newest: EventId, *, is_owned: bool) -> None:
     """Let a server pass whose journal ends with `newest`.
 
     Raises:
         EventsLostError: It ends before what was promised to stay.
     """
     if promised is not None and (newest < promised or (is_owned and newest.position < promised.position)):
-        raise _lost(promised, f"ends with {newest}")
+        raise _loss_error(promised, f"ends with {newest}")
 
 
-def _lost(promised: EventId, what: str) -> EventsLostError:
+def _loss_error(promised: EventId, what: str) -> EventsLostError:
     return EventsLostError(
         f"the server had {promised} on its disk, and {what}: its journal was cut, or is an older copy"
     )

@@ -7,7 +7,12 @@ from msgspec import Struct
 
 from midstream.errors import ProtocolError
 from midstream.protocol.checkpoint import Checkpoint, CursorMoved
-from midstream.protocol.durable_positions import KnownEpoch, known_after, promised_after, require_promised
+from midstream.protocol.durable_positions import (
+    KnownEpoch,
+    durable_position_after,
+    newest_epoch_after,
+    require_durable_position,
+)
 from midstream.protocol.frames import EventFrame, EventId, Gone, SnapshotFrame, Welcome
 from midstream.session import records
 from midstream.session.records import (
@@ -95,9 +100,9 @@ class Inbox:
         Raises:
             StoreDamagedError: It has not.
         """
-        require_promised(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
+        require_durable_position(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
         epoch = EventId.parse(frame.resume_from).epoch
-        self._known = known_after(self._known, self._promised, epoch, frame.began_at)
+        self._known = newest_epoch_after(self._known, self._promised, epoch, frame.began_at)
 
     def begin(self, frame: Welcome) -> None:
         """Take the position and the turn of a welcome."""
@@ -122,8 +127,8 @@ class Inbox:
         self.received = event_id
         record = records.decode(bytes(frame.record))
         if isinstance(record, EpochStarted):
-            self._known = known_after(self._known, self._promised, event_id.epoch, record.at)
-        self._promised = promised_after(self._promised, event_id, record, is_owned=bool(self._stream))
+            self._known = newest_epoch_after(self._known, self._promised, event_id.epoch, record.at)
+        self._promised = durable_position_after(self._promised, event_id, record, is_owned=bool(self._stream))
         return Applied(event_id, record)
 
     def delivers(self, record: Record) -> bool:

@@ -150,7 +150,7 @@ class EventReader:
         return Event(event_id, record, answer)
 
 
-def completed(session: str, last: Event | None) -> str:
+def completed_text(session: str, last: Event | None) -> str:
     """Return the text of the answer whose turn ended with this event.
 
     Raises:

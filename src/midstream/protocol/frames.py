@@ -30,7 +30,7 @@ COALESCE_S_MAX = 0.1
 IN_FLIGHT_MAX = 64
 """Commands a client may have sent and not seen acknowledged."""
 CANCEL_AFTER_S_MAX = 3600.0
-"""Seconds a turn may be left alone where its client wants it stopped after some."""
+"""Seconds a turn may be left alone where its client has it stopped after some."""
 KEY_CHARS_MAX = 256
 """Characters of a stream key or of a secret."""
 NUMBER_MAX = 2**53
@@ -40,7 +40,7 @@ EVENT_DIGITS_MAX = 19
 EVENT_ID_CHARS_MAX = 2 * EVENT_DIGITS_MAX + 1
 """Two numbers and the dash."""
 REASON_CHARS_MAX = 200
-"""Of what is said about a frame that cannot be read: a part of it may be in there."""
+"""Of the message about a frame that cannot be read: a part of it may be in there."""
 EVENT_NUMBER_MAX = 2**63 - 1
 """What every database holds in one integer."""
 EVENTS_PER_FRAME_MAX = 512
@@ -88,7 +88,7 @@ START = EventId(0, 0)
 """Before the first record."""
 
 
-# --- what a client says -----------------------------------------------------------------------------------------
+# --- frames of a client -----------------------------------------------------------------------------------------
 
 
 class SnapshotWhen(StrEnum):
@@ -248,7 +248,7 @@ class ResumePayload(Struct, frozen=True, gc=False, tag="resume", tag_field="type
 Payload = SendPayload | ResultPayload | CancelPayload | AnswerPayload | WithdrawPayload | ResumePayload
 
 
-# --- what a server says -----------------------------------------------------------------------------------------
+# --- frames of a server -----------------------------------------------------------------------------------------
 
 
 class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):

@@ -2,7 +2,7 @@
 
 waiting ──deadline──▶ connecting ──open()──▶ opening ──welcome()──▶ live
 ▲                       │                    │                    │
-└────────lost()─────────┴──── dropping ◀─────┴── fault, silence ──┘
+└────────lose()─────────┴──── dropping ◀─────┴── fault, silence ──┘
 any of them ──end()──▶ ended
 """
 
@@ -71,7 +71,7 @@ class Link:
         """Begin with a transport that was made."""
         self.state = LinkState.OPENING
         self.number += 1
-        self.heard(now)
+        self.note_traffic(now)
 
     def welcome(self, heartbeat_s: float) -> None:
         """Go live with the server's welcome."""
@@ -81,7 +81,7 @@ class Link:
         if heartbeat_s > 0:
             self._silence_s = HEARTBEATS_MISSED_MAX * min(heartbeat_s, HEARTBEAT_S_MAX)
 
-    def heard(self, now: float) -> None:
+    def note_traffic(self, now: float) -> None:
         """Count the server's silence from now on."""
         if self.is_open:
             self.deadline = Deadline(now + self._silence_s, "a sign of life of the server")
@@ -90,15 +90,15 @@ class Link:
         """End the count of failures: a connection carries frames."""
         self._failures = 0
 
-    def progressed(self) -> None:
+    def note_progress(self) -> None:
         """End failures and trouble: an event or an ack came."""
         self._failures = 0
         self.trouble = None
 
-    def acknowledged(self) -> None:
+    def note_ack(self) -> None:
         """End the count of heartbeats without an ack."""
         self._unanswered = 0
-        self.progressed()
+        self.note_progress()
 
     def heartbeat(self, *, is_awaiting_ack: bool, acked: int) -> None:
         """Count a heartbeat.
@@ -111,7 +111,7 @@ class Link:
             raise ProtocolError(f"command {acked} was not acknowledged")
         self.works()
 
-    def refused(self, error: MidstreamError, retry_after_s: float | None) -> None:
+    def refuse(self, error: MidstreamError, retry_after_s: float | None) -> None:
         """Drop the connection, as the server refused something for now: the next one plays it back (STREAM-28)."""
         self.trouble = error
         self._retry_after_s = retry_after_s or 0.0
@@ -128,7 +128,7 @@ class Link:
         self.deadline = None
         self.is_reconnecting = False
 
-    def lost(
+    def lose(
         self, error: MidstreamError | None, *, is_cancelled: bool, chance: float, now: float
     ) -> MidstreamError | None:
         """Plan the next try after a transport is gone; return why there is none where patience has ended.

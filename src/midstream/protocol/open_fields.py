@@ -10,7 +10,7 @@ from midstream.protocol.frames import KEY_CHARS_MAX, Open
 _IN_HEADERS = ("stream", "secret", "event_id", "next_seqno", "connection", "cancel_after_s", "old_secret")
 
 
-def opened_by(headers: Open, frame: Open) -> Open:
+def merge_open_fields(headers: Open, frame: Open) -> Open:
     """Return the fields of a request, some from its headers and the others from its `open` (STREAM-110).
 
     Raises:

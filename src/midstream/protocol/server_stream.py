@@ -1,6 +1,6 @@
 """The server's half of the stream protocol, without I/O: one connection of one client.
 
-Inlets: `receive`, `admit`, `accepted`, `refused`, `deliver`, `lose`, `show`, `handle_deadline`, `fail`. After any of
+Inlets: `receive`, `admit`, `acknowledge`, `refuse`, `deliver`, `lose`, `show`, `handle_deadline`, `fail`. After any of
 them do `requests()`, send `frames_to_send()` in order, arm one timer for `next_deadline()`, and when `is_closed` close
 the transport.
 
@@ -8,7 +8,7 @@ the transport.
        └──────────────────┴───────────────────┴─────────┴──▶ closed
 
 The connection is mortal and keeps nothing: the commands of a stream are in the journal, and its fold
-(`session/session.py`) decides about each. Only order lives here: an ack is queued by `accepted`, which the shell
+(`session/session.py`) decides about each. Only order lives here: an ack is queued by `acknowledge`, which the shell
 calls when the append has returned, and events are queued by `deliver`, in the line's order, without gap. Clause
 numbers refer to `docs/spec/stream.md`.
 """
@@ -69,12 +69,12 @@ from midstream.protocol.frames import (
     encode,
     secret_digest_of,
 )
-from midstream.protocol.open_fields import check_open, opened_by
+from midstream.protocol.open_fields import check_open, merge_open_fields
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.session.calls import Site
 from midstream.session.references import CallRef
 from midstream.session.retention import Retention
-from midstream.session.session import COMMANDS_MAX, Received, Session, StreamState, fenced
+from midstream.session.session import COMMANDS_MAX, Received, Session, StreamState, fencing_error
 from midstream.session.turn.commands import (
     Answer,
     CallFinished,
@@ -101,7 +101,7 @@ class Admit(Struct, frozen=True):
 
 
 class Submit(Struct, frozen=True):
-    """Decide and append this command; then call `accepted` or `refused`."""
+    """Decide and append this command; then call `acknowledge` or `refuse`."""
 
     seqno: int
     received: Received
@@ -218,7 +218,7 @@ class ServerStream:
         self._was_admitted = False
         self._cancel_after_s: float | None = None
         self._is_left = False
-        """The client said `close`: it leaves the turn to itself."""
+        """The client sent `close`: it leaves the turn to itself."""
         self.snapshot_due: SnapshotDue | None = None
         """Which snapshot `show` must be given before anything is delivered; None where none is owed."""
         self._in_flight: set[int] = set()
@@ -253,7 +253,7 @@ class ServerStream:
             now=now,
         )
 
-    # --- what the shell may ask ---------------------------------------------------------------------------------
+    # --- queries of the shell -----------------------------------------------------------------------------------
 
     @property
     def is_closed(self) -> bool:
@@ -382,7 +382,7 @@ class ServerStream:
         if self._state is not _State.ADMITTING:
             return
         known = session.streams.get(self._open.stream)
-        self._secret_digest = secret_digest or digest_shown(session, self._open)
+        self._secret_digest = secret_digest or digest_of_shown_secret(session, self._open)
         if (refusal := self._refusal(known)) is not None:
             self.fail(refusal, now=now)
             return
@@ -413,13 +413,13 @@ class ServerStream:
             )
         self._held = []
 
-    def accepted(self, seqno: int, *, now: float) -> None:
+    def acknowledge(self, seqno: int, *, now: float) -> None:
         """Queue the ack of a command. Call it when the append has returned, never before (STREAM-13)."""
         self._in_flight.discard(seqno)
         if not self.is_closed:
             self._queue(Ack(seqno), now=now)
 
-    def refused(self, seqno: int, error: MidstreamError, *, now: float) -> None:
+    def refuse(self, seqno: int, error: MidstreamError, *, now: float) -> None:
         """Queue the refusal of a command; the connection goes on."""
         self._in_flight.discard(seqno)
         if not self.is_closed:
@@ -436,7 +436,7 @@ class ServerStream:
             return
         self._advance_over(page)
         self._frames += page.pieces
-        self._was_heard(now)
+        self._note_traffic(now)
 
     def lose(self, pruned_to: EventId, *, now: float) -> None:
         """Send that the next events up to this one were pruned; continue behind it."""
@@ -510,7 +510,7 @@ class ServerStream:
                 assert_never(frame)
 
     def _take_open(self, frame: Open) -> None:
-        frame = opened_by(self._open, frame)
+        frame = merge_open_fields(self._open, frame)
         check_open(frame)
         self._event_id = EventId.parse(frame.event_id) if frame.event_id is not None else None
         self._open = frame
@@ -555,7 +555,7 @@ class ServerStream:
             heartbeat_s=self._terms.heartbeat_s,
             in_flight_max=self._terms.in_flight_max,
             retention_s=self._terms.retention_s,
-            stall_s=stalls_told(self._terms.stalls),
+            stall_s=describe_stalls(self._terms.stalls),
             oldest=oldest,
             retention=asdict(self._terms.retention) if self._terms.retention else {},
             is_encrypted=self._is_encrypted,
@@ -567,7 +567,7 @@ class ServerStream:
         if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
             return WrongSecretError("this stream was opened with another secret")
         if known and known.is_beyond(self._open.connection):
-            return fenced()
+            return fencing_error()
         if (
             self._open.stream
             and not known
@@ -580,9 +580,9 @@ class ServerStream:
 
     def _queue(self, frame: ServerFrame, *, now: float) -> None:
         self._frames.append(self.wire.frame(frame))
-        self._was_heard(now)
+        self._note_traffic(now)
 
-    def _was_heard(self, now: float) -> None:
+    def _note_traffic(self, now: float) -> None:
         self._deadline = None
         self._spoke_at = now
 
@@ -599,7 +599,7 @@ def _bounds(records: Sequence[tuple[EventId, bytes]]) -> tuple[int, int]:
     return first, last
 
 
-def digest_shown(session: Session, shown: Open) -> str:
+def digest_of_shown_secret(session: Session, shown: Open) -> str:
     """Return the digest of the secret that a client shows: of the old one where its stream was opened with that."""
     known = session.streams.get(shown.stream)
     if known and shown.old_secret:
@@ -706,7 +706,7 @@ def turn_status_of(session: Session, stream: str) -> str:
     return last.status.value if last is not None and last.turn == known.turn else "ended"
 
 
-def stalls_told(stalls: StallBudgets | None) -> dict[str, float | None]:
+def describe_stalls(stalls: StallBudgets | None) -> dict[str, float | None]:
     """Return stall budgets in the form of a welcome."""
     told = {} if stalls is None else asdict(stalls)
     return {name: seconds if math.isfinite(seconds) else None for name, seconds in told.items()}

@@ -35,19 +35,19 @@ class ShownSecrets(Struct, frozen=True):
     def __repr__(self) -> str:
         return "ShownSecrets(...)"
 
-    def learnt(self, secret: str, old_secret: str) -> ShownSecrets:
+    def with_secrets(self, secret: str, old_secret: str) -> ShownSecrets:
         """Return them as newly read, "" where they could not be: the refusal stays where it was of just these."""
         own = "" if secret == self.own else self.own
         newest = (secret, old_secret or own) if secret else (self.secret, self.old_secret)
         refusal = self.refusal if newest == (self.secret, self.old_secret) else None
         return replace(self, secret=newest[0], old_secret=newest[1], is_due=False, refusal=refusal)
 
-    def doubted(self, error: MidstreamError | None) -> ShownSecrets | None:
+    def with_doubt(self, error: MidstreamError | None) -> ShownSecrets | None:
         """Return them as ones to be read once more because of this error; None where it is final."""
         if self.was_refused or not isinstance(error, WrongSecretError):
             return None
         return replace(self, refusal=error, was_refused=True)
 
-    def taken(self) -> ShownSecrets:
+    def with_acceptance(self) -> ShownSecrets:
         """Return them as the server took them: the next refusal is a first one."""
         return replace(self, was_refused=False) if self.was_refused else self

@@ -96,7 +96,7 @@ class SseDecoder:
         self.last_event_id = ""
         """What to send as `Last-Event-ID` when the connection is made again."""
         self.retry_ms: int | None = None
-        """Milliseconds to wait before reconnecting, where the server said so."""
+        """Milliseconds to wait before reconnecting, where the server sent that."""
         self._event_bytes_max = event_bytes_max
         self._partial: list[bytes] = []
         self._partial_bytes = 0

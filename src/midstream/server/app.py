@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route, Router, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
-from midstream.engine.agent import Agent, checked_agent
+from midstream.engine.agent import Agent, require_agent
 from midstream.engine.host import Host
 from midstream.engine.sleeping import MemoryLimits
 from midstream.environment import World
@@ -101,7 +101,7 @@ def asgi(
         UsageError: `access` is given, and the store keeps no small values (`KeyValue`); or one of `allowed_origins` is
             none, such as `*`.
     """
-    checked_agent(agent)
+    require_agent(agent)
     allowed_origins = origins_of(allowed_origins)
     world = world or World()
     store = open_store(store, world=world)
@@ -143,7 +143,7 @@ class App:
         self._router = _router_of(host, connections, door)
         if page is not None:
             self._router.routes += routes_of(Metrics(page, self._figures))
-        self._cors = Cors(self._answered, allowed_origins)
+        self._cors = Cors(self._answer, allowed_origins)
 
     @property
     def world(self) -> World:
@@ -151,7 +151,7 @@ class App:
         return self.host.world
 
     @property
-    def asks_who(self) -> bool:
+    def requires_authentication(self) -> bool:
         """Whether strangers are kept out."""
         return self.door.access is not None
 
@@ -233,21 +233,21 @@ class App:
             return
         await self._cors(scope, receive, send)
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve, and answer what is refused as a problem."""
         is_begun = False
 
-        def send_and_know(message: Message) -> Awaitable[None]:
+        def send_and_mark_begun(message: Message) -> Awaitable[None]:
             nonlocal is_begun
             is_begun = True
             return send(message)
 
         try:
-            await self._guarded(scope, receive, send_and_know)
+            await self._guard(scope, receive, send_and_mark_begun)
         except StreamCutError:
             raise
         except asyncio.CancelledError:
-            # The server lets go of it: whoever waits is to come back.
+            # The server shuts down: the client is to come back.
             if self.host.is_draining and not is_begun:
                 await refuse(problem_of(_draining()), scope, receive, send)
             raise
@@ -258,14 +258,14 @@ class App:
             is_late = self.host.is_draining and isinstance(error, UsageError)
             await refuse(problem_of(_draining() if is_late else error), scope, receive, send)
         except HTTPException as error:
-            headers = {**self._allowed(scope, error), **(error.headers or {})}
+            headers = {**self._allow_header(scope, error), **(error.headers or {})}
             await refuse(problem_of_http(error), scope, receive, send, headers)
         except Exception:
             if not is_begun:
                 await refuse(internal_problem(), scope, receive, send)
             raise
 
-    def _allowed(self, scope: Scope, error: HTTPException) -> dict[str, str]:
+    def _allow_header(self, scope: Scope, error: HTTPException) -> dict[str, str]:
         """Return the header that names what may be asked at an address where something else was (RFC 9110, 15.5.6)."""
         if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
             return {}
@@ -290,8 +290,8 @@ class App:
             "clients_ahead": self.connections.ahead,
         }
 
-    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.door.look_at(scope)
+    async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.door.check_scope(scope)
         if self._cors.is_preflight(scope):
             await self._cors.allow(send)
             return
@@ -311,7 +311,7 @@ class _Routes(Router):
     """Looks up at once what is asked of a session, by what stands behind its name; all else route by route."""
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
-        super().__init__(routes, redirect_slashes=False, default=_not_found)
+        super().__init__(routes, redirect_slashes=False, default=_raise_not_found)
         self._of_session = {
             (method, what): route.app
             for route in routes
@@ -354,5 +354,5 @@ def _router_of(host: Host, connections: Connections, door: AuthMiddleware) -> _R
     )
 
 
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's shape
+async def _raise_not_found(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's shape
     raise HTTPException(404)

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from midstream.agents.agent_runs import SILENCE_MAX_S
 from midstream.dialects.accepted_requests import Accepting
-from midstream.dialects.anthropic import estimated_tokens
+from midstream.dialects.anthropic import estimate_tokens
 from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
 from midstream.dialects.application_sessions import ApplicationSessions
 from midstream.dialects.dialect import Dialect
@@ -165,7 +165,7 @@ class Gateway:
         self._is_stopped = False
 
     @property
-    def asks_who(self) -> bool:
+    def requires_authentication(self) -> bool:
         """Whether strangers are kept out."""
         return self._token is not None
 
@@ -233,19 +233,19 @@ class Gateway:
         dialect = speaking(parts)
         is_begun = False
 
-        async def send_and_know(message: Message) -> None:
+        async def send_and_mark_begun(message: Message) -> None:
             nonlocal is_begun
             is_begun = True
             await send(message)
 
         try:
-            await self._guarded(scope, parts, receive, send_and_know)
+            await self._guard(scope, parts, receive, send_and_mark_begun)
         except RefusedError as error:
             await refuse(send, dialect, error.refusal)
         except GoneError:
             pass
         except asyncio.CancelledError as error:
-            if self._is_draining and not is_begun:  # the server lets go of it: whoever waits is to come back
+            if self._is_draining and not is_begun:  # the server shuts down: the client is to come back
                 refusal = refusal_of(_draining())
                 is_final = isinstance(error, _CancelledInAnswerError)
                 await refuse(send, dialect, final(refusal) if is_final else refusal)
@@ -262,7 +262,7 @@ class Gateway:
                 await refuse(send, dialect, BUG)
             raise
 
-    async def _guarded(self, scope: Scope, parts: list[str], receive: Receive, send: Send) -> None:
+    async def _guard(self, scope: Scope, parts: list[str], receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
         method = scope["method"]
         if parts in (["health"], ["ready"]) and method == "GET":
@@ -288,7 +288,7 @@ class Gateway:
         elif parts[:1] == ["responses"]:
             await self._routes.answer(parts[1:], arrived, receive, send)
         elif parts == ["messages", "count_tokens"] and arrived.method == "POST":
-            tokens = estimated_tokens(fields_of(arrived.body))
+            tokens = estimate_tokens(fields_of(arrived.body))
             await send_whole(send, msgspec.json.encode({"input_tokens": tokens}))
         elif parts[:1] == ["models"] and arrived.method == "GET":
             await self._models("/".join(parts[1:]), arrived, send)

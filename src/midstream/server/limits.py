@@ -21,7 +21,7 @@ from midstream.errors import LimitReachedError
 CONNECTIONS_MAX = 5000
 """Open streams of one process: about 160 MiB of connection state, and below usual limits of open files."""
 CALLERS_MAX = 10_000
-"""Callers whose rates are kept in mind, about 2 MiB; beyond it the one that was heard longest ago is forgotten."""
+"""Callers whose rates are kept, about 2 MiB; beyond it the one with the oldest request is evicted."""
 MINUTE_S = 60.0
 HOUR_S = 3600.0
 STARTING_S = 5.0

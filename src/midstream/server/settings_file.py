@@ -59,7 +59,7 @@ class SettingsFile:
         seen = self._mark
         while True:
             await self._world.sleep(LOOK_S)
-            found = await asyncio.to_thread(self._found)
+            found = await asyncio.to_thread(self._read_mark)
             is_at_rest, seen = found == seen, found
             if found is None or found == self._mark or not is_at_rest:
                 continue
@@ -71,10 +71,10 @@ class SettingsFile:
                 change(settings)
                 _log.info("new settings for streams: %s", settings)
 
-    def _found(self) -> Mark | None:
+    def _read_mark(self) -> Mark | None:
         try:
             return _mark_of(self._path)
-        except OSError:  # it is being replaced, or is gone: what was said last holds
+        except OSError:  # it is being replaced, or is gone: the last settings hold
             return None
 
 

@@ -16,7 +16,7 @@ _BY_PEERS = ("Invalid HTTP request", "Invalid UTF-8", "Unsupported upgrade reque
 _NEVER = (
     # With the whole address, and what stands after its question mark.
     '%s - "WebSocket %s"',
-    # uvicorn says so of each handshake that was refused with a whole answer, as the standard has it.
+    # uvicorn logs this for each handshake that was refused with a whole answer, as the standard has it.
     "ASGI callable returned without completing handshake.",
 )
 

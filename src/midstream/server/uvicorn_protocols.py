@@ -35,7 +35,7 @@ except ImportError:  # an install without compiled parts
     from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
 
 HEADERS_S = 10.0
-"""Seconds for the headers of a request: who sends them a byte at a time holds a connection, and is nobody yet."""
+"""Seconds for the headers of a request: who sends them a byte at a time holds a connection unauthenticated."""
 HELD_BYTES_MAX = 64 * 1024
 """Bytes of a request line and its headers, or of trailers, that wait for their end: what is sent without one would
 fill the memory. h11 has the same limit by itself; what an app may be asked is less (`Limits.header_bytes_max`)."""
@@ -190,10 +190,10 @@ class WebSockets(WebSocketsSansIOProtocol):
 
 def _refusal(status: HTTPStatus) -> bytes:
     """Return a whole answer that is a problem, after which the connection is closed."""
-    return _told(problem_of_http(HTTPException(status))).serialize()
+    return _response_of(problem_of_http(HTTPException(status))).serialize()
 
 
-def _told(problem: Problem) -> Response:
+def _response_of(problem: Problem) -> Response:
     body = msgspec.json.encode(problem)
     headers = Headers(problem.headers)
     headers.update({"connection": "close", "content-type": MEDIA_TYPE, "content-length": str(len(body))})
@@ -213,7 +213,7 @@ class _Protocol(ServerProtocol):
     def reject(self, status: HTTPStatus | int, text: str) -> Response:  # noqa: ARG002 - may quote what was sent
         """Return a problem in the place of the library's text."""
         is_ours = status == HTTPStatus.INTERNAL_SERVER_ERROR
-        return _told(internal_problem() if is_ours else problem_of_http(HTTPException(int(status))))
+        return _response_of(internal_problem() if is_ours else problem_of_http(HTTPException(int(status))))
 
 
 HTTP: type[asyncio.Protocol] = PlainHttp

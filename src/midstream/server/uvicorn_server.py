@@ -33,7 +33,7 @@ GOODBYE_S = 2.0
 CUT_S = 1
 """Whole seconds for requests that are still being answered, before they are cut."""
 LOOK_S = 0.01
-"""Seconds between two looks at whether the goodbyes were said, or a second signal came."""
+"""Seconds between two looks at whether the goodbyes were sent, or a second signal came."""
 CLOSING_S = 2.0
 """Seconds kept for closing what the host could not stop in its grace, and the store."""
 WS_FRAME_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
@@ -54,7 +54,7 @@ class Servable(Protocol):
         """Its clock."""
 
     @property
-    def asks_who(self) -> bool:
+    def requires_authentication(self) -> bool:
         """Whether strangers are kept out."""
 
     @property
@@ -110,7 +110,7 @@ async def serve(
         Nothing was changed.
     """
     is_local = host in LOOPBACK_NAMES
-    if not is_local and not app.asks_who:
+    if not is_local and not app.requires_authentication:
         raise UsageError(
             f"listening on {host!r} opens the server to the network, and this app has no authentication"
         )
@@ -184,7 +184,7 @@ class _Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            # uvicorn would believe whoever asks from this machine.
+            # uvicorn would trust these headers of every request from this machine.
             proxy_headers=bool(trusted_proxies),
             forwarded_allow_ips=[*trusted_proxies],
             http=HTTP,
@@ -225,7 +225,7 @@ class _Server(uvicorn.Server):
             server.close()
         self._app.drain()
         for connection in [*self.server_state.connections]:
-            if isinstance(connection, HTTP):  # its end is its answer, or now: nobody is to ask here again
+            if isinstance(connection, HTTP):  # it ends after its answer, or now: no request may follow on it
                 connection.shutdown()
         try:
             async with asyncio.timeout(GOODBYE_S):
@@ -238,5 +238,5 @@ class _Server(uvicorn.Server):
             await asyncio.wait({stopping}, timeout=LOOK_S)
         await super().shutdown(sockets=sockets)
         if not self.force_exit and (cut := [*self.server_state.tasks]):
-            await asyncio.wait(cut, timeout=CUT_S)  # they say so, where nothing was said yet
+            await asyncio.wait(cut, timeout=CUT_S)  # they send an error where no answer has begun
         await stopping

@@ -2,7 +2,7 @@
 
 The transcript that was sent last is the truth: a request that brings the results of the open calls goes on with the
 turn, and any other one closes what is open. Nothing waits for an application. What is journaled of a transcript is what
-is new of it; `compared` finds that.
+is new of it; `compare` finds that.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def decide_transcript(
         raise Refused(JournalMovedError("another request of this conversation was first; compare again"))
     turn, model_response = turns_opened + 1, 1
     closing: tuple[Record, ...] = ()
-    if isinstance(state, RunningCalls) and sent.results and answered(state, sent.results):
+    if isinstance(state, RunningCalls) and sent.results and is_answered_by(state, sent.results):
         turn, model_response = state.turn, state.response_no + 1
         ended = (CallEnded(state.turn, state.response_no, result, at) for result in sent.results)
         closing = (*ended, StepCommitted(state.turn, state.response_no))
     elif not isinstance(state, Idle):
-        closing = _cancelled(state, epoch=epoch, at=at)
+        closing = _cancel(state, epoch=epoch, at=at)
     accepted = TranscriptAccepted(
         turn,
         model_response,
@@ -133,7 +133,7 @@ def decide_transcript(
     return (*closing, accepted, AttemptStarted(turn, model_response, attempt=1, at=at))
 
 
-def _cancelled(state: TurnState, *, epoch: int, at: float) -> tuple[Record, ...]:
+def _cancel(state: TurnState, *, epoch: int, at: float) -> tuple[Record, ...]:
     decided = deciding.decide(state, Cancel(), epoch=epoch, at=at)
     for record in decided:
         state = folding.evolve(state, record, epoch=epoch)
@@ -142,7 +142,7 @@ def _cancelled(state: TurnState, *, epoch: int, at: float) -> tuple[Record, ...]
     return decided
 
 
-def answered(state: RunningCalls, results: Sequence[ToolResult]) -> bool:
+def is_answered_by(state: RunningCalls, results: Sequence[ToolResult]) -> bool:
     """Whether these are the results of all open calls, in order."""
     return [call.call.id for call in state.calls] == [result.call_id for result in results]
 
@@ -203,7 +203,7 @@ class Beginning(Struct, frozen=True):
 
     def then(self, entries: Sequence[Entry]) -> Beginning:
         """Return it with the entries that follow."""
-        links = linked(self.link, entries)
+        links = link_digests(self.link, entries)
         return Beginning(self.count + len(links), links[-1]) if links else self
 
 
@@ -217,9 +217,9 @@ class EntryChain(Struct, frozen=True):
         """Return the chain of a history; one that begins with the entries known here costs only the others."""
         entries, count = history.entries, len(self.entries)
         if entries[:count] != self.entries:  # comparing tuples looks at identities first
-            return EntryChain(entries, linked(b"", entries))
+            return EntryChain(entries, link_digests(b"", entries))
         last = self.links[-1] if self.links else b""
-        return EntryChain(entries, self.links + linked(last, entries[count:]))
+        return EntryChain(entries, self.links + link_digests(last, entries[count:]))
 
     def begins_with(self, beginning: Beginning) -> bool:
         """Whether these are the history's first entries."""
@@ -243,26 +243,26 @@ class Comparison(Struct, frozen=True):
     links: tuple[bytes, ...] = ()
 
 
-def compared(chain: EntryChain, state: TurnState, before: Beginning, tail: Sequence[Entry]) -> Comparison:
+def compare(chain: EntryChain, state: TurnState, before: Beginning, tail: Sequence[Entry]) -> Comparison:
     """Compare a transcript with a session whose history is that of `chain`.
 
     Args:
         before: The beginning of the transcript: the history begins with it too.
         tail: The entries that follow.
     """
-    links = linked(before.link, tail)
-    keep = _kept(chain, before.count, links)
+    links = link_digests(before.link, tail)
+    keep = _count_equal(chain, before.count, links)
     results: tuple[ToolResult, ...] = ()
     if keep == len(chain.entries) and isinstance(state, RunningCalls):
         results = _results_of(state, tail[keep - before.count :])
         if results:
             chain = chain.then(History((*chain.entries, Step(state.response, results))))
-            keep = _kept(chain, before.count, links)
+            keep = _count_equal(chain, before.count, links)
     whole = chain.links[: before.count] + links
     return Comparison(keep, tuple(tail[keep - before.count :]), results, whole)
 
 
-def _kept(chain: EntryChain, count: int, links: Sequence[bytes]) -> int:
+def _count_equal(chain: EntryChain, count: int, links: Sequence[bytes]) -> int:
     """Return how many entries are equal, where the first `count` are."""
     for ours, theirs in zip(chain.links[count:], links, strict=False):
         if ours != theirs:
@@ -274,10 +274,10 @@ def _kept(chain: EntryChain, count: int, links: Sequence[bytes]) -> int:
 def _results_of(state: RunningCalls, entries: Sequence[Entry]) -> tuple[ToolResult, ...]:
     """Return the results that the next entry of a transcript has for the open calls; () where it answers others."""
     first = entries[0] if entries else None
-    return first.results if isinstance(first, Step) and answered(state, first.results) else ()
+    return first.results if isinstance(first, Step) and is_answered_by(state, first.results) else ()
 
 
-def linked(before: bytes, entries: Sequence[Entry]) -> tuple[bytes, ...]:
+def link_digests(before: bytes, entries: Sequence[Entry]) -> tuple[bytes, ...]:
     """Return the digests of a conversation up to each of these entries, which follow what `before` stands for."""
     found: list[bytes] = []
     for entry in entries:

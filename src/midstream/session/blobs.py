@@ -43,7 +43,7 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def lifted(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[Blob, ...]]:
+def split_large_results(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[Blob, ...]]:
     """Return records without their large results, and these beside them. Others are returned as they are."""
     kept = [*records]
     blobs: list[Blob] = []
@@ -60,12 +60,12 @@ _WITH_RESULT = (CallEnded, ResultArrivedLate)
 
 def is_large(result: ToolResult) -> bool:
     """Whether a result is to be kept apart, and is not yet."""
-    # Four bytes are the most a character takes: most results need not be encoded to know.
+    # Four bytes are the most a character takes: most results need not be encoded for this check.
     is_short = len(result.content) * 4 < BLOB_BYTES_MIN or result.blob
     return not is_short and len(result.content.encode()) >= BLOB_BYTES_MIN
 
 
-def named(history: History) -> frozenset[str]:
+def digests_in(history: History) -> frozenset[str]:
     """Return the digests that the results of a history name."""
     return frozenset(
         result.blob
@@ -85,7 +85,7 @@ def whole(history: History, bodies: Mapping[str, bytes]) -> History:
         return history
     return History(
         tuple(
-            replace(entry, results=tuple(_shown(result, bodies) for result in entry.results))
+            replace(entry, results=tuple(_with_body(result, bodies) for result in entry.results))
             if isinstance(entry, Step)
             else entry
             for entry in history.entries
@@ -99,7 +99,7 @@ def _excerpt(result: ToolResult, blob: Blob) -> ToolResult:
     return replace(result, content=content, blob=blob.digest, size=len(blob.body))
 
 
-def _shown(result: ToolResult, bodies: Mapping[str, bytes]) -> ToolResult:
+def _with_body(result: ToolResult, bodies: Mapping[str, bytes]) -> ToolResult:
     body = bodies.get(result.blob) if result.blob else None
     if body is None:
         return result

@@ -44,7 +44,7 @@ class OnDoubt(StrEnum):
     """Policy for a call that was started and whose outcome is unknown."""
 
     UNKNOWN = "unknown"
-    """Tell the model that the outcome is unknown and to check. The default for tools with effects."""
+    """Inform the model that the outcome is unknown and to check. The default for tools with effects."""
     RERUN = "rerun"
     """Run it again: it only reads, or repeating it does no harm."""
     RERUN_WITH_KEY = "rerun_with_key"
@@ -81,7 +81,7 @@ class QuestionKind(StrEnum):
     QUESTION = "question"
     """The call is itself a question."""
     DOUBT = "doubt"
-    """It was started and nobody knows whether it took effect: what now?"""
+    """It was started, and whether it took effect is unknown: what now?"""
 
 
 class Choice(StrEnum):
@@ -92,7 +92,7 @@ class Choice(StrEnum):
     RESPOND = "respond"
     """Answer a question in words."""
     HAPPENED = "happened"
-    """It took effect; the words say what came of it."""
+    """It took effect; the words are its result."""
     RERUN = "rerun"
     """Run it again."""
     SKIP = "skip"
@@ -145,7 +145,7 @@ class CallState(Struct, frozen=True, gc=False):
     """The epoch that started it last; 0 while it was never started."""
     started_at: float = 0.0
     is_in_doubt: bool = False
-    """Its node died, and by its policy somebody is being asked whether it happened."""
+    """Its node died, and by its policy a person is being asked whether it happened."""
     asked: QuestionKind | None = None
     """The question to a person that is open."""
     asked_at: float = 0.0
@@ -177,7 +177,7 @@ class CallState(Struct, frozen=True, gc=False):
         return self.result is None and self.asked is not None
 
     @property
-    def wants_person(self) -> bool:
+    def needs_person(self) -> bool:
         """Whether a person must be asked before anything else can happen to it, and was not asked yet."""
         if self.result is not None or self.runs or self.asked is not None or self.plan.problem is not None:
             return False
@@ -194,7 +194,7 @@ def startable(calls: Iterable[CallState]) -> tuple[CallState, ...]:
     is_reading = is_clear = True
     for call in calls:
         is_due = is_clear or (is_reading and not call.plan.has_effects)
-        if is_due and call.runs == 0 and call.is_open and not (call.is_asking or call.wants_person):
+        if is_due and call.runs == 0 and call.is_open and not (call.is_asking or call.needs_person):
             ready.append(call)
         if call.is_open:
             is_clear = False

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from midstream.history.messages import UpstreamCall
 from midstream.session.calls import CallState, Site
 from midstream.session.session import Session
-from midstream.session.turn.deciding import words_said
+from midstream.session.turn.deciding import text_so_far
 from midstream.session.turn.states import AwaitingModel, Cancelling, RunningCalls
 
 
@@ -25,7 +25,7 @@ def is_at_risk(session: Session) -> bool:
         return any(call.epoch == session.epoch for call in turn.calls if _runs_here(call))
     if isinstance(turn, AwaitingModel) and turn.epoch == session.epoch:
         return any(
-            isinstance(part, UpstreamCall) and part.outcome is None for part in words_said(turn).values()
+            isinstance(part, UpstreamCall) and part.outcome is None for part in text_so_far(turn).values()
         )
     return False
 

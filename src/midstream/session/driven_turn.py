@@ -125,11 +125,11 @@ def decide(session: Session, command: DrivenCommand, *, epoch: int, at: float) -
         case Begin():
             return _begin(session, command, epoch=epoch, at=at)
         case RequestModelResponse():
-            return _ask(session, command, epoch=epoch, at=at)
+            return _request_response(session, command, epoch=epoch, at=at)
         case AddOutput():
             return command.deltas if isinstance(session.turn, AwaitingModel) else ()
         case Responded():
-            return _responded(_awaiting(session), command, at=at)
+            return _complete_response(_awaiting(session), command, at=at)
         case AttemptLost():
             state = _awaiting(session)
             lost = AttemptFailed(
@@ -139,7 +139,7 @@ def decide(session: Session, command: DrivenCommand, *, epoch: int, at: float) -
         case BeginCall():
             return _start(_running(session), command, epoch=epoch, at=at)
         case Ended():
-            return _ended(session, command, epoch=epoch, at=at)
+            return _end_call(session, command, epoch=epoch, at=at)
         case EndTurn():
             return _close(session, command, at=at)
         case _:
@@ -161,13 +161,15 @@ def _begin(session: Session, command: Begin, *, epoch: int, at: float) -> tuple[
     )
 
 
-def _ask(session: Session, command: RequestModelResponse, *, epoch: int, at: float) -> tuple[Record, ...]:
+def _request_response(
+    session: Session, command: RequestModelResponse, *, epoch: int, at: float
+) -> tuple[Record, ...]:
     state = session.turn
     match state:
         case RunningCalls() if command.response_no == state.response_no + 1:
             # DRIVEN-5: what no tool answered was answered by the loop itself; the step is whole now.
             return (
-                *_answered(state, command.answers, at=at),
+                *_close_open_calls(state, command.answers, at=at),
                 StepCommitted(state.turn, state.response_no),
                 AttemptStarted(state.turn, command.response_no, attempt=1, at=at),
             )
@@ -182,13 +184,13 @@ def _ask(session: Session, command: RequestModelResponse, *, epoch: int, at: flo
             )
 
 
-def _responded(state: AwaitingModel, command: Responded, *, at: float) -> tuple[Record, ...]:
+def _complete_response(state: AwaitingModel, command: Responded, *, at: float) -> tuple[Record, ...]:
     completed = ResponseCompleted(
         state.turn, state.response_no, state.attempt, command.response, at, command.plans, command.native
     )
     if command.response.calls:
         return (completed,)
-    # DRIVEN-4: the loop may yet ask again; it says when the turn is over.
+    # DRIVEN-4: the loop may yet request again; it reports when the turn is over.
     return (completed, StepCommitted(state.turn, state.response_no))
 
 
@@ -206,12 +208,12 @@ def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) ->
         return (started,)
     if verdict is CallVerdict.LEAVE:
         raise Refused(SessionBusyError(f"call {command.call_id!r} is running already"))
-    # DRIVEN-6: nobody may run it again, or only a person could say so, whom this loop has no way to ask.
+    # DRIVEN-6: it may not run again, or only with a person's decision, which this loop has no way to request.
     lost = ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
-    return _settled(state, CallEnded(state.turn, state.response_no, lost, at), epoch=epoch, at=at)
+    return _settle(state, CallEnded(state.turn, state.response_no, lost, at), epoch=epoch, at=at)
 
 
-def _ended(session: Session, command: Ended, *, epoch: int, at: float) -> tuple[Record, ...]:
+def _end_call(session: Session, command: Ended, *, epoch: int, at: float) -> tuple[Record, ...]:
     state = session.turn
     if not isinstance(state, RunningCalls):
         return ()  # TURN-9: the turn was closed without it
@@ -219,10 +221,10 @@ def _ended(session: Session, command: Ended, *, epoch: int, at: float) -> tuple[
     if call is None or not call.is_open:
         return ()
     ended = CallEnded(state.turn, state.response_no, command.result, at, command.native)
-    return _settled(state, ended, epoch=epoch, at=at)
+    return _settle(state, ended, epoch=epoch, at=at)
 
 
-def _settled(state: RunningCalls, ended: CallEnded, *, epoch: int, at: float) -> tuple[Record, ...]:
+def _settle(state: RunningCalls, ended: CallEnded, *, epoch: int, at: float) -> tuple[Record, ...]:
     after = evolve_turn(state, ended, epoch=epoch)
     assert isinstance(after, RunningCalls)
     if any(call.is_open for call in after.calls):
@@ -243,7 +245,7 @@ def _close(session: Session, command: EndTurn, *, at: float) -> tuple[Record, ..
             return (*_partial(state, at=at), TurnEnded(state.turn, command.status, at))
         case RunningCalls() | Cancelling():
             return (
-                *_answered(state, command.answers, at=at),
+                *_close_open_calls(state, command.answers, at=at),
                 StepCommitted(state.turn, state.response_no),
                 TurnEnded(state.turn, command.status, at),
             )
@@ -261,7 +263,7 @@ def _partial(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
     )
 
 
-def _answered(
+def _close_open_calls(
     state: RunningCalls | Cancelling, answers: Mapping[str, ToolResult], *, at: float
 ) -> tuple[Record, ...]:
     """Close what is open: with the loop's own answer, or truthfully without one."""

@@ -19,7 +19,7 @@ ANY_TOOL = ""
 """As a forced tool: whichever the model chooses."""
 
 _REASONING = re.compile(r"o\d|gpt-5(?!-chat)")
-"""How the models of OpenAI are called that refuse to be told how to draw their words."""
+"""How the models of OpenAI are called that refuse settings of how their words are drawn."""
 
 
 class ModelSettings(Struct, frozen=True):
@@ -67,7 +67,7 @@ MESSAGES_NAMES = {"tokens_max": "max_tokens", "stop": "stop_sequences", "forced_
 """The fields of those wishes that have another name there."""
 
 
-def granted_by(
+def select_granted(
     grants: frozenset[str], model: str, extra: Mapping[str, object], names: Mapping[str, str]
 ) -> frozenset[str]:
     """Return which settings a server receives.
@@ -101,7 +101,7 @@ def chat_fields(settings: ModelSettings, *, limit: str = "max_tokens") -> Json:
     if settings.forced_tool is not None:
         named = {"type": "function", "function": {"name": settings.forced_tool}}
         fields["tool_choice"] = named if settings.forced_tool else "required"
-    return _said(fields)
+    return _without_none(fields)
 
 
 def responses_fields(settings: ModelSettings) -> Json:
@@ -115,7 +115,7 @@ def responses_fields(settings: ModelSettings) -> Json:
     if settings.forced_tool is not None:
         named = {"type": "function", "name": settings.forced_tool}
         fields["tool_choice"] = named if settings.forced_tool else "required"
-    return _said(fields)
+    return _without_none(fields)
 
 
 def messages_fields(settings: ModelSettings) -> Json:
@@ -130,8 +130,8 @@ def messages_fields(settings: ModelSettings) -> Json:
     if settings.forced_tool is not None:
         named = {"type": "tool", "name": settings.forced_tool}
         fields["tool_choice"] = named if settings.forced_tool else {"type": "any"}
-    return _said(fields)
+    return _without_none(fields)
 
 
-def _said(fields: Json) -> Json:
+def _without_none(fields: Json) -> Json:
     return {name: value for name, value in fields.items() if value is not None}

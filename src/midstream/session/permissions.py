@@ -52,4 +52,4 @@ Decision = Allowed | str
 """Leave, or why not: the agent reads it."""
 
 Person = Callable[[Permission, Ask], Awaitable[Decision]]
-"""Puts it to the people of a session, and waits for as long as they take. Whoever waits may be cancelled."""
+"""Puts it to the people of a session, and waits for as long as they take. The waiting task may be cancelled."""

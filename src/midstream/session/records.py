@@ -89,7 +89,7 @@ class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
     timeout_s: float = 0.0
     needs_approval: bool = False
-    """A person must allow each call before the client is told to run it."""
+    """A person must allow each call before the client may run it."""
     answer_s: float = 0.0
     """Seconds a person has to allow it; 0 for no limit."""
 
@@ -130,7 +130,7 @@ class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field
 class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_field="type"):
     """Stands in the place of a record and of all before it: the session that they folded to.
 
-    It is not an event: no reader receives it. See `session.pruned` and `session.restored`.
+    It is not an event: no reader receives it. See `session.prune_session` and `session.restore_session`.
     """
 
     state: msgspec.Raw
@@ -392,7 +392,7 @@ class ReuseDecision(Struct, frozen=True, gc=False, omit_defaults=True):
         why: What was decisive, for people.
         way: How the agent was got: resumed, forked, fresh, or aside (fresh, and leaving no trace).
         field, index: What differs first, or where the new begins, and in which user message, counted from 0.
-        common, new: User messages that the agent knew, and those it did not.
+        common, new: User messages that the agent had, and the others.
         rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
             died), "stale", or "".
     """
@@ -441,7 +441,7 @@ class ResponseCompleted(
     native: str = ""
     """The response in the JSON of the turn's driver, where `body` cannot hold all of it."""
     prompt: PromptHead | None = None
-    """What stood before the messages it answers; None where the request was made by somebody else."""
+    """What stood before the messages it answers; None where the request was made elsewhere."""
 
 
 class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="type", omit_defaults=True):
@@ -593,7 +593,7 @@ class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late"
 
 
 class OutcomeDamaged(Struct, frozen=True, gc=False, tag="outcome_damaged", tag_field="type"):
-    """Placeholder for the outcome of a call whose record cannot be read any more. Never written; see `salvaged`."""
+    """Placeholder for the outcome of a call whose record cannot be read any more. Never written; see `salvage`."""
 
     turn: int
     response: int
@@ -696,7 +696,7 @@ _OUTCOME = re.compile(
 )
 
 
-def salvaged(body: bytes) -> OutcomeDamaged | None:
+def salvage(body: bytes) -> OutcomeDamaged | None:
     """Return which call's outcome a body was that `decode` refuses, or None where that is not certain."""
     found = _OUTCOME.match(body)
     if found is None:
@@ -713,7 +713,7 @@ class JournalReader:
 
     def __init__(self) -> None:
         self._version = VERSION
-        """Of whoever wrote the records that were read last."""
+        """Of the writer of the records that were read last."""
 
     def read(self, body: bytes) -> Record:
         """Return the next record; `OutcomeDamaged` in the place of an outcome that cannot be read any more.
@@ -725,7 +725,7 @@ class JournalReader:
         try:
             record = decode(body)
         except RecordUndecodableError:
-            found = salvaged(body) if self._version <= VERSION else None
+            found = salvage(body) if self._version <= VERSION else None
             if found is None:
                 raise
             return found
@@ -763,7 +763,7 @@ ON_DISK_FIRST: frozenset[type[Struct]] = frozenset(
         TurnEnded,
     }
 )
-"""Kinds that are on the disk before anybody is told of one, whatever it says (see `is_durable`)."""
+"""Kinds that are on the disk before one is published, whatever it holds (see `is_durable`)."""
 
 
 def is_durable(record: Record) -> bool:

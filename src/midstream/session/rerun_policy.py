@@ -28,7 +28,7 @@ class CallVerdict(StrEnum):
     ASK = "ask"
     """In doubt, and a person must decide."""
     GIVE_UP = "give_up"
-    """In doubt, and nobody may run it again: its outcome is unknown."""
+    """In doubt, and it may not run again: its outcome is unknown."""
     DONE = "done"
     """It has its result."""
 
@@ -47,7 +47,7 @@ def judge(call: CallState, *, epoch: int) -> CallVerdict:
     if call.runs == 0:
         return CallVerdict.START
     if call.is_outcome_lost and call.plan.site is Site.CLIENT:
-        return CallVerdict.GIVE_UP  # its client has said what it had to say
+        return CallVerdict.GIVE_UP  # its client has sent all that it had to send
     if call.epoch == epoch or call.plan.site in (Site.CLIENT, Site.CHILD):
         return CallVerdict.LEAVE
     if call.is_outcome_lost and call.plan.on_doubt is OnDoubt.IN_TRANSACTION:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from midstream.errors import UsageError
 
 EVENTS_FOR_S = 7 * 24 * 60 * 60.0
-"""Seconds an event is kept at least where nothing else limits: a week, in which somebody may look how a turn went."""
+"""Seconds an event is kept at least where nothing else limits: a week, in which a person may look how a turn went."""
 EVENTS_MAX = 100_000
 BYTES_MAX = 64 * 2**20
 """Events, and bytes of events, of one session: some hundred long turns."""

@@ -25,7 +25,7 @@ from midstream.errors import (
     UsageError,
     WrongSecretError,
 )
-from midstream.history.compaction import shown
+from midstream.history.compaction import cut_history
 from midstream.history.messages import History, Outcome, Step, UserMessage
 from midstream.session import applications
 from midstream.session.applications import NO_APPLICATION, Application
@@ -73,9 +73,9 @@ from midstream.session.turn.pending import PendingWork
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
 
 STREAMS_KEPT_MAX = 1024
-"""Streams a session remembers; the oldest goes first. One stream is one turn of one client."""
+"""Streams a session keeps; the oldest goes first. One stream is one turn of one client."""
 COMMANDS_MAX = 10_000
-"""Commands of one stream, all of whose digests are kept to tell a repetition from a conflict."""
+"""Commands of one stream, all of whose digests are kept to distinguish a repetition from a conflict."""
 NEWEST_MAX = 64
 """Digests that are gathered before they go to the others."""
 
@@ -83,11 +83,11 @@ NEWEST_MAX = 64
 QUEUE_MAX = 100
 """Messages that may wait in one session; the next one is refused as if queueing were off."""
 EPOCHS_KEPT_MAX = 64
-"""Epochs of which a session remembers when they began: clients that come back are in one of the last."""
+"""Epochs of which a session keeps when they began: clients that come back are in one of the last."""
 UNSETTLED_MAX = 64
 """Calls closed as `unknown` whose late results a session still takes; the oldest goes first."""
 CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
-"""What the model is told where a resumed turn had stopped in the middle of its words."""
+"""Text that the model gets where a resumed turn had stopped in the middle of its words."""
 
 
 class Unsettled(Struct, frozen=True, gc=False):
@@ -202,7 +202,7 @@ class Session(Struct, frozen=True, gc=False):
     """Whose loop runs the open turn, where it is not our own."""
     last_turn: TurnEnded | None = None
     found: frozenset[str] = frozenset()
-    """The tools that come and go, as its readers were told last."""
+    """The tools that come and go, as its readers received them last."""
     unreachable: frozenset[str] = frozenset()
     """The sources of tools that could not be asked then."""
     started_at: float = 0.0
@@ -224,9 +224,9 @@ class Session(Struct, frozen=True, gc=False):
         return next((at for number, at in reversed(self.epochs) if number == epoch), None)
 
     @property
-    def shown(self) -> History:
+    def model_history(self) -> History:
         """History as the model receives it: all of it, unless it was too long."""
-        return shown(self.history, self.cut)
+        return cut_history(self.history, self.cut)
 
     @property
     def is_live(self) -> bool:
@@ -294,7 +294,7 @@ def decide(
     if session.driver:
         return _without_driver(session, command, did, epoch=epoch, at=at)
     if not did and isinstance(command, CallFinished):
-        return _kept_late(session, command, at=at)
+        return _keep_late_result(session, command, at=at)
     if session.queue and did and isinstance(did[-1], TurnEnded):
         return (
             *did,
@@ -308,7 +308,7 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
         message = f"this session runs a call of another session; send to {session.parent.session!r} instead"
         raise Refused(UsageError(message))
     if session.parent is not None:
-        return ()  # TURN-50: told again, by an node that did not know, it is the same task
+        return ()  # TURN-50: appended again, by a node that did not have it, it is the same task
     if isinstance(session.turn, Idle):
         return deciding.opening(session.turns + 1, said, at=at)
     if said.when_busy is WhenBusy.REFUSE or session.driver:
@@ -342,7 +342,7 @@ def _withdrawn(session: Session, command: Withdraw, *, at: float) -> tuple[Recor
     )
 
 
-def _kept_late(session: Session, finished: CallFinished, *, at: float) -> tuple[Record, ...]:
+def _keep_late_result(session: Session, finished: CallFinished, *, at: float) -> tuple[Record, ...]:
     """Keep what a call gave after it had been closed as `unknown` (TURN-31)."""
     place = (finished.turn, finished.response_no, finished.result.call_id)
     is_real = finished.result.outcome in (Outcome.OK, Outcome.ERROR)
@@ -388,7 +388,7 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
     if known and not hmac.compare_digest(known.secret_digest, received.secret_digest):
         raise Refused(WrongSecretError("this stream was opened with another secret"))
     if known and known.is_beyond(received.connection):
-        raise Refused(fenced())
+        raise Refused(fencing_error())
     if known and received.seqno < accepted:
         if known.digest_at(received.seqno) != received.digest:
             if received.seqno == 0:  # STREAM-52
@@ -396,7 +396,7 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
             message = f"command {received.seqno} was already accepted with another payload"
             raise Refused(SeqnoReusedError(message))
         # STREAM-12, STREAM-101: it is acknowledged again, and changes nothing but who has the stream of a running turn
-        return _taken_by(known, received) if session.is_live else ()
+        return _take_stream(known, received) if session.is_live else ()
     if received.seqno > accepted or accepted >= COMMANDS_MAX:
         message = (
             f"command {received.seqno} came before command {accepted} (a stream takes {COMMANDS_MAX} at most)"
@@ -420,18 +420,18 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
     elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
         command = Withdraw(known.queued)  # nor one that came before it
     if isinstance(command, CallFinished) and not _is_for_client(session, command):
-        command = None  # TURN-15: nobody but the server speaks for a tool of the server
-    begun = _taken_by(known, received) if known else (_opened_by(received),)
+        command = None  # TURN-15: only the server sends results of the server's tools
+    begun = _take_stream(known, received) if known else (_open_stream(received),)
     taken = CommandAccepted(received.stream, received.seqno, received.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
     return (*begun, taken, *did)
 
 
-def _opened_by(received: Received) -> StreamOpened:
+def _open_stream(received: Received) -> StreamOpened:
     return StreamOpened(received.stream, received.secret_digest, received.cancel_after_s, received.connection)
 
 
-def _taken_by(known: StreamState, received: Received) -> tuple[StreamTaken, ...]:
+def _take_stream(known: StreamState, received: Received) -> tuple[StreamTaken, ...]:
     """Record that a newer connection has a stream, where the command's connection is newer."""
     return (
         (StreamTaken(received.stream, received.connection),) if received.connection > known.connection else ()
@@ -450,14 +450,14 @@ def notice_of(session: Session, stream: str, connection: int) -> Received | None
     return Received(stream, known.secret_digest, last, known.digest_at(last), None, connection=connection)
 
 
-def fenced() -> StreamFencedError:
+def fencing_error() -> StreamFencedError:
     """Return the error for an older connection of a stream (STREAM-8)."""
     return StreamFencedError("a newer connection of this client took the stream over")
 
 
 def _is_for_client(session: Session, finished: CallFinished) -> bool:
     """Return whether a client may send this outcome, now or late."""
-    if pending.is_owed_by_client(session.turn, finished):
+    if pending.is_pending_for_client(session.turn, finished):
         return True
     late = Unsettled(finished.turn, finished.response_no, finished.result.call_id, Site.CLIENT)
     return late in session.unsettled
@@ -471,14 +471,14 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         after = replace(after, application=applications.note(session.application, session.turn, record))
     match record:
         case AttemptStarted(attempt=1, is_last=False) if record.response > 1 and _is_cut(session):
-            return replace(after, history=_continued(session.history))  # TURN-83
+            return replace(after, history=_continue_history(session.history))  # TURN-83
         case Delta() | AttemptStarted() | ResponseCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
         case CommandAccepted():
             stream = session.streams[record.stream].with_command(record.digest)
             return replace(after, streams={**session.streams, record.stream: stream})
         case CallEnded():
-            return _noted(after, _with_unsettled(session, record))
+            return _with_unsettled_calls(after, _with_unsettled(session, record))
         case StepCommitted():
             return _with_step(after, folding.step_of(session.turn))
         case MessageAccepted():
@@ -496,9 +496,9 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, queue=_without(session.queue, record.number))
         case TurnResumed():
             streams = _with_stream(session, record.stream, turn=record.turn)
-            return replace(after, history=_continued(session.history), streams=streams, suspected=0)
+            return replace(after, history=_continue_history(session.history), streams=streams, suspected=0)
         case ResultArrivedLate():
-            return replace(after, unsettled=_settled(session, record))
+            return replace(after, unsettled=_without_settled(session, record))
         case HistoryCompacted():
             return replace(after, cut=record.cut)
         case ToolsChanged():
@@ -509,7 +509,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case StreamTaken():
             return replace(after, streams=_with_stream(session, record.stream, connection=record.connection))
         case JournalPruned():
-            return restored(record)
+            return restore_session(record)
         case EpochStarted():
             return _with_epoch(after, record)
         case TurnEnded():
@@ -599,7 +599,7 @@ def _is_cut(session: Session) -> bool:
     return newest is None or len(session.history.entries) > newest.entries
 
 
-def _continued(history: History) -> History:
+def _continue_history(history: History) -> History:
     """Let the model go on after words that were cut; after results, or a question, it goes on by itself."""
     last = history.entries[-1] if history.entries else None
     is_cut = isinstance(last, Step) and not last.results
@@ -615,23 +615,23 @@ def _with_unsettled(session: Session, ended: CallEnded) -> tuple[Unsettled, ...]
     return (*session.unsettled, late)[-UNSETTLED_MAX:]
 
 
-def _noted(session: Session, unsettled: tuple[Unsettled, ...]) -> Session:
+def _with_unsettled_calls(session: Session, unsettled: tuple[Unsettled, ...]) -> Session:
     return session if unsettled is session.unsettled else replace(session, unsettled=unsettled)
 
 
-def _settled(session: Session, came: ResultArrivedLate) -> tuple[Unsettled, ...]:
+def _without_settled(session: Session, came: ResultArrivedLate) -> tuple[Unsettled, ...]:
     place = (came.turn, came.response, came.result.call_id)
     return tuple(each for each in session.unsettled if (each.turn, each.response, each.call_id) != place)
 
 
-def limited(command: Command | Received, turn_s: float) -> Command | Received:
+def with_turn_limit(command: Command | Received, turn_s: float) -> Command | Received:
     """Give a message the agent's limit for a turn, where it names none."""
     if not turn_s:
         return command
     if isinstance(command, SendMessage):
         return command if command.timeout_s else replace(command, timeout_s=turn_s)
     if isinstance(command, Received) and isinstance(command.command, SendMessage):
-        return replace(command, command=limited(command.command, turn_s))
+        return replace(command, command=with_turn_limit(command.command, turn_s))
     return command
 
 
@@ -655,13 +655,13 @@ def is_prunable(session: Session) -> bool:
     return isinstance(turn, Idle) or (isinstance(turn, AwaitingModel) and not (turn.said or session.driver))
 
 
-def pruned(session: Session, *, at: float) -> JournalPruned:
+def prune_session(session: Session, *, at: float) -> JournalPruned:
     """Return what may stand for the records that folded to this session; only where `is_prunable`."""
     return JournalPruned(msgspec.Raw(msgspec.json.encode(session)), at)
 
 
-def restored(record: JournalPruned) -> Session:
-    """Return the session that `pruned` was given.
+def restore_session(record: JournalPruned) -> Session:
+    """Return the session that `prune_session` was given.
 
     Raises:
         RecordUndecodableError: A newer version wrote it, or it is damaged.

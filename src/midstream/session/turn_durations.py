@@ -99,7 +99,7 @@ class Intervals:
             case AttemptFailed(turn, response, _, code, _, at):
                 yield from self._end((IntervalKind.MODEL, session, turn, response, ""), at, outcome=code)
             case ResponseCompleted():
-                yield from self._responded(session, record)
+                yield from self._complete_response(session, record)
             case CallStarted():
                 name = self._names.get((session, record.turn, record.response), {}).get(record.call_id, "")
                 began = Interval(
@@ -122,7 +122,7 @@ class Intervals:
             case _:
                 pass
 
-    def _responded(self, session: str, record: ResponseCompleted) -> Iterator[Interval]:
+    def _complete_response(self, session: str, record: ResponseCompleted) -> Iterator[Interval]:
         response = record.body
         self._names[session, record.turn, record.response] = {call.id: call.name for call in response.calls}
         if len(self._names) > OPEN_MAX:

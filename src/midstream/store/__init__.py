@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from midstream.store.contract import StoreReader as StoreReader
     from midstream.store.contract import Transactional as Transactional
     from midstream.store.encryption.ciphers import FileKeys as FileKeys
-    from midstream.store.encryption.encrypted_store import encrypted as encrypted
-    from midstream.store.encryption.escrow import escrowed as escrowed
+    from midstream.store.encryption.encrypted_store import encrypt_store as encrypt_store
+    from midstream.store.encryption.escrow import escrow_store as escrow_store
     from midstream.store.memory import MemoryStore as MemoryStore
     from midstream.store.sqlite.store import SQLiteStore as SQLiteStore
     from midstream.store.store_registry import BACKENDS as BACKENDS
@@ -39,8 +39,8 @@ __getattr__, __dir__, __all__ = lazy_names(
             "SessionListing Store StoreReader StoredRecord Transactional"
         ),
         "store.encryption.ciphers": "FileKeys",
-        "store.encryption.encrypted_store": "encrypted",
-        "store.encryption.escrow": "escrowed",
+        "store.encryption.encrypted_store": "encrypt_store",
+        "store.encryption.escrow": "escrow_store",
         "store.memory": "MemoryStore",
         "store.sqlite.store": "SQLiteStore",
         "store.store_registry": "BACKENDS Backend open_store",

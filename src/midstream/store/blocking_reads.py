@@ -89,7 +89,7 @@ async def _page_of(lines: AsyncIterator[SessionInfo]) -> list[SessionInfo]:
     return page
 
 
-def decrypted(reader: StoreReader, key_file: Path) -> StoreReader:
+def decrypt_reader(reader: StoreReader, key_file: Path) -> StoreReader:
     """Return a store as it is read with the operator's keys.
 
     Args:

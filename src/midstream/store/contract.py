@@ -8,14 +8,14 @@ records or none, only at the expected position, only under the newest epoch. A r
 * **Durability.** `Sync.FULL`: the records, and all appended before them in this store, survive a power cut when
   `append` returns. `Sync.NORMAL`: they survive the death of the node. A reader never sees a record of an append that
   later turns out not to have happened, except after a power cut under `NORMAL`, which a new epoch makes visible.
-* **Leases.** `claim` gives an node the lease of a session and raises the session's epoch. From then on appends under
+* **Leases.** `claim` gives a node the lease of a session and raises the session's epoch. From then on appends under
   an older epoch fail with `LeaseLostError`. A claim fails with `LeaseHeldError` while another living node has the
   lease.
 * **Liveness.** An open store is one node, which lives until it is closed or dies. The leases of a dead node are free:
-  the next claim succeeds. How fast a death is noticed, and after which time an node that shows no sign of life counts
-  as dead, is up to the store, which names both. An node that was taken for dead and goes on is refused by the epoch.
+  the next claim succeeds. How fast a death is noticed, and after which time a node that shows no sign of life counts
+  as dead, is up to the store, which names both. A node that was taken for dead and goes on is refused by the epoch.
 * **Neighbours.** Several nodes may share a place. `watch` returns what the others left for one of them; `forward`
-  brings a command to the node of a session, for as long as it takes: an node that dies with a command undecided
+  brings a command to the node of a session, for as long as it takes: a node that dies with a command undecided
   leaves it to the next one. A command may be delivered, and decided, more than once; deciding it twice must be
   harmless. A command whose sender is dead is not delivered any more: its client sends the command to another node.
 * **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to find out.
@@ -116,7 +116,7 @@ class SessionInfo(Struct, frozen=True, gc=False):
     created_at: float
     mark: SessionListing
     is_free: bool = False
-    """Its last node gave it up, and nobody has claimed it since. (That of a dead node was not given up.)"""
+    """Its last node gave it up, and it was not claimed since. (That of a dead node was not given up.)"""
     oldest: int = 0
     """Position of the first record: 1, above that where the journal was pruned, 0 where it is empty."""
     seal: bytes = b""
@@ -132,7 +132,7 @@ class ForwardedCommand(Struct, frozen=True, gc=False):
 
 
 class News(Struct, frozen=True):
-    """Changes that others left for an node.
+    """Changes that others left for a node.
 
     Args:
         moved: Followed sessions whose end has changed, or that are gone.
@@ -216,7 +216,7 @@ class Store(StoreReader, KeyValue, Protocol):
     """Journals, and small values beside them. The module's text holds for every method."""
 
     async def open(self) -> None:
-        """Make ready: create what is missing, become an node. Calling it twice is harmless.
+        """Make ready: create what is missing, become a node. Calling it twice is harmless.
 
         Raises:
             StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
@@ -426,7 +426,7 @@ class Escrow(Protocol):
     async def withdraw_viewers(self, session: str) -> None:
         """Let no viewer's secret open a session any more."""
 
-    async def forget_deleted(self) -> None:
+    async def drop_deleted_keys(self) -> None:
         """Drop the keys of sessions that do not exist any more: the node that deleted them died before it could."""
 
     async def is_good(self, opened: OpenedSession) -> bool:

@@ -87,10 +87,10 @@ class MemoryKeyValue(KeyValue):
         found = self.values.get(namespace, {}).get(key)
         if found is None or found.version != expected:
             return False
-        self.forget(namespace, key)
+        self.remove(namespace, key)
         return True
 
-    def forget(self, namespace: str, key: str) -> None:
+    def remove(self, namespace: str, key: str) -> None:
         """Remove an entry, if there is one."""
         found = self.values.get(namespace, {}).pop(key, None)
         if found is not None:
@@ -111,18 +111,18 @@ class Memory(MemoryKeyValue):
         self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, node: str) -> None:
-        """Let an node die: its sessions are free for the next claim."""
+        """Let a node die: its sessions are free for the next claim."""
         self.living.discard(node)
-        self.tell()
+        self.wake_watchers()
 
-    def tell(self) -> None:
+    def wake_watchers(self) -> None:
         """Wake all watchers."""
         for each in self._watching:
             if not each.done():
                 each.set_result(None)
 
     async def change(self) -> None:
-        """Wait until `tell` is called."""
+        """Wait until `wake_watchers` is called."""
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching.add(told)
         try:
@@ -144,7 +144,7 @@ class MemoryStore(Store):
         self._memory = Memory() if memory is None else memory
         self._world = world
         self._told: set[tuple[str | int, int]] = set()
-        """Orphans and forwarded commands, each with the epoch under which it was told."""
+        """Orphans and forwarded commands, each with the epoch under which it was reported."""
         self._peers_told = -1
 
     @override
@@ -152,7 +152,7 @@ class MemoryStore(Store):
         if not self.node:
             self.node = self._world.new_id("node")
             self._memory.living.add(self.node)
-            self._memory.tell()
+            self._memory.wake_watchers()
 
     @override
     async def close(self) -> None:
@@ -161,7 +161,7 @@ class MemoryStore(Store):
 
     @override
     async def claim(self, session: str, *, at: float) -> int:
-        sessions = self._opened().sessions
+        sessions = self._require_open().sessions
         found = sessions.get(session)
         if found is None:
             self._memory.numbers += 1
@@ -179,14 +179,14 @@ class MemoryStore(Store):
 
     @override
     async def release(self, session: str, *, epoch: int) -> None:
-        found = self._opened().sessions.get(session)
+        found = self._require_open().sessions.get(session)
         if found is not None and found.epoch == epoch:
             found.node = None
-            self._memory.tell()
+            self._memory.wake_watchers()
 
     @override
     async def append(self, session: str, batch: Batch) -> int:
-        found = self._opened().sessions.get(session)
+        found = self._require_open().sessions.get(session)
         if found is None or found.epoch != batch.epoch:
             raise LeaseLostError(f"session {session!r} has another epoch than {batch.epoch}")
         if found.end != batch.expected:
@@ -207,7 +207,7 @@ class MemoryStore(Store):
 
     @override
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
-        found = self._opened().sessions.get(session)
+        found = self._require_open().sessions.get(session)
         if found is None:
             return False
         going = found.records[: position - found.oldest + 1]
@@ -218,7 +218,7 @@ class MemoryStore(Store):
 
     @override
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
-        found = self._opened().sessions.get(session)
+        found = self._require_open().sessions.get(session)
         if found is None:
             return []
         skip = max(0, after + 1 - found.oldest)
@@ -226,12 +226,12 @@ class MemoryStore(Store):
 
     @override
     async def blob(self, session: str, digest: str) -> bytes | None:
-        found = self._opened().sessions.get(session)
+        found = self._require_open().sessions.get(session)
         return None if found is None else found.blobs.get(digest)
 
     @override
     async def find(self, session: str) -> SessionInfo | None:
-        found = self._opened().sessions.get(session)
+        found = self._require_open().sessions.get(session)
         return None if found is None else replace(_line_of(session, found), seal=found.seal)
 
     @override
@@ -240,7 +240,7 @@ class MemoryStore(Store):
     ) -> AsyncIterator[SessionInfo]:
         lines = [
             (found.mark.at, found.number, _line_of(session, found))
-            for session, found in self._opened().sessions.items()
+            for session, found in self._require_open().sessions.items()
             if (live is None or found.mark.is_live == live) and (of is None or _is_of(session, of))
         ]
         for _, _, line in sorted(lines, key=lambda line: line[:2], reverse=True):
@@ -248,7 +248,7 @@ class MemoryStore(Store):
 
     @override
     async def delete(self, session: str) -> bool:
-        sessions = self._opened().sessions
+        sessions = self._require_open().sessions
         going = {
             name: found
             for name, found in sessions.items()
@@ -260,17 +260,17 @@ class MemoryStore(Store):
             self._memory.epochs_spent = max(self._memory.epochs_spent, found.epoch)
             del sessions[name]
             for namespace in OF_SESSIONS:
-                self._memory.forget(namespace, name)
+                self._memory.remove(namespace, name)
         for number, handed in [*self._memory.forwarded_commands.items()]:
             if handed.forwarded.session in going:
                 del self._memory.forwarded_commands[number]
-        self._memory.tell()
+        self._memory.wake_watchers()
         return bool(going)
 
     @override
     async def watch(self, followed: Mapping[str, int]) -> News:
         while True:
-            sessions = self._opened().sessions
+            sessions = self._require_open().sessions
             free = {name: each.epoch for name, each in sessions.items() if self._is_free(each)}
             orphans = {(name, epoch) for name, epoch in free.items() if sessions[name].mark.is_live}
             forwarded_commands = {
@@ -294,13 +294,13 @@ class MemoryStore(Store):
 
     @override
     async def forward(self, session: str, body: bytes) -> bytes:
-        self._opened().numbers += 1
+        self._require_open().numbers += 1
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._memory.forwarded_commands[number] = _Handed(
             self.node, ForwardedCommand(number, session, body), answer
         )
-        self._memory.tell()
+        self._memory.wake_watchers()
         try:
             return await answer
         finally:
@@ -308,7 +308,7 @@ class MemoryStore(Store):
 
     @override
     async def answer(self, forwarded: int, body: bytes) -> None:
-        sessions = self._opened().sessions
+        sessions = self._require_open().sessions
         handed = self._memory.forwarded_commands.get(forwarded)
         if handed is None or handed.answer.done():
             return
@@ -319,19 +319,19 @@ class MemoryStore(Store):
 
     @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        return await self._opened().kv_get(namespace, key)
+        return await self._require_open().kv_get(namespace, key)
 
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        return await self._opened().kv_list(namespace)
+        return await self._require_open().kv_list(namespace)
 
     @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        return await self._opened().kv_put(namespace, key, body, expected=expected, at=at)
+        return await self._require_open().kv_put(namespace, key, body, expected=expected, at=at)
 
     @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        return await self._opened().kv_delete(namespace, key, expected=expected)
+        return await self._require_open().kv_delete(namespace, key, expected=expected)
 
     def _append(self, found: _Session, batch: Batch) -> int:
         positions = range(batch.expected + 1, batch.end + 1)
@@ -341,7 +341,7 @@ class MemoryStore(Store):
             found.mark = replace(batch.mark, title=batch.mark.title or found.mark.title)
         found.seal = batch.seal or found.seal
         if len(self._memory.living) > 1:  # what its node appends is no change to wait for
-            self._memory.tell()
+            self._memory.wake_watchers()
         return found.end
 
     def _is_free(self, found: _Session) -> bool:
@@ -358,7 +358,7 @@ class MemoryStore(Store):
             return 0
         return found.epoch if found.node == self.node or self._is_free(found) else -1
 
-    def _opened(self) -> Memory:
+    def _require_open(self) -> Memory:
         if not self.node:
             raise UsageError("the store is not open; call `await store.open()` first")
         return self._memory

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.store.blocking_reads import ClosedStore, LoopThread, decrypted
+from midstream.store.blocking_reads import ClosedStore, LoopThread, decrypt_reader
 from midstream.store.contract import Store, StoreReader
 
 SQLITE = "sqlite"
@@ -75,7 +75,7 @@ def open_store(named: Store | str | Path, *, world: World = World()) -> Store:
     """
     if not isinstance(named, str | Path):
         return named
-    backend, address = _found(named)
+    backend, address = _find_backend(named)
     return backend.open(address, world=world)
 
 
@@ -92,18 +92,18 @@ def read_store(named: str | Path, *, key_file: Path | None = None) -> Iterator[C
         UsageError: It is another program's, or may not be read; or the keys cannot be.
         StoreDamagedError: It cannot be read.
     """
-    backend, address = _found(named)
+    backend, address = _find_backend(named)
     with backend.read(address) as reader, contextlib.closing(LoopThread()) as loop:
-        yield ClosedStore(reader, reader if key_file is None else decrypted(reader, key_file), loop)
+        yield ClosedStore(reader, reader if key_file is None else decrypt_reader(reader, key_file), loop)
 
 
 def file_of(named: str | Path) -> Path | None:
     """Return the file that a store is, where it is one; see `read_store`."""
-    backend, address = _found(named)
+    backend, address = _find_backend(named)
     return backend.file(address)
 
 
-def _found(named: str | Path) -> tuple[Backend, str]:
+def _find_backend(named: str | Path) -> tuple[Backend, str]:
     url = _URL.fullmatch(named) if isinstance(named, str) else None
     if url is None:
         return BACKENDS[SQLITE](), f"///{named}"

@@ -54,7 +54,7 @@ class Rule(StrEnum):
     """Rule that can be broken."""
 
     ACKED_NOT_STORED = "acked_not_stored"
-    """A client was told that a command is in the journal, and it is not."""
+    """A command was acknowledged, and is not in the journal."""
     STORED_OTHERWISE = "stored_otherwise"
     """A stored command is not what its client sent under that number, or stands there twice."""
     SEEN_GAP = "seen_gap"
@@ -72,7 +72,7 @@ class Rule(StrEnum):
     OUTCOME_TWICE = "outcome_twice"
     """A call has two outcomes."""
     OUTCOME_INVENTED = "outcome_invented"
-    """A call is said to have succeeded and never ran to its end."""
+    """A call is recorded as succeeded and never ran to its end."""
     RAN_UNANNOUNCED = "ran_unannounced"
     """A tool ran without the intent in the journal."""
     RAN_TWICE = "ran_twice"
@@ -80,11 +80,11 @@ class Rule(StrEnum):
     RAN_AGAIN = "ran_again"
     """A call ran more often than its policy, and the people who were asked, allow."""
     RAN_UNASKED = "ran_unasked"
-    """A call that a person must allow ran more often than somebody allowed it."""
+    """A call that a person must allow ran more often than it was allowed."""
     CHILD_SHOWN = "child_shown"
     """The journal of a call's child was not shown as it is: every record once, in order, none left out."""
     CHILD_OUTCOME = "child_outcome"
-    """The outcome of a call is not what its child said last, or its child has not ended."""
+    """The outcome of a call is not its child's last response, or its child has not ended."""
     QUEUE_BROKEN = "queue_broken"
     """A queued message opened two turns, or one after it was taken back, or not in its order."""
     QUEUE_LOST = "queue_lost"
@@ -261,7 +261,7 @@ _GOES_ON = (AttemptStarted, AttemptContinued, AttemptResumable, Delta, AttemptFa
 def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]:
     cancelled: set[int] = set()
     stopped: set[int] = set()
-    """Cancelled by somebody, not by a limit of their own."""
+    """Cancelled by a client, not by a limit of their own."""
     ended: set[int] = set()
     for position, record in enumerate(records, start=1):
         turn = getattr(record, "turn", 0)
@@ -323,14 +323,14 @@ class _Calls:
         first = 1 if plan is not None and plan.site is Site.CLIENT else run
         return (call, first) in self.started
 
-    def said(self, call: _Call, choice: Choice) -> int:
+    def count_decisions(self, call: _Call, choice: Choice) -> int:
         """Return how often a person decided so about a call."""
         return self.answers.get(call, Counter())[choice]
 
     def runs_max(self, call: _Call) -> int:
         """Return how often a call may have run."""
         plan = self.plans[call]
-        asked = self.said(call, Choice.RERUN)
+        asked = self.count_decisions(call, Choice.RERUN)
         if plan.on_doubt is OnDoubt.UNKNOWN:
             return 1
         if plan.on_doubt is OnDoubt.HOLD:
@@ -352,7 +352,7 @@ def _check_runs(session: str, records: Sequence[Record], ledger: Sequence[Execut
             continue
         if runs > calls.runs_max(call):
             yield Violation(Rule.RAN_AGAIN, session, f"call {call} was executed {runs} times by its policy")
-        allowed = calls.said(call, Choice.ALLOW) + calls.said(call, Choice.RERUN)
+        allowed = calls.count_decisions(call, Choice.ALLOW) + calls.count_decisions(call, Choice.RERUN)
         if calls.plans[call].needs_approval and runs > allowed:
             text = f"call {call} was executed {runs} times and allowed {allowed} times"
             yield Violation(Rule.RAN_UNASKED, session, text)
@@ -361,7 +361,7 @@ def _check_runs(session: str, records: Sequence[Record], ledger: Sequence[Execut
     for call, ends in calls.outcomes.items():
         if len(ends) > 1:
             yield Violation(Rule.OUTCOME_TWICE, session, f"call {call} has {len(ends)} outcomes")
-        is_known = call in finished or calls.said(call, Choice.HAPPENED)
+        is_known = call in finished or calls.count_decisions(call, Choice.HAPPENED)
         if Outcome.OK in ends and calls.names.get(call) in kept_by_tools and not is_known:
             yield Violation(Rule.OUTCOME_INVENTED, session, f"call {call} succeeded and never ran to its end")
 
@@ -415,7 +415,7 @@ def _check_children(
         if isinstance(record, ChildDelta) and record.child in journals:
             call = (record.turn, record.response, record.call_id)
             children[call] = record.child
-            expected = _next_shown(journals[record.child], shown.get(call, 0))
+            expected = _next_visible(journals[record.child], shown.get(call, 0))
             shown[call] = record.position
             if expected is None or (expected.position, expected.body) != (
                 record.position,
@@ -430,7 +430,7 @@ def _check_children(
                 yield Violation(Rule.CHILD_OUTCOME, session, text)
 
 
-def _next_shown(stored: Sequence[StoredRecord], after: int) -> StoredRecord | None:
+def _next_visible(stored: Sequence[StoredRecord], after: int) -> StoredRecord | None:
     """Return the next record of a child that is shown to the readers of its parent."""
     for each in stored[after:]:
         if not isinstance(next(iter(_readable([each])), None), _OF_NODES):

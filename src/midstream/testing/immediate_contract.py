@@ -10,7 +10,7 @@ import pytest
 
 from midstream.session.records import Sync
 from midstream.store.contract import Batch, Immediate, Store
-from midstream.testing.store_fakes import Storage, opened
+from midstream.testing.store_fakes import Storage, open_store
 
 
 class ImmediateContract:
@@ -19,7 +19,7 @@ class ImmediateContract:
     pytestmark = pytest.mark.asyncio
 
     async def test_an_append_without_waiting_happens_whole_or_not_at_all(self, place: Storage) -> None:
-        async with _claimed(place) as (store, other, epoch):
+        async with _claim_session(place) as (store, other, epoch):
             expected = [b"a"]
             for _ in range(3):
                 end = _immediate(store).append_now("s", _batch(len(expected), epoch))
@@ -33,13 +33,13 @@ class ImmediateContract:
     async def test_nothing_is_appended_without_waiting_elsewhere_than_at_the_end(
         self, place: Storage
     ) -> None:
-        async with _claimed(place) as (store, other, epoch):
+        async with _claim_session(place) as (store, other, epoch):
             for expected in (0, 2):
                 assert _immediate(store).append_now("s", _batch(expected, epoch)) is None
             assert await _bodies(other) == [b"a"]
 
     async def test_nothing_is_appended_without_waiting_under_an_older_epoch(self, place: Storage) -> None:
-        async with _claimed(place) as (store, other, epoch):
+        async with _claim_session(place) as (store, other, epoch):
             immediate = _immediate(store)
             for wrong in (epoch - 1, epoch + 1):
                 assert immediate.append_now("s", _batch(1, wrong)) is None
@@ -50,7 +50,7 @@ class ImmediateContract:
             assert await _bodies(other) == [b"a"]
 
     async def test_a_closed_store_appends_nothing_without_waiting(self, place: Storage) -> None:
-        async with _claimed(place) as (store, other, epoch):
+        async with _claim_session(place) as (store, other, epoch):
             immediate = _immediate(store)
             await store.close()
             assert immediate.append_now("s", _batch(1, epoch)) is None
@@ -58,9 +58,9 @@ class ImmediateContract:
 
 
 @asynccontextmanager
-async def _claimed(place: Storage) -> AsyncIterator[tuple[Store, Store, int]]:
+async def _claim_session(place: Storage) -> AsyncIterator[tuple[Store, Store, int]]:
     """Yield a store that has claimed a session and appended a record to it, another one, and the epoch."""
-    async with opened(place) as store, opened(place) as other:
+    async with open_store(place) as store, open_store(place) as other:
         epoch = await store.claim("s", at=1.0)
         await store.append("s", Batch([b"a"], 0, epoch, Sync.FULL))
         yield store, other, epoch

@@ -9,7 +9,7 @@ import pytest
 
 from midstream.errors import EntryMovedError
 from midstream.store.contract import PRINCIPAL_OF, KeyValueEntry
-from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, opened
+from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, open_store
 
 
 class KeyValueContract:
@@ -18,7 +18,7 @@ class KeyValueContract:
     pytestmark = pytest.mark.asyncio
 
     async def test_an_entry_comes_back_as_it_was_written(self, place: Storage) -> None:
-        async with opened(place) as kv:
+        async with open_store(place) as kv:
             assert await kv.kv_get("pool", "k") is None
             for number, body in enumerate(ODD_BODIES):
                 version = await kv.kv_put("pool", "k", body, expected=number, at=number + 0.5)
@@ -26,15 +26,17 @@ class KeyValueContract:
                 assert await kv.kv_get("pool", "k") == KeyValueEntry("k", version, body, number + 0.5)
 
     async def test_an_entry_may_have_any_name(self, place: Storage) -> None:
-        async with opened(place) as kv:
+        async with open_store(place) as kv:
             for name in ODD_NAMES:
                 await kv.kv_put(name, name, name.encode(), expected=0, at=1.0)
             for name in ODD_NAMES:
                 assert await kv.kv_list(name) == [KeyValueEntry(name, 1, name.encode(), 1.0)]
 
     @pytest.mark.parametrize("version", [0, 1, 3, 2**40])
-    async def test_only_who_has_read_an_entry_replaces_it(self, place: Storage, version: int) -> None:
-        async with opened(place) as kv:
+    async def test_an_entry_is_replaced_only_at_the_version_that_was_read(
+        self, place: Storage, version: int
+    ) -> None:
+        async with open_store(place) as kv:
             await kv.kv_put("pool", "k", b"1", expected=0, at=1.0)
             await kv.kv_put("pool", "k", b"2", expected=1, at=2.0)
             with pytest.raises(EntryMovedError):
@@ -43,15 +45,15 @@ class KeyValueContract:
             assert not is_dropped
             assert await kv.kv_list("pool") == [KeyValueEntry("k", 2, b"2", 2.0)]
 
-    async def test_what_is_not_there_is_neither_replaced_nor_dropped(self, place: Storage) -> None:
-        async with opened(place) as kv:
+    async def test_a_missing_entry_is_neither_replaced_nor_deleted(self, place: Storage) -> None:
+        async with open_store(place) as kv:
             with pytest.raises(EntryMovedError):
                 await kv.kv_put("pool", "k", b"1", expected=1, at=1.0)
             assert not await kv.kv_delete("pool", "k", expected=0)
             assert await kv.kv_list("pool") == []
 
-    async def test_of_two_who_replace_the_same_entry_one_wins(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_of_two_writers_of_one_entry_one_wins(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             for expected in range(20):
                 results = await asyncio.gather(
                     one.kv_put("pool", "k", b"one", expected=expected, at=1.0),
@@ -64,8 +66,8 @@ class KeyValueContract:
                 assert kept is not None
                 assert kept.body == (b"one", b"other")[won]
 
-    async def test_what_is_kept_of_a_session_goes_with_it(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_entries_of_a_session_are_deleted_with_it(self, place: Storage) -> None:
+        async with open_store(place) as store:
             for session in ("s", "t"):
                 await store.claim(session, at=1.0)
                 for namespace in (PRINCIPAL_OF, "pool"):
@@ -75,8 +77,8 @@ class KeyValueContract:
             assert await store.kv_put(PRINCIPAL_OF, "s", b"anew", expected=0, at=2.0) == 2
             assert len(await store.kv_list("pool")) == 2
 
-    async def test_a_dropped_key_starts_above_all_its_versions(self, place: Storage) -> None:
-        async with opened(place) as kv:
+    async def test_a_deleted_key_starts_above_all_its_versions(self, place: Storage) -> None:
+        async with open_store(place) as kv:
             for expected in range(3):
                 await kv.kv_put("pool", "k", b"old", expected=expected, at=1.0)
             assert await kv.kv_delete("pool", "k", expected=3)
@@ -89,7 +91,7 @@ class KeyValueContract:
     async def test_a_namespace_is_listed_last_written_first_and_apart_from_others(
         self, place: Storage
     ) -> None:
-        async with opened(place) as kv:
+        async with open_store(place) as kv:
             for at, key in ((1.0, "a"), (3.0, "b"), (2.0, "c"), (2.0, "d")):
                 await kv.kv_put("pool", key, b"", expected=0, at=at)
             await kv.kv_put("other", "a", b"", expected=0, at=9.0)
@@ -97,11 +99,11 @@ class KeyValueContract:
             assert [kept.key for kept in await kv.kv_list("other")] == ["a"]
             assert await kv.kv_list("none") == []
 
-    async def test_entries_outlive_who_wrote_them(self, place: Storage) -> None:
+    async def test_entries_outlive_the_store_that_wrote_them(self, place: Storage) -> None:
         store = place.store()
         await store.open()
         await store.kv_put("pool", "k", b"1", expected=0, at=1.0)
         place.kill(store)
-        async with opened(place) as kv:
+        async with open_store(place) as kv:
             assert await kv.kv_get("pool", "k") == KeyValueEntry("k", 1, b"1", 1.0)
             assert await kv.kv_put("pool", "k", b"2", expected=1, at=2.0) == 2

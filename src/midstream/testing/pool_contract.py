@@ -37,9 +37,9 @@ from midstream.store.memory import Memory, MemoryStore
 LIMIT_S = 60.0
 """Seconds after which an answer that should be there is missing."""
 PATIENCE_S = 30.0
-"""Seconds of silence that an agent may have. Nobody waits for them where it is silence that goes wrong."""
+"""Seconds of silence that an agent may have. No test waits for them where it is silence that goes wrong."""
 NAMING_S = 0.1
-"""Seconds for what an agent says before it falls silent; one that takes longer was mute, which is right as well."""
+"""Seconds for the events of an agent before it falls silent; one that takes longer was mute, which is right as well."""
 PAUSE_S = 1.0
 """Seconds that are no silence: a pool waits as long before it tries something again."""
 LOOK_S = 0.005
@@ -51,7 +51,7 @@ class PoolSituation(StrEnum):
     """Situation of a host when it asks."""
 
     FIRST = "first"
-    """Nothing was said before."""
+    """No message was sent before."""
     CONTINUED = "continued"
     """One message more, in the same process."""
     RESTARTED = "restarted"
@@ -77,11 +77,11 @@ class UpstreamFault(StrEnum):
     WRONG_ID = "wrong-id"
     """It resumes an empty conversation as if nothing were wrong; that takes a resumption."""
     SILENT = "silent"
-    """It takes the message and says nothing."""
+    """It takes the message and sends no text."""
     MUTE = "mute"
-    """It takes the message and says nothing at all, not even that it took it."""
+    """It takes the message and sends nothing at all, not even that it took it."""
     LOST = "lost"
-    """It takes the message, and dies, or the connection to it, before it says so."""
+    """It takes the message, and dies, or the connection to it, before it reports that."""
     DIES = "dies"
     """Its answer breaks off after the first words."""
     KEY_REFUSED = "key-refused"
@@ -110,7 +110,7 @@ class Case(Struct, frozen=True):
 
 
 _REPLAYED = {PoolSituation.EDITED, PoolSituation.REPEATED, PoolSituation.REBASED}
-"""Situations in which a fresh agent is told everything, unless the upstream can fork or take other instructions."""
+"""Situations in which a fresh agent is sent everything, unless the upstream can fork or take other instructions."""
 _TOUCHES_RESUMED = {UpstreamFault.EXPIRED, UpstreamFault.BUSY, UpstreamFault.WRONG_ID}
 """Faults that only an agent with a past can have."""
 
@@ -173,7 +173,7 @@ class PoolPeer(Protocol):
     def upstream(self) -> Upstream:
         """Return another upstream that talks to this peer: what another process would make."""
 
-    def told(self) -> Sequence[TakenMessage]:
+    def messages(self) -> Sequence[TakenMessage]:
         """Return all messages that arrived, in their order."""
 
     def expire(self, agent: str) -> None:
@@ -241,12 +241,12 @@ class _Host:
         self.history = History()
         self.system = ""
         self.answer = ""
-        """The last one: the peer answers with all that its agent was told."""
+        """The last one: the peer answers with all messages that its agent received."""
         self.pools: list[Pooled] = []
-        self.pool = self.started()
+        self.pool = self.start()
         self._words = 0
 
-    def started(self) -> Pooled:
+    def start(self) -> Pooled:
         limits = PoolLimits(silence=SilenceLimits(idle_s=PATIENCE_S, tool_s=PATIENCE_S))
         self.pools.append(Pooled(self.peer.upstream(), self.kv, limits=limits, world=self.world))
         return self.pools[-1]
@@ -259,7 +259,7 @@ class _Host:
         for message in messages:
             self.history = self.history.then(message)
 
-    async def ask(self) -> None:
+    async def send(self) -> None:
         """Have the history answered, and take the answer into it."""
         request = ModelRequest(self.system, self.history, session="s")
         words, is_whole = "", False
@@ -270,7 +270,7 @@ class _Host:
                 is_whole = is_whole or isinstance(event, Finished)
         assert is_whole
         self.answer = words
-        # Not the words: they would be told again with the next transcript, and count twice.
+        # Not the words: they would be sent again with the next transcript, and count twice.
         self.history = self.history.then(Step(Response((Text("noted"),))))
 
     async def close(self) -> None:
@@ -284,7 +284,7 @@ class PoolContract:
     pytestmark = pytest.mark.asyncio
 
     @pytest.mark.parametrize("case", MATRIX, ids=lambda case: f"{case.situation}-{case.fault}")
-    async def test_whatever_goes_wrong_each_message_is_told_once(self, peer: PoolPeer, case: Case) -> None:
+    async def test_each_message_arrives_once_whatever_goes_wrong(self, peer: PoolPeer, case: Case) -> None:
         _needs(peer, case.fault)
         store = MemoryStore(Memory())
         await store.open()
@@ -292,14 +292,14 @@ class PoolContract:
         try:
             await _arrive(host, case.situation)
             _break(host, case)
-            await _answered_after(host, case)
+            await _recover_after(host, case)
         finally:
             await host.close()
 
 
-async def _answered_after(host: _Host, case: Case) -> None:
+async def _recover_after(host: _Host, case: Case) -> None:
     """Ask until there is an answer, and check the messages; the next turn must be cheap again."""
-    before = len(host.peer.told())
+    before = len(host.peer.messages())
     if case.fault in (UpstreamFault.SILENT, UpstreamFault.MUTE):
         async with asyncio.TaskGroup() as silence:
             silence.create_task(_silence(host, before))
@@ -311,20 +311,20 @@ async def _answered_after(host: _Host, case: Case) -> None:
     if case.fault is UpstreamFault.KEY_REFUSED:
         host.peer.accept_key()
     if not is_answered:
-        await host.ask()
+        await host.send()
     _check(host, before, case)
     host.then(host.word())
-    again = len(host.peer.told())
-    await host.ask()
-    assert len(host.peer.told()) == again + 1
-    _check_told(host)
+    again = len(host.peer.messages())
+    await host.send()
+    assert len(host.peer.messages()) == again + 1
+    _check_messages(host)
 
 
 async def _silence(host: _Host, before: int) -> None:
     """Let more time pass than an agent may be silent, once the message is with one that will not answer."""
     real = World()
     async with asyncio.timeout(LIMIT_S):
-        while len(host.peer.told()) == before:
+        while len(host.peer.messages()) == before:
             await real.sleep(LOOK_S)
     await real.sleep(NAMING_S)
     host.world.let_pass(PATIENCE_S)
@@ -332,7 +332,7 @@ async def _silence(host: _Host, before: int) -> None:
 
 async def _is_answered(host: _Host) -> bool:
     try:
-        await host.ask()
+        await host.send()
     except ModelError:
         return False
     return True
@@ -342,15 +342,15 @@ async def _arrive(host: _Host, situation: PoolSituation) -> None:
     host.then(host.word())
     if situation is PoolSituation.FIRST:
         return
-    await host.ask()
+    await host.send()
     host.then(host.word())
-    await host.ask()
+    await host.send()
     match situation:
         case PoolSituation.CONTINUED:
             host.then(host.word())
         case PoolSituation.RESTARTED:
             await host.pool.aclose()
-            host.pool = host.started()
+            host.pool = host.start()
             host.then(host.word())
         case PoolSituation.QUEUED:
             host.then(host.word(), host.word())
@@ -365,7 +365,7 @@ async def _arrive(host: _Host, situation: PoolSituation) -> None:
 
 
 def _break(host: _Host, case: Case) -> None:
-    agents = {told.agent for told in host.peer.told()}
+    agents = {told.agent for told in host.peer.messages()}
     match case.fault:
         case UpstreamFault.NONE:
             pass
@@ -401,9 +401,9 @@ def _needs(peer: PoolPeer, fault: UpstreamFault) -> None:
 
 def _check(host: _Host, before: int, case: Case) -> None:
     """Check the messages since the fault."""
-    tokens = [token for told in host.peer.told()[before:] for token in TOKEN.findall(told.text)]
+    tokens = [token for told in host.peer.messages()[before:] for token in TOKEN.findall(told.text)]
     replays = tokens.count("word-1")
-    _check_told(host)
+    _check_messages(host)
     if case.situation is PoolSituation.FIRST:  # where the message is all there is
         return
     assert replays <= case.replays_max
@@ -414,7 +414,7 @@ def _check(host: _Host, before: int, case: Case) -> None:
         assert bool(replays) == case.is_replayed
 
 
-def _check_told(host: _Host) -> None:
+def _check_messages(host: _Host) -> None:
     """The agent that answered last got each message once, in order."""
     wanted = [
         token

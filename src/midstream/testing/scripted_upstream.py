@@ -48,11 +48,11 @@ class Trouble(StrEnum):
     GONE = "gone"
     """The agent is not remembered, and that shows when it is spoken to."""
     FAILED = "failed"
-    """The run fails with nothing said: what a dead agent looks like to some upstreams."""
+    """The run fails without any output: what a dead agent looks like to some upstreams."""
     UNAVAILABLE = "unavailable"
     """The connection is refused."""
     ACK_LOST = "ack_lost"
-    """The connection breaks after the message arrived, before the upstream said so."""
+    """The connection breaks after the message arrived, before the upstream reported that."""
     RATE_LIMIT = "rate_limit"
     """It asks to come back after `RETRY_AFTER_S`."""
     BUSY = "busy"
@@ -74,9 +74,9 @@ class Trouble(StrEnum):
     CUT = "cut"
     """The answer just ends, without being finished."""
     NEW_CHAT = "new_chat"
-    """It silently begins an empty conversation instead of going on, and says so only by its ids."""
+    """It silently begins an empty conversation instead of going on, and shows that only by its ids."""
     UNAUTHENTICATED = "unauthenticated"
-    """It says that the key is wrong; whether it is, `ScriptedUpstream.is_key_good` knows."""
+    """It reports that the key is wrong; whether it is, see `ScriptedUpstream.is_key_good`."""
     REJECTED = "rejected"
     """It will not have this."""
     OVERFLOW = "overflow"
@@ -102,9 +102,9 @@ class AgentConversation(Struct):
     run: int = 0
     """Number of the run under way, 0 while there is none."""
     unacked: set[str] = field(default_factory=set)
-    """Keys of messages that were taken without a word; said again, they are not taken twice."""
+    """Keys of messages that were taken without a word; repeated, they are not taken twice."""
     is_wedged: bool = False
-    """Whether a run that nobody waits for holds it."""
+    """Whether a run without a waiting reader holds it."""
 
     @property
     def words(self) -> str:
@@ -144,7 +144,7 @@ class UpstreamMemory:
 
 
 Answer = Callable[[AgentConversation], Sequence[UpstreamEvent]]
-"""What an agent says, by what it was told."""
+"""Answer of an agent, by its messages."""
 
 
 def answers_by_number(talk: AgentConversation) -> Sequence[UpstreamEvent]:
@@ -219,7 +219,7 @@ class ScriptedUpstream:
         """See `Upstream.verify`."""
         return self.is_key_good
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         """Delete a conversation."""
         self.memory.forgotten.append(agent)
         self.memory.expire(agent)
@@ -287,17 +287,17 @@ class ScriptedAgent(UpstreamAgent):
         talk.run = run = next(memory.numbers)
         try:
             self._name = self._came_from = talk.name
-            # Some software says what it goes on from only when it is told so, not from one message to the next.
+            # Some software reports what it goes on from only where it is set so, not from one message to the next.
             yield MessageTaken(talk.name, "" if self._has_spoken else resumed)
             self._has_spoken = True
-            async for event in self._answered(talk, trouble):
+            async for event in self._answer(talk, trouble):
                 if talk.run != run:
                     raise UpstreamFailedError("another run took its place")
                 yield event
         finally:
             talk.run = 0 if talk.run == run else talk.run
 
-    async def _answered(
+    async def _answer(
         self, talk: AgentConversation, trouble: Trouble | None
     ) -> AsyncGenerator[UpstreamEvent, None]:
         if trouble is Trouble.HANGS_OPENED:

@@ -42,7 +42,7 @@ from midstream.store.contract import (
 )
 from midstream.testing.immediate_contract import ImmediateContract
 from midstream.testing.key_value_contract import KeyValueContract
-from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, opened
+from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, open_store
 
 WORLD = World()
 NEWS_S = 30.0
@@ -57,7 +57,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
     # --- journals
 
     async def test_records_are_numbered_from_one_without_gap(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             assert await _append(store, "s", b"a", b"b", expected=0, epoch=epoch) == 2
             assert await _append(store, "s", b"c", expected=2, epoch=epoch) == 3
@@ -68,13 +68,13 @@ class StoreContract(KeyValueContract, ImmediateContract):
             ]
 
     async def test_a_body_comes_back_byte_for_byte(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             await _append(store, "s", *ODD_BODIES, expected=0, epoch=epoch)
             assert [record.body for record in await _journal(store)] == [*ODD_BODIES]
 
     async def test_a_session_may_have_any_name(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             for name in ODD_NAMES:
                 epoch = await store.claim(name, at=1.0)
                 await _append(store, name, name.encode(), expected=0, epoch=epoch)
@@ -86,7 +86,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
     async def test_an_append_elsewhere_than_at_the_end_writes_nothing(
         self, place: Storage, expected: int
     ) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", b"b", expected=0, epoch=epoch)
             before = await store.find("s")
@@ -96,7 +96,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert [record.body for record in await _journal(store)] == [b"a", b"b"]
 
     async def test_of_two_appends_at_one_position_one_wins(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             results = await asyncio.gather(
                 *(_append(store, "s", body, expected=0, epoch=epoch) for body in (b"a", b"b")),
@@ -106,8 +106,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert isinstance(results[1 - won], JournalMovedError)
             assert [record.body for record in await _journal(store)] == [(b"a", b"b")[won]]
 
-    async def test_appends_take_effect_in_the_order_in_which_they_were_asked(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_appends_take_effect_in_the_order_of_their_calls(self, place: Storage) -> None:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             ends = await asyncio.gather(
                 *(_append(store, "s", b"%d" % number, expected=number, epoch=epoch) for number in range(50))
@@ -118,7 +118,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             ]
 
     async def test_sessions_are_independent(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
 
             async def work(name: str) -> None:
                 epoch = await store.claim(name, at=1.0)
@@ -133,8 +133,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
                     f"{name} {number}" for number in range(10)
                 ]
 
-    async def test_a_refused_append_disturbs_nobody_who_asked_at_the_same_time(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_a_refused_append_does_not_affect_concurrent_appends(self, place: Storage) -> None:
+        async with open_store(place) as store:
             first, second = await store.claim("s", at=1.0), await store.claim("t", at=1.0)
             results = await asyncio.gather(
                 _append(store, "s", b"a", expected=0, epoch=first),
@@ -152,8 +152,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await _journal(store, "s") == [StoredRecord(1, first, b"a")]
             assert await _journal(store, "t") == [StoredRecord(1, second, b"b")]
 
-    async def test_an_append_of_nothing_tells_the_end(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_an_empty_append_returns_the_end(self, place: Storage) -> None:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", expected=0, epoch=epoch)
             assert await _append(store, "s", expected=1, epoch=epoch) == 1
@@ -161,7 +161,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 await _append(store, "s", expected=0, epoch=epoch)
 
     async def test_a_cancelled_append_happened_whole_or_not_at_all(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             append = WORLD.spawn(_append(store, "s", b"a", b"b", expected=0, epoch=epoch), name="append")
             await WORLD.sleep(0)
@@ -177,8 +177,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
 
     # --- reading
 
-    async def test_what_is_pruned_is_replaced_and_what_follows_stays(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_pruned_records_are_replaced_and_later_records_stay(self, place: Storage) -> None:
+        async with open_store(place) as store:
             first = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", b"b", expected=0, epoch=first)
             second = await store.claim("s", at=1.0)
@@ -197,10 +197,10 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await _append(store, "s", b"f", expected=5, epoch=second) == 6
 
     @pytest.mark.parametrize(("position", "epoch"), [(2, 9), (9, 0), (1, 0), (0, 0), (-1, 0)])
-    async def test_nothing_is_pruned_up_to_a_record_that_is_not_there(
+    async def test_a_prune_up_to_a_missing_record_is_refused(
         self, place: Storage, position: int, epoch: int
     ) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             first = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", b"b", b"c", expected=0, epoch=first)
             assert await store.prune("s", b"ab", position=2, epoch=first)
@@ -209,8 +209,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert not await store.prune("nobody", b"x", position=1, epoch=first)
             assert await _journal(store) == before
 
-    async def test_whoever_prunes_does_not_disturb_the_node(self, place: Storage) -> None:
-        async with opened(place) as node, opened(place) as other:
+    async def test_pruning_does_not_disturb_the_node(self, place: Storage) -> None:
+        async with open_store(place) as node, open_store(place) as other:
             epoch = await node.claim("s", at=1.0)
             await _append(node, "s", b"a", b"b", expected=0, epoch=epoch)
             blob = Blob("d", b"large")
@@ -224,13 +224,13 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await _append(node, "s", b"e", expected=0, epoch=again)
             assert await _journal(other) == [StoredRecord(1, again, b"e")]
 
-    async def test_a_session_nobody_claimed_reads_as_empty(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_an_unclaimed_session_reads_as_empty(self, place: Storage) -> None:
+        async with open_store(place) as store:
             assert await store.read("s", after=0, limit=10) == []
             assert await store.find("s") is None
 
     async def test_reading_goes_on_after_any_position_and_stops_at_the_limit(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             bodies = [b"%d" % number for number in range(1, 8)]
             await _append(store, "s", *bodies, expected=0, epoch=epoch)
@@ -243,8 +243,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             }
             assert read == {(after, limit): [*range(1, 8)][after : after + limit] for after, limit in read}
 
-    async def test_what_is_appended_is_read_at_once_by_everybody(self, place: Storage) -> None:
-        async with opened(place) as writer, opened(place) as reader:
+    async def test_appended_records_are_visible_at_once_in_every_store(self, place: Storage) -> None:
+        async with open_store(place) as writer, open_store(place) as reader:
             epoch = await writer.claim("s", at=1.0)
             for number in range(5):
                 await _append(writer, "s", b"x", expected=number, epoch=epoch, sync=Sync.NORMAL)
@@ -254,13 +254,13 @@ class StoreContract(KeyValueContract, ImmediateContract):
     # --- nodes
 
     async def test_each_claim_raises_the_epoch_by_one(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epochs = [await store.claim("s", at=1.0) for _ in range(3)]
             assert epochs == [1, 2, 3]
             assert await store.claim("t", at=1.0) == 1
 
     async def test_appends_under_another_than_the_newest_epoch_write_nothing(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             old = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", expected=0, epoch=old)
             new = await store.claim("s", at=2.0)
@@ -270,14 +270,14 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await _append(store, "s", b"c", expected=1, epoch=new) == 2
             assert await _journal(store) == [StoredRecord(1, old, b"a"), StoredRecord(2, new, b"c")]
 
-    async def test_nobody_appends_to_a_session_that_was_never_claimed(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_an_append_to_an_unclaimed_session_is_refused(self, place: Storage) -> None:
+        async with open_store(place) as store:
             with pytest.raises(LeaseLostError):
                 await _append(store, "s", b"a", expected=0, epoch=1)
             assert await store.find("s") is None
 
     async def test_a_living_nodes_session_cannot_be_claimed(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+        async with open_store(place) as one, open_store(place) as other:
             epoch = await one.claim("s", at=1.0)
             before = await one.find("s")
             with pytest.raises(LeaseHeldError):
@@ -285,8 +285,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await other.find("s") == before
             assert await _append(one, "s", b"a", expected=0, epoch=epoch) == 1
 
-    async def test_a_released_session_may_be_claimed_by_anybody(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_a_released_session_may_be_claimed_by_any_node(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             old = await one.claim("s", at=1.0)
             await _append(one, "s", b"a", expected=0, epoch=old)
             await one.release("s", epoch=old)
@@ -297,7 +297,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await _append(other, "s", b"c", expected=1, epoch=new) == 2
 
     async def test_a_release_under_an_older_epoch_has_no_effect(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+        async with open_store(place) as one, open_store(place) as other:
             old = await one.claim("s", at=1.0)
             await one.claim("s", at=2.0)
             await one.release("s", epoch=old)
@@ -306,8 +306,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await one.release("no such session", epoch=1)
 
     async def test_closing_gives_up_every_session(self, place: Storage) -> None:
-        async with opened(place) as other:
-            async with opened(place) as one:
+        async with open_store(place) as other:
+            async with open_store(place) as one:
                 epochs = [await one.claim(name, at=1.0) for name in ("s", "t")]
             assert [await other.claim(name, at=2.0) for name in ("s", "t")] == [epoch + 1 for epoch in epochs]
 
@@ -319,22 +319,22 @@ class StoreContract(KeyValueContract, ImmediateContract):
         await _append(dead, "s", b"b", expected=1, epoch=old, sync=Sync.NORMAL)
         await dead.claim("t", at=1.0)
         place.kill(dead)
-        async with opened(place) as heir:
+        async with open_store(place) as heir:
             new = await heir.claim("s", at=2.0)
             assert new == old + 1
             assert await _journal(heir) == [StoredRecord(1, old, b"a"), StoredRecord(2, old, b"b")]
             assert await _append(heir, "s", b"c", expected=2, epoch=new) == 3
             await heir.claim("t", at=2.0)
 
-    async def test_of_two_who_claim_at_once_one_wins(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_of_two_concurrent_claims_one_wins(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             results = await asyncio.gather(
                 one.claim("s", at=1.0), other.claim("s", at=1.0), return_exceptions=True
             )
             assert sorted(type(result).__name__ for result in results) == ["LeaseHeldError", "int"]
 
-    async def test_competing_stores_keep_one_gapless_line(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_competing_stores_write_one_gapless_journal(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
 
             async def fight(store: Store) -> None:
                 for turn in range(5):
@@ -355,27 +355,27 @@ class StoreContract(KeyValueContract, ImmediateContract):
 
     # --- neighbours
 
-    async def test_a_listing_says_which_sessions_were_given_up(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_a_listing_shows_which_sessions_were_given_up(self, place: Storage) -> None:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             line = SessionInfo("s", 0, epoch, 1.0, SessionListing(is_live=False, at=1.0))
             await store.release("s", epoch=epoch)
             assert await store.find("s") == replace(line, is_free=True)
-            assert await _listed(store) == [replace(line, is_free=True)]
+            assert await _list(store) == [replace(line, is_free=True)]
             await store.claim("s", at=1.0)
             assert await store.find("s") == replace(line, epoch=epoch + 1)
 
-    async def test_an_node_is_told_how_many_others_there_are(self, place: Storage) -> None:
-        async with opened(place) as store:
-            assert (await _news(store)).peers == 0
-            watching = WORLD.spawn(_news(store), name="watch")
-            async with opened(place) as other:
+    async def test_a_node_receives_the_number_of_other_nodes(self, place: Storage) -> None:
+        async with open_store(place) as store:
+            assert (await _watch(store)).peers == 0
+            watching = WORLD.spawn(_watch(store), name="watch")
+            async with open_store(place) as other:
                 assert (await watching).peers == 1
-                assert (await _news(other)).peers == 1
-            assert (await _news(store)).peers == 0
+                assert (await _watch(other)).peers == 1
+            assert (await _watch(store)).peers == 0
 
     async def test_a_command_reaches_the_node_and_its_answer_the_sender(self, place: Storage) -> None:
-        async with opened(place) as node, opened(place) as sender, opened(place) as third:
+        async with open_store(place) as node, open_store(place) as sender, open_store(place) as third:
             await node.claim("s", at=1.0)
             for body, answer in ((b"one", b"ok"), (b"\x00\xff", b"")):
                 handed = WORLD.spawn(sender.forward("s", body), name="hand over")
@@ -388,8 +388,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
                     assert await handed == answer
             await node.answer(10**6, b"no such letter")
 
-    async def test_commands_are_told_in_their_order_and_each_once(self, place: Storage) -> None:
-        async with opened(place) as node, opened(place) as sender:
+    async def test_forwarded_commands_arrive_in_order_and_once(self, place: Storage) -> None:
+        async with open_store(place) as node, open_store(place) as sender:
             await node.claim("s", at=1.0)
             handed = []
             for number in range(5):
@@ -404,8 +404,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             async with asyncio.timeout(NEWS_S):
                 assert await asyncio.gather(*handed) == [forwarded.body for forwarded in forwarded_commands]
 
-    async def test_a_command_that_a_dead_node_left_goes_to_the_next(self, place: Storage) -> None:
-        async with opened(place) as sender, opened(place) as heir:
+    async def test_a_command_that_a_dead_node_left_goes_to_the_next_node(self, place: Storage) -> None:
+        async with open_store(place) as sender, open_store(place) as heir:
             dead = place.store()
             await dead.open()
             await dead.claim("s", at=1.0)
@@ -419,8 +419,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             async with asyncio.timeout(NEWS_S):
                 assert await handed == b"ok"
 
-    async def test_what_a_dead_sender_had_handed_over_is_told_to_nobody(self, place: Storage) -> None:
-        async with opened(place) as node, opened(place) as sender:
+    async def test_forwarded_commands_of_a_dead_sender_are_not_delivered(self, place: Storage) -> None:
+        async with open_store(place) as node, open_store(place) as sender:
             await node.claim("s", at=1.0)
             dead = place.store()
             await dead.open()
@@ -434,8 +434,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 each.cancel()
             await asyncio.gather(left, handed, return_exceptions=True)
 
-    async def test_a_command_for_nobodys_session_is_told_to_everybody(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_a_command_for_an_unclaimed_session_reaches_every_node(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             handed = WORLD.spawn(one.forward("new", b"x"), name="hand over")
             forwarded_commands = [(await _forwarded_commands(store, 1))[0] for store in (one, other)]
             assert forwarded_commands[0] == forwarded_commands[1]
@@ -443,8 +443,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             async with asyncio.timeout(NEWS_S):
                 assert await handed == b"ok"
 
-    async def test_a_deleted_session_takes_its_letters_with_it(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_forwarded_commands_are_deleted_with_their_session(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             await one.claim("s", at=1.0)
             handed = WORLD.spawn(other.forward("s", b"x"), name="hand over")
             await _forwarded_commands(one, 1)
@@ -456,21 +456,23 @@ class StoreContract(KeyValueContract, ImmediateContract):
             sent.cancel()
             await asyncio.gather(sent, return_exceptions=True)
 
-    async def test_a_followed_session_that_moves_or_goes_is_told(self, place: Storage) -> None:
-        async with opened(place) as node, opened(place) as follower:
+    async def test_a_watch_reports_a_followed_session_that_moved_or_was_deleted(self, place: Storage) -> None:
+        async with open_store(place) as node, open_store(place) as follower:
             epoch = await node.claim("s", at=1.0)
             await _append(node, "s", b"a", expected=0, epoch=epoch)
-            assert (await _moved(follower, {"s": 0, "never": 0})) == {"s"}
-            watching = WORLD.spawn(_moved(follower, {"s": 1}), name="watch")
+            assert (await _wait_for_moved(follower, {"s": 0, "never": 0})) == {"s"}
+            watching = WORLD.spawn(_wait_for_moved(follower, {"s": 1}), name="watch")
             await WORLD.sleep(0)
             await _append(node, "s", b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)
             assert await watching == {"s"}
-            assert (await _moved(follower, {"s": 1})) == {"s"}, "as long as the follower stays behind"
+            assert (await _wait_for_moved(follower, {"s": 1})) == {"s"}, (
+                "as long as the follower stays behind"
+            )
             await node.delete("s")
-            assert (await _moved(follower, {"s": 2})) == {"s"}
+            assert (await _wait_for_moved(follower, {"s": 2})) == {"s"}
 
-    async def test_a_dead_nodes_open_turns_are_told_to_those_who_live(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_open_turns_of_a_dead_node_are_reported_to_living_nodes(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             dead = place.store()
             await dead.open()
             for name in ("open", "closed"):
@@ -483,8 +485,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await watching == ("open",)
             assert await _orphans(other) == ("open",)
 
-    async def test_an_open_turn_that_is_given_up_is_told_once_under_each_epoch(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_a_given_up_open_turn_is_reported_once_for_each_epoch(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             live = SessionListing(is_live=True, at=1.0)
             for number in range(3):
                 epoch = await one.claim("s", at=1.0)
@@ -497,8 +499,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await one.release("t", epoch=epoch)
             assert await watching == ("t",)
 
-    async def test_a_cancelled_watch_has_told_nothing(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_a_cancelled_watch_consumes_no_change(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             await one.claim("s", at=1.0)
             handed = WORLD.spawn(other.forward("s", b"x"), name="hand over")
             for _ in range(20):
@@ -517,14 +519,14 @@ class StoreContract(KeyValueContract, ImmediateContract):
     # --- listings
 
     async def test_a_new_session_is_listed_with_an_empty_mark(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=7.5)
             line = SessionInfo("s", 0, epoch, 7.5, SessionListing(is_live=False, at=7.5))
             assert await store.find("s") == line
-            assert await _listed(store) == [line]
+            assert await _list(store) == [line]
 
     async def test_a_mark_is_written_with_its_append(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             mark = SessionListing(is_live=True, at=2.0, title="Hello", turns=1, status="running")
             await _append(store, "s", b"a", expected=0, epoch=epoch, mark=mark)
@@ -539,26 +541,26 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await store.find("s") == SessionInfo("s", 3, epoch, 1.0, kept, oldest=1)
 
     async def test_the_last_changed_session_is_listed_first(self, place: Storage) -> None:
-        async with opened(place) as store:
-            assert await _listed(store) == []
+        async with open_store(place) as store:
+            assert await _list(store) == []
             for number, name in enumerate(("a", "b", "c")):
                 await store.claim(name, at=float(number))
             epoch = await store.claim("a", at=10.0)
-            assert [line.session for line in await _listed(store)] == ["c", "b", "a"]
+            assert [line.session for line in await _list(store)] == ["c", "b", "a"]
             await _append(store, "a", expected=0, epoch=epoch, mark=_mark(at=11.0))
-            assert [line.session for line in await _listed(store)] == ["a", "c", "b"]
+            assert [line.session for line in await _list(store)] == ["a", "c", "b"]
 
-    async def test_a_listing_keeps_what_has_an_open_turn_or_what_has_none(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_a_listing_filters_by_open_turn(self, place: Storage) -> None:
+        async with open_store(place) as store:
             for number, name in enumerate(("a", "b", "c")):
                 epoch = await store.claim(name, at=float(number))
                 mark = SessionListing(is_live=name != "b", at=float(number))
                 await _append(store, name, b"x", expected=0, epoch=epoch, mark=mark)
-            assert [line.session for line in await _listed(store, live=True)] == ["c", "a"]
-            assert [line.session for line in await _listed(store, live=False)] == ["b"]
+            assert [line.session for line in await _list(store, live=True)] == ["c", "a"]
+            assert [line.session for line in await _list(store, live=False)] == ["b"]
 
-    async def test_a_listing_keeps_the_sessions_that_are_named_and_their_parts(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_a_listing_filters_by_session_name_and_includes_parts(self, place: Storage) -> None:
+        async with open_store(place) as store:
             for number, name in enumerate(("a", "ab", "a::1", "a::1::2", "a:", "b", "it's")):
                 epoch = await store.claim(name, at=1.0)
                 mark = SessionListing(is_live=name == "a::1", at=float(number))
@@ -568,8 +570,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 assert found == names
             assert [line async for line in store.list(of=[])] == []
 
-    async def test_a_long_listing_is_whole_and_survives_what_happens_meanwhile(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_a_long_listing_is_complete_despite_concurrent_changes(self, place: Storage) -> None:
+        async with open_store(place) as store:
             names = [f"s{number}" for number in range(450)]
             epochs = await asyncio.gather(*(store.claim(name, at=float(at)) for at, name in enumerate(names)))
             listing = store.list()
@@ -583,19 +585,19 @@ class StoreContract(KeyValueContract, ImmediateContract):
     # --- deleting
 
     async def test_a_deleted_session_leaves_nothing(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             for name in ("s", "t"):
                 epoch = await store.claim(name, at=1.0)
                 await _append(store, name, name.encode(), expected=0, epoch=epoch)
             assert await store.delete("s")
             assert await store.find("s") is None
             assert await _journal(store) == []
-            assert [line.session for line in await _listed(store)] == ["t"]
+            assert [line.session for line in await _list(store)] == ["t"]
             assert [record.body for record in await _journal(store, "t")] == [b"t"]
             assert not await store.delete("s")
 
     async def test_a_living_nodes_session_cannot_be_deleted(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+        async with open_store(place) as one, open_store(place) as other:
             epoch = await one.claim("s", at=1.0)
             await _append(one, "s", b"a", expected=0, epoch=epoch)
             with pytest.raises(LeaseHeldError):
@@ -604,8 +606,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await one.release("s", epoch=epoch)
             assert await other.delete("s")
 
-    async def test_the_parts_of_a_session_go_with_it_all_or_none(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_the_parts_of_a_session_are_deleted_with_it_all_or_none(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             names = ("s", "s::1.1.0", "s::1.1.0::2.1.0", "s:", "s:x", "s:;", "s;", "st", "r::1")
             for name in names:
                 epoch = await one.claim(name, at=1.0)
@@ -615,15 +617,15 @@ class StoreContract(KeyValueContract, ImmediateContract):
             with pytest.raises(LeaseHeldError) as refused:
                 await one.delete("s")
             assert refused.value.session == "s::1.1.0::2.1.0"
-            assert len(await _listed(one)) == len(names)
+            assert len(await _list(one)) == len(names)
             await other.release("s::1.1.0::2.1.0", epoch=held)
             assert await one.delete("s")
-            assert {line.session for line in await _listed(one)} == {*names[3:]}
+            assert {line.session for line in await _list(one)} == {*names[3:]}
             assert await _journal(one, "s::1.1.0") == []
             assert await other.claim("s::1.1.0::2.1.0", at=3.0) > held
 
-    async def test_nobody_of_before_appends_to_a_session_made_again(self, place: Storage) -> None:
-        async with opened(place) as one, opened(place) as other:
+    async def test_older_epochs_cannot_append_to_a_recreated_session(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
             old = await one.claim("s", at=1.0)
             await one.release("s", epoch=old)
             await other.delete("s")
@@ -638,7 +640,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
     # --- blobs
 
     async def test_a_blob_comes_back_byte_for_byte_and_belongs_to_its_session(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             for name in ("s", "t"):
                 await store.claim(name, at=1.0)
             blob = Blob("d" * 64, b"\x00\xff" * 50_000)
@@ -649,7 +651,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await store.blob("nobody", blob.digest) is None
 
     async def test_a_blob_is_appended_with_its_record_or_not_at_all(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             await store.claim("s", at=1.0)
             blob = Blob("d" * 64, b"whole")
             with pytest.raises(JournalMovedError):
@@ -658,8 +660,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 await store.append("s", Batch([b"a"], expected=0, epoch=2, sync=Sync.FULL, blobs=[blob]))
             assert await store.blob("s", blob.digest) is None
 
-    async def test_a_blob_that_is_there_already_is_left_as_it_is(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_an_existing_blob_is_left_unchanged(self, place: Storage) -> None:
+        async with open_store(place) as store:
             await store.claim("s", at=1.0)
             blob = Blob("d" * 64, b"whole")
             for number in range(2):
@@ -669,8 +671,8 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await store.blob("s", blob.digest) == b"whole"
             assert len(await _journal(store)) == 2
 
-    async def test_blobs_go_with_their_session_and_only_with_it(self, place: Storage) -> None:
-        async with opened(place) as store:
+    async def test_blobs_are_deleted_with_their_session_only(self, place: Storage) -> None:
+        async with open_store(place) as store:
             blob = Blob("d" * 64, b"whole")
             for name in ("s", "t"):
                 await store.claim(name, at=1.0)
@@ -681,7 +683,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await store.blob("t", blob.digest) == b"whole"
 
     async def test_a_seal_is_kept_with_its_append_unless_the_store_has_its_own(self, place: Storage) -> None:
-        async with opened(place) as store:
+        async with open_store(place) as store:
             epoch = await store.claim("s", at=1.0)
             append = partial(_append, store, "s", b"a", epoch=epoch)
             try:
@@ -694,7 +696,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await append(expected=1)
             line = SessionInfo("s", 2, epoch, 1.0, SessionListing(is_live=False, at=1.0), oldest=1)
             assert await store.find("s") == replace(line, seal=b"one")
-            assert await _listed(store) == [line]
+            assert await _list(store) == [line]
             await append(expected=2, seal=b"two")
             assert await store.find("s") == replace(line, end=3, seal=b"two")
 
@@ -723,7 +725,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
         assert await store.claim("s", at=2.0) == epoch + 1
         await store.close()
 
-    async def test_closing_finishes_what_was_asked_for(self, place: Storage) -> None:
+    async def test_closing_finishes_pending_operations(self, place: Storage) -> None:
         store = place.store()
         await store.open()
         epoch = await store.claim("s", at=1.0)
@@ -734,7 +736,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await WORLD.sleep(0)
         await store.close()
         assert await asyncio.gather(*appends) == [*range(1, 21)]
-        async with opened(place) as again:
+        async with open_store(place) as again:
             assert len(await _journal(again)) == 20
 
 
@@ -755,11 +757,11 @@ async def _journal(store: Store, session: str = "s") -> list[StoredRecord]:
     return await store.read(session, after=0, limit=1000)
 
 
-async def _listed(store: Store, *, live: bool | None = None) -> list[SessionInfo]:
+async def _list(store: Store, *, live: bool | None = None) -> list[SessionInfo]:
     return [line async for line in store.list(live=live)]
 
 
-async def _news(store: Store, followed: Mapping[str, int] | None = None) -> News:
+async def _watch(store: Store, followed: Mapping[str, int] | None = None) -> News:
     async with asyncio.timeout(NEWS_S):
         return await store.watch(followed or {})
 
@@ -768,21 +770,21 @@ async def _forwarded_commands(store: Store, count: int) -> list[ForwardedCommand
     """Watch until so many forwarded commands came."""
     forwarded_commands: list[ForwardedCommand] = []
     while len(forwarded_commands) < count:
-        forwarded_commands += (await _news(store)).forwarded_commands
+        forwarded_commands += (await _watch(store)).forwarded_commands
     return forwarded_commands
 
 
 async def _orphans(store: Store) -> tuple[str, ...]:
     """Watch until orphans came."""
     while True:
-        if orphans := (await _news(store)).orphans:
+        if orphans := (await _watch(store)).orphans:
             return orphans
 
 
-async def _moved(store: Store, followed: Mapping[str, int]) -> frozenset[str]:
+async def _wait_for_moved(store: Store, followed: Mapping[str, int]) -> frozenset[str]:
     """Watch until a followed session has moved."""
     while True:
-        if moved := (await _news(store, followed)).moved:
+        if moved := (await _watch(store, followed)).moved:
             return moved
 
 

@@ -26,7 +26,7 @@ class Storage(Protocol):
 
 
 @asynccontextmanager
-async def opened(place: Storage) -> AsyncIterator[Store]:
+async def open_store(place: Storage) -> AsyncIterator[Store]:
     """Open another store of a place for the length of the block."""
     store = place.store()
     await store.open()
@@ -37,7 +37,7 @@ async def opened(place: Storage) -> AsyncIterator[Store]:
 
 
 class StoreInFront(Store):
-    """Any store, with a call of `asked` before each operation, which may wait or refuse. It declares no abilities.
+    """Any store, with a call of `before_operation` each time, which may wait or refuse. It declares no abilities.
 
     Args:
         store: The store behind it.
@@ -46,100 +46,100 @@ class StoreInFront(Store):
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    async def asked(self, operation: str, session: str) -> None:
+    async def before_operation(self, operation: str, session: str) -> None:
         """Called before each operation, by its name in `Store`; whatever it raises is raised instead."""
 
     @override
     async def open(self) -> None:
-        await self.asked("open", "")
+        await self.before_operation("open", "")
         await self.store.open()
 
     @override
     async def close(self) -> None:
-        await self.asked("close", "")
+        await self.before_operation("close", "")
         await self.store.close()
 
     @override
     async def claim(self, session: str, *, at: float) -> int:
-        await self.asked("claim", session)
+        await self.before_operation("claim", session)
         return await self.store.claim(session, at=at)
 
     @override
     async def release(self, session: str, *, epoch: int) -> None:
-        await self.asked("release", session)
+        await self.before_operation("release", session)
         await self.store.release(session, epoch=epoch)
 
     @override
     async def append(self, session: str, batch: Batch) -> int:
-        await self.asked("append", session)
+        await self.before_operation("append", session)
         return await self.store.append(session, batch)
 
     @override
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
-        await self.asked("read", session)
+        await self.before_operation("read", session)
         return await self.store.read(session, after=after, limit=limit)
 
     @override
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
-        await self.asked("prune", session)
+        await self.before_operation("prune", session)
         return await self.store.prune(session, body, position=position, epoch=epoch)
 
     @override
     async def blob(self, session: str, digest: str) -> bytes | None:
-        await self.asked("blob", session)
+        await self.before_operation("blob", session)
         return await self.store.blob(session, digest)
 
     @override
     async def find(self, session: str) -> SessionInfo | None:
-        await self.asked("find", session)
+        await self.before_operation("find", session)
         return await self.store.find(session)
 
     @override
     async def list(
         self, *, live: bool | None = None, of: Collection[str] | None = None
     ) -> AsyncIterator[SessionInfo]:
-        await self.asked("list", "")
+        await self.before_operation("list", "")
         async for each in self.store.list(live=live, of=of):
             yield each
 
     @override
     async def delete(self, session: str) -> bool:
-        await self.asked("delete", session)
+        await self.before_operation("delete", session)
         return await self.store.delete(session)
 
     @override
     async def watch(self, followed: Mapping[str, int]) -> News:
-        await self.asked("watch", "")
+        await self.before_operation("watch", "")
         return await self.store.watch(followed)
 
     @override
     async def forward(self, session: str, body: bytes) -> bytes:
-        await self.asked("forward", session)
+        await self.before_operation("forward", session)
         return await self.store.forward(session, body)
 
     @override
     async def answer(self, forwarded: int, body: bytes) -> None:
-        await self.asked("answer", "")
+        await self.before_operation("answer", "")
         await self.store.answer(forwarded, body)
 
     @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        await self.asked("kv_get", "")
+        await self.before_operation("kv_get", "")
         return await self.store.kv_get(namespace, key)
 
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        await self.asked("kv_list", "")
+        await self.before_operation("kv_list", "")
         return await self.store.kv_list(namespace)
 
     @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        await self.asked("kv_put", "")
+        await self.before_operation("kv_put", "")
         return await self.store.kv_put(namespace, key, body, expected=expected, at=at)
 
     @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        await self.asked("kv_delete", "")
+        await self.before_operation("kv_delete", "")
         return await self.store.kv_delete(namespace, key, expected=expected)
 
 
@@ -159,7 +159,7 @@ class FailingStore(StoreInFront):
         """While set, every append and every claim raises it: a full disk, a database that is locked."""
         self._failures = dict(failures or {})
 
-    async def asked(self, operation: str, session: str) -> None:  # noqa: ARG002 - see StoreInFront
+    async def before_operation(self, operation: str, session: str) -> None:  # noqa: ARG002 - see StoreInFront
         """Raise the error of the script or the outage."""
         failure = self.outage if operation in _WRITES else None
         if operation == "append":

@@ -74,7 +74,7 @@ LOOK_S = 0.02
 CHILDREN_LOOKS_MAX = 1000
 """How often threads may end under the eyes of who counts what they have started."""
 STEPS_MAX = 100
-"""How often an upstream may wait, from what it is told to its answer, at the most."""
+"""How often an upstream may wait, from a message to its answer, at the most."""
 
 CONTENT = "what stands in a.txt"
 """What a tool of a peer reads."""
@@ -90,7 +90,7 @@ class Trait(StrEnum):
     BUSY = "busy"
     """A conversation can be in another run."""
     ECHO = "echo"
-    """It says which conversation it went on from."""
+    """It reports which conversation it went on from."""
     CALLS = "calls"
     """It runs tools of its own."""
     USAGE = "usage"
@@ -98,7 +98,7 @@ class Trait(StrEnum):
     CACHE_WRITES = "cache-writes"
     """It counts the tokens that are written to a cache."""
     KEYS = "keys"
-    """It is told the idempotency key."""
+    """It receives the idempotency key."""
     STARTS = "starts"
     """It takes a while to start, such as a program does, and may be closed meanwhile."""
     VERIFY = "verify"
@@ -135,7 +135,7 @@ class UpstreamPeer(Protocol):
     def upstream(self) -> Upstream:
         """Return another upstream that talks to this peer: what another process would make."""
 
-    def told(self) -> list[PeerMessage]:
+    def messages(self) -> list[PeerMessage]:
         """Return all messages that arrived, in their order."""
 
     def runs(self) -> int:
@@ -170,25 +170,25 @@ class UpstreamContract:
 
     pytestmark = pytest.mark.asyncio
 
-    # --- what it says of itself
+    # --- what it declares of itself
 
-    async def test_it_has_a_name_and_an_identity_of_plain_words(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream:
+    async def test_it_has_a_name_and_an_identity_of_plain_text(self, peer: UpstreamPeer) -> None:
+        async with _connect(peer) as upstream:
             assert upstream.name
             assert upstream.abilities == peer.upstream().abilities
             assert {type(word) for pair in upstream.identity.items() for word in pair} <= {str}
             assert dict(upstream.identity) == dict(peer.upstream().identity)
 
-    async def test_it_forks_if_it_says_so(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream:
+    async def test_it_forks_if_it_declares_so(self, peer: UpstreamPeer) -> None:
+        async with _connect(peer) as upstream:
             assert upstream.abilities.can_fork == isinstance(upstream, ForkingUpstream)
 
     # --- a conversation
 
     async def test_an_answer_is_opened_first_and_finished_last(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream, _fresh(upstream) as agent:
-            events = await _said(agent, "one")
-            opened = _opened(events)
+        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+            events = await _send(agent, "one")
+            opened = _opening_of(events)
             assert opened.agent
             assert opened.resumed == ""
             assert [event for event in events if isinstance(event, MessageTaken)] == [opened]
@@ -196,83 +196,83 @@ class UpstreamContract:
             assert _text(events) == "one"
 
     async def test_an_answer_comes_in_pieces(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream, _fresh(upstream) as agent:
-            await _said(agent, "a first message of many words")
-            events = await _said(agent, "a second one")
+        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+            await _send(agent, "a first message of many words")
+            events = await _send(agent, "a second one")
             assert sum(isinstance(event, TextDelta) and bool(event.text) for event in events) > 1
 
     async def test_a_conversation_goes_on_in_the_same_agent(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream, _fresh(upstream) as agent:
-            await _said(agent, "one")
-            assert _text(await _said(agent, "two")) == _joined("one", "two")
-            assert _text(await _said(agent, "three")) == _joined("one", "two", "three")
-            assert [told.text for told in peer.told()] == ["one", "two", "three"]
+        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+            await _send(agent, "one")
+            assert _text(await _send(agent, "two")) == _join("one", "two")
+            assert _text(await _send(agent, "three")) == _join("one", "two", "three")
+            assert [told.text for told in peer.messages()] == ["one", "two", "three"]
 
     async def test_a_conversation_goes_on_in_another_process(self, peer: UpstreamPeer) -> None:
-        name = await _begun(peer, "one", "two")
-        async with _connected(peer) as upstream, _resumed(upstream, name) as agent:
-            events = await _said(agent, "three")
-            assert _text(events) == _joined("one", "two", "three")
+        name = await _begin(peer, "one", "two")
+        async with _connect(peer) as upstream, _resume(upstream, name) as agent:
+            events = await _send(agent, "three")
+            assert _text(events) == _join("one", "two", "three")
             assert isinstance(events[0], MessageTaken)
             if Trait.ECHO not in peer.lacks:
                 assert events[0].resumed == name
-        assert [told.text for told in peer.told()] == ["one", "two", "three"]
+        assert [told.text for told in peer.messages()] == ["one", "two", "three"]
 
-    async def test_each_answer_says_what_to_resume_by(self, peer: UpstreamPeer) -> None:
-        name = await _begun(peer, "one")
+    async def test_each_answer_has_a_name_to_resume_by(self, peer: UpstreamPeer) -> None:
+        name = await _begin(peer, "one")
         for number, text in enumerate(("two", "three", "four"), start=2):
-            async with _connected(peer) as upstream, _resumed(upstream, name) as agent:
-                events = await _said(agent, text)
+            async with _connect(peer) as upstream, _resume(upstream, name) as agent:
+                events = await _send(agent, text)
                 assert len(_text(events).split(SEPARATOR)) == number
-                name = _opened(events).agent
+                name = _opening_of(events).agent
 
-    async def test_conversations_are_apart(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream, _fresh(upstream) as first, _fresh(upstream) as second:
-            await _said(first, "one")
-            await _said(second, "other")
-            both = await asyncio.gather(_said(first, "two"), _said(second, "another"))
-            assert [_text(events) for events in both] == [_joined("one", "two"), _joined("other", "another")]
-            names = [_opened(events).agent for events in both]
+    async def test_conversations_are_separate(self, peer: UpstreamPeer) -> None:
+        async with _connect(peer) as upstream, _fresh(upstream) as first, _fresh(upstream) as second:
+            await _send(first, "one")
+            await _send(second, "other")
+            both = await asyncio.gather(_send(first, "two"), _send(second, "another"))
+            assert [_text(events) for events in both] == [_join("one", "two"), _join("other", "another")]
+            names = [_opening_of(events).agent for events in both]
             assert len({*names}) == 2
 
-    async def test_words_arrive_as_they_are(self, peer: UpstreamPeer) -> None:
+    async def test_text_arrives_unchanged(self, peer: UpstreamPeer) -> None:
         text = '  "quoted" \\ naïve ☃ 😀\nline\ttab /slash @file $HOME {x} <b> '
-        async with _connected(peer) as upstream, _fresh(upstream) as agent:
-            await _said(agent, text)
-            assert [told.text for told in peer.told()] == [text]
+        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+            await _send(agent, text)
+            assert [told.text for told in peer.messages()] == [text]
 
     async def test_a_long_message_arrives_whole(self, peer: UpstreamPeer) -> None:
         text = "a line of a long paste\n" * 20_000
-        async with _connected(peer) as upstream, _fresh(upstream) as agent:
-            assert _text(await _said(agent, text)) == text
-            assert [told.text for told in peer.told()] == [text]
+        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+            assert _text(await _send(agent, text)) == text
+            assert [told.text for told in peer.messages()] == [text]
 
     async def test_tokens_are_counted_once_an_answer(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.USAGE)
         written = 0 if Trait.CACHE_WRITES in peer.lacks else USAGE.cache_write_tokens
         usage = replace(USAGE, cache_write_tokens=written)
-        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+        async with _connect(peer) as upstream, _fresh(upstream) as agent:
             for text in ("one", "two"):
-                events = await _said(agent, text)
+                events = await _send(agent, text)
                 assert isinstance(events[-1], Finished)
                 assert events[-1].usage == usage
 
-    async def test_what_is_repeated_has_the_same_key(self, peer: UpstreamPeer) -> None:
+    async def test_a_repeated_message_has_the_same_key(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.KEYS)
-        async with _connected(peer) as upstream:
+        async with _connect(peer) as upstream:
             for key in ("first", "first", "second"):
                 async with _fresh(upstream) as agent:
-                    await _said(agent, "one", key=key)
-        first, again, second = (told.key for told in peer.told())
+                    await _send(agent, "one", key=key)
+        first, again, second = (told.key for told in peer.messages())
         assert first == again != second
         assert "" not in {first, second}
 
-    async def test_tools_of_its_own_are_told_in_pairs(self, peer: UpstreamPeer) -> None:
+    async def test_calls_and_results_of_its_own_tools_are_reported_in_pairs(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.CALLS)
         arguments, content = {"path": "a.txt"}, "what stands in a.txt"
         peer.run_tool("read", json.dumps(arguments), content)
-        async with _connected(peer) as upstream, _fresh(upstream) as agent:
-            events = await _said(agent, "one")
+        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+            events = await _send(agent, "one")
             assert not [event for event in events if isinstance(event, ToolCallRequested)]
             told = [event for event in events if isinstance(event, UpstreamCallStarted | UpstreamCallEnded)]
             assert [type(event) for event in told] == [UpstreamCallStarted, UpstreamCallEnded]
@@ -289,123 +289,123 @@ class UpstreamContract:
     async def test_a_fork_goes_on_from_its_mark_and_leaves_the_first_as_it_is(
         self, peer: UpstreamPeer
     ) -> None:
-        async with _connected(peer) as upstream:
+        async with _connect(peer) as upstream:
             if not isinstance(upstream, ForkingUpstream):
                 pytest.skip("it cannot fork")
             async with _fresh(upstream) as agent:
-                first = await _said(agent, "one")
-                name = _opened(await _said(agent, "two")).agent
+                first = await _send(agent, "one")
+                name = _opening_of(await _send(agent, "two")).agent
             mark = [event.mark for event in first if isinstance(event, Marked)][-1]
             async with _closing(await upstream.fork(Setup(), agent=name, mark=mark)) as fork:
-                events = await _said(fork, "other")
-                assert _text(events) == _joined("one", "other")
-                assert _opened(events).agent != name
-                assert _opened(events).resumed == name
-                name_of_fork = _opened(events).agent
-                events = await _said(fork, "more")
-                assert _text(events) == _joined("one", "other", "more")
-                assert _opened(events).resumed in {name_of_fork, ""}
-            async with _resumed(upstream, name) as agent:
-                assert _text(await _said(agent, "three")) == _joined("one", "two", "three")
+                events = await _send(fork, "other")
+                assert _text(events) == _join("one", "other")
+                assert _opening_of(events).agent != name
+                assert _opening_of(events).resumed == name
+                name_of_fork = _opening_of(events).agent
+                events = await _send(fork, "more")
+                assert _text(events) == _join("one", "other", "more")
+                assert _opening_of(events).resumed in {name_of_fork, ""}
+            async with _resume(upstream, name) as agent:
+                assert _text(await _send(agent, "three")) == _join("one", "two", "three")
 
     # --- what goes wrong
 
-    async def test_a_forgotten_agent_is_gone_and_nothing_is_said_anywhere(self, peer: UpstreamPeer) -> None:
-        name = await _begun(peer, "one")
+    async def test_a_deleted_agent_is_gone_and_receives_no_message(self, peer: UpstreamPeer) -> None:
+        name = await _begin(peer, "one")
         peer.expire(name)
-        async with _connected(peer) as upstream:
+        async with _connect(peer) as upstream:
             with pytest.raises(UpstreamGoneError):
-                await _answered_by(upstream, name, "two")
+                await _answer_by(upstream, name, "two")
             async with _fresh(upstream) as agent:
-                assert _text(await _said(agent, "again")) == "again"
+                assert _text(await _send(agent, "again")) == "again"
 
-    async def test_another_conversation_than_the_one_named_is_noticed(self, peer: UpstreamPeer) -> None:
+    async def test_a_wrong_conversation_id_is_detected(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.ECHO)
-        name = await _begun(peer, "one")
+        name = await _begin(peer, "one")
         peer.echo_wrong_id()
-        async with _connected(peer) as upstream:
+        async with _connect(peer) as upstream:
             try:
-                events = await _answered_by(upstream, name, "two")
-            except UpstreamGoneError:  # noticed before anything was said
-                assert [told.text for told in peer.told()] == ["one"]
+                events = await _answer_by(upstream, name, "two")
+            except UpstreamGoneError:  # noticed before anything was sent
+                assert [told.text for told in peer.messages()] == ["one"]
                 return
-            assert _opened(events).resumed not in {name, ""}
+            assert _opening_of(events).resumed not in {name, ""}
             assert PeerMessage(name, "two") not in [
-                PeerMessage(told.agent, told.text) for told in peer.told()
+                PeerMessage(told.agent, told.text) for told in peer.messages()
             ]
 
-    async def test_a_busy_agent_is_told_apart_and_takes_a_message_by_force(self, peer: UpstreamPeer) -> None:
+    async def test_a_busy_agent_is_recognized_and_takes_a_forced_message(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.BUSY)
-        name = await _begun(peer, "one")
+        name = await _begin(peer, "one")
         peer.be_busy(name)
-        async with _connected(peer) as upstream:
+        async with _connect(peer) as upstream:
             with pytest.raises(UpstreamBusyError):
-                await _answered_by(upstream, name, "two")
-            async with _resumed(upstream, name) as agent:
-                events = await _said(agent, "two", is_forced=True)
-                assert _text(events) == _joined("one", "two")
+                await _answer_by(upstream, name, "two")
+            async with _resume(upstream, name) as agent:
+                events = await _send(agent, "two", is_forced=True)
+                assert _text(events) == _join("one", "two")
 
-    async def test_a_refused_credential_is_told_apart(self, peer: UpstreamPeer) -> None:
+    async def test_a_refused_credential_is_recognized(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.VERIFY)
         peer.refuse_key()
-        async with _connected(peer) as upstream:
+        async with _connect(peer) as upstream:
             with pytest.raises(ModelAccessError):
-                await _answered_by(upstream, "", "one")
+                await _answer_by(upstream, "", "one")
 
-    async def test_a_credential_is_verified_apart_from_any_conversation(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream, asyncio.timeout(LIMIT_S):
+    async def test_a_credential_is_verified_without_a_conversation(self, peer: UpstreamPeer) -> None:
+        async with _connect(peer) as upstream, asyncio.timeout(LIMIT_S):
             assert await upstream.verify() is True
             if Trait.VERIFY not in peer.lacks:
                 peer.refuse_key()
                 assert await upstream.verify() is False
-            assert peer.told() == []
+            assert peer.messages() == []
 
     async def test_an_answer_that_breaks_off_is_an_error_and_the_agent_is_not_gone(
         self, peer: UpstreamPeer
     ) -> None:
-        name = await _begun(peer, "one")
+        name = await _begin(peer, "one")
         peer.die_mid_stream()
-        async with _connected(peer) as upstream:
+        async with _connect(peer) as upstream:
             events: list[UpstreamEvent] = []
             with pytest.raises(ModelError) as raised:
-                await _answered_by(upstream, name, "two", events)
+                await _answer_by(upstream, name, "two", events)
             assert not isinstance(raised.value, UpstreamGoneError)
             assert raised.value.retry == "later"
             assert isinstance(events[0], MessageTaken)
             assert _text(events)
             assert not [event for event in events if isinstance(event, Finished)]
-        async with _connected(peer) as upstream:
-            answer = _text(await _answered_by(upstream, events[0].agent, "three"))
+        async with _connect(peer) as upstream:
+            answer = _text(await _answer_by(upstream, events[0].agent, "three"))
             assert answer.split(SEPARATOR)[0] == "one"
             assert answer.split(SEPARATOR)[-1] == "three"
 
     # --- behind a pool, in an engine
 
-    async def test_nothing_of_an_answer_that_was_cut_is_asked_for_again(self, peer: UpstreamPeer) -> None:
+    async def test_a_cut_answer_is_not_requested_again(self, peer: UpstreamPeer) -> None:
         can_call = Trait.CALLS not in peer.lacks
         if can_call:
             peer.run_tool("read", '{"path": "a.txt"}', CONTENT)
         peer.die_mid_stream()
         upstream = peer.upstream()
-        async with _hosted(upstream) as host:
+        async with _host(upstream) as host:
             await run_turn(host, "s", "one")
-        first, *others = (told.text for told in peer.told())
-        again = "\n".join(others)  # some tell of each part by itself
+        first, *others = (told.text for told in peer.messages())
+        again = "\n".join(others)  # some report each part by itself
         assert first == "one"
         assert DONE in again
         if can_call and not upstream.abilities.takes_history:  # else the history has it, and not the message
             assert again.index(CONTENT) < again.index(DONE)
 
-    async def test_the_transcript_for_a_fresh_agent_has_what_its_tools_did(self, peer: UpstreamPeer) -> None:
+    async def test_the_transcript_for_a_fresh_agent_includes_tool_results(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.CALLS)
         upstream, memory = peer.upstream(), Memory()
         peer.run_tool("read", '{"path": "a.txt"}', CONTENT)
-        async with _hosted(upstream, memory) as host:
+        async with _host(upstream, memory) as host:
             await run_turn(host, "s", "one")
-        peer.expire(peer.told()[-1].agent)
-        async with _hosted(peer.upstream(), memory) as host:
+        peer.expire(peer.messages()[-1].agent)
+        async with _host(peer.upstream(), memory) as host:
             await run_turn(host, "s", "two")
-        last = peer.told()[-1].text
+        last = peer.messages()[-1].text
         assert last.endswith("two")
         if not upstream.abilities.takes_history:
             assert last.index("one") < last.index("a.txt") < last.index(CONTENT)
@@ -413,8 +413,8 @@ class UpstreamContract:
     # --- being stopped
 
     async def test_closing_an_answer_stops_it_at_the_other_end(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream, _fresh(upstream) as agent:
-            name = _opened(await _said(agent, "one")).agent
+        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+            name = _opening_of(await _send(agent, "one")).agent
             peer.hang()
             answer = agent.send(UpstreamMessage(UserMessage.of("two")), key="two")
             async with asyncio.timeout(LIMIT_S):
@@ -422,15 +422,15 @@ class UpstreamContract:
             async with asyncio.timeout(CLOSE_S):
                 await _aclose(answer)
             await _until(lambda: peer.runs() == 0)
-            events = await _said(agent, "three")
+            events = await _send(agent, "three")
             assert _text(events).split(SEPARATOR)[0] == "one"
             assert _text(events).split(SEPARATOR)[-1] == "three"
-            assert _opened(events).resumed in {name, ""}
+            assert _opening_of(events).resumed in {name, ""}
 
     async def test_cancelling_the_reader_stops_the_answer_at_the_other_end(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+        async with _connect(peer) as upstream, _fresh(upstream) as agent:
             peer.hang()
-            reader = WORLD.spawn(_said(agent, "one"), name="reader")
+            reader = WORLD.spawn(_send(agent, "one"), name="reader")
             await _until(lambda: peer.runs() == 1)
             reader.cancel()
             async with asyncio.timeout(CLOSE_S):
@@ -438,17 +438,17 @@ class UpstreamContract:
                     await reader
             await _until(lambda: peer.runs() == 0)
 
-    async def test_closing_the_upstream_ends_what_hangs(self, peer: UpstreamPeer) -> None:
+    async def test_closing_the_upstream_ends_hanging_answers(self, peer: UpstreamPeer) -> None:
         upstream = peer.upstream()
         agent = await upstream.open(Setup())
         peer.hang()
-        reader = WORLD.spawn(_said(agent, "one"), name="reader")
+        reader = WORLD.spawn(_send(agent, "one"), name="reader")
         await _until(lambda: peer.runs() == 1)
         async with asyncio.timeout(CLOSE_S):
             await upstream.aclose()
         async with asyncio.timeout(CLOSE_S):
             (ended,) = await asyncio.gather(reader, return_exceptions=True)
-        _assert_typed(ended)
+        _require_typed(ended)
         await _until(lambda: peer.runs() == 0)
 
     @pytest.mark.parametrize("looks", [0, 1, 5, 20])
@@ -456,56 +456,56 @@ class UpstreamContract:
         self, peer: UpstreamPeer, looks: int
     ) -> None:
         _needs(peer, Trait.STARTS)
-        await _begun(peer, "one")  # what is made once and kept
-        before = _held()
+        await _begin(peer, "one")  # what is made once and kept
+        before = _count_holdings()
         upstream = peer.upstream()
         agent = await upstream.open(Setup())
         peer.hang()
-        reader = WORLD.spawn(_said(agent, "two"), name="reader")
+        reader = WORLD.spawn(_send(agent, "two"), name="reader")
         await WORLD.sleep(looks * LOOK_S / 4)
         async with asyncio.timeout(CLOSE_S):
             await upstream.aclose()
             (ended,) = await asyncio.gather(reader, return_exceptions=True)
-        _assert_typed(ended)
-        await _let_go(before)
+        _require_typed(ended)
+        await _wait_for_release(before)
 
     @pytest.mark.parametrize("looks", [1, 20])
     async def test_closing_before_any_step_of_its_start_leaves_nothing_behind(
         self, peer: UpstreamPeer, looks: int
     ) -> None:
         _needs(peer, Trait.STARTS)
-        await _begun(peer, "one")  # what is made once and kept
-        before, step, is_started = _held(), 0, False
+        await _begin(peer, "one")  # what is made once and kept
+        before, step, is_started = _count_holdings(), 0, False
         while not is_started:
             step += 1
             assert step <= STEPS_MAX
             upstream = peer.upstream()
             peer.hang()
-            reading = _Interrupted(_opened_and_said(upstream, "two"), step, upstream.aclose, looks)
+            reading = _Interrupted(_open_and_send(upstream, "two"), step, upstream.aclose, looks)
             reader = WORLD.spawn(reading.run(), name="reader")
             await _until(lambda: reading.closing is not None or reader.done() or peer.runs() == 1)  # noqa: B023
             is_started = reading.closing is None
             async with asyncio.timeout(CLOSE_S):
                 await (reading.closing or upstream.aclose())
                 (ended,) = await asyncio.gather(reader, return_exceptions=True)
-            _assert_typed(ended)
-            await _let_go(before)
+            _require_typed(ended)
+            await _wait_for_release(before)
 
     async def test_cancelling_before_any_step_of_its_start_leaves_nothing_behind(
         self, peer: UpstreamPeer
     ) -> None:
-        await _begun(peer, "one")  # what is made once and kept
-        before, step, is_started = _held(), 0, False
+        await _begin(peer, "one")  # what is made once and kept
+        before, step, is_started = _count_holdings(), 0, False
         while not is_started:
             step += 1
             assert step <= STEPS_MAX
             peer.hang()
-            async with _connected(peer) as upstream:
+            async with _connect(peer) as upstream:
 
                 async def cancel() -> None:
                     reader.cancel()  # noqa: B023
 
-                reading = _Interrupted(_opened_and_said(upstream, "two"), step, cancel, looks=1)
+                reading = _Interrupted(_open_and_send(upstream, "two"), step, cancel, looks=1)
                 reader = WORLD.spawn(reading.run(), name="reader")
                 await _until(lambda: reading.closing is not None or reader.done() or peer.runs() == 1)  # noqa: B023
                 is_started = reading.closing is None
@@ -514,39 +514,39 @@ class UpstreamContract:
                     with pytest.raises(asyncio.CancelledError):
                         await reader
                 await _until(lambda: peer.runs() == 0)
-            await _let_go(before)
+            await _wait_for_release(before)
 
     async def test_closing_twice_is_harmless(self, peer: UpstreamPeer) -> None:
         upstream = peer.upstream()
         agent = await upstream.open(Setup())
-        name = _opened(await _said(agent, "one")).agent
+        name = _opening_of(await _send(agent, "one")).agent
         async with asyncio.timeout(CLOSE_S):
             await agent.aclose()
             await agent.aclose()
             await upstream.aclose()
             await upstream.aclose()
-        async with _connected(peer) as again, _resumed(again, name) as agent:
-            assert _text(await _said(agent, "two")) == _joined("one", "two")
+        async with _connect(peer) as again, _resume(again, name) as agent:
+            assert _text(await _send(agent, "two")) == _join("one", "two")
 
-    async def test_an_agent_that_was_never_spoken_to_closes(self, peer: UpstreamPeer) -> None:
-        async with _connected(peer) as upstream, asyncio.timeout(CLOSE_S):
+    async def test_an_agent_that_received_no_message_closes(self, peer: UpstreamPeer) -> None:
+        async with _connect(peer) as upstream, asyncio.timeout(CLOSE_S):
             agent = await upstream.open(Setup())
             await agent.aclose()
-        assert peer.told() == []
+        assert peer.messages() == []
 
-    async def test_forgetting_never_fails(self, peer: UpstreamPeer) -> None:
-        name = await _begun(peer, "one")
-        async with _connected(peer) as upstream, asyncio.timeout(LIMIT_S):
-            await upstream.forget(name)
-            await upstream.forget(name)
-            await upstream.forget("never-was")
+    async def test_deleting_an_agent_never_fails(self, peer: UpstreamPeer) -> None:
+        name = await _begin(peer, "one")
+        async with _connect(peer) as upstream, asyncio.timeout(LIMIT_S):
+            await upstream.delete(name)
+            await upstream.delete(name)
+            await upstream.delete("never-was")
 
     async def test_nothing_is_left_behind(self, peer: UpstreamPeer) -> None:
-        await _lived(peer)  # what is made once and kept
-        before = _held()
+        await _exercise(peer)  # what is made once and kept
+        before = _count_holdings()
         for _ in range(3):
-            await _lived(peer)
-        await _let_go(before)
+            await _exercise(peer)
+        await _wait_for_release(before)
 
 
 class _Interrupted(Awaitable[T], Generator[Any, None, T]):
@@ -583,7 +583,7 @@ class _Interrupted(Awaitable[T], Generator[Any, None, T]):
 
     def send(self, _: None, /) -> Any:  # noqa: ANN401 - whatever the event loop waits for
         if self._steps_left == 0:
-            self._pause = self._closed().__await__()
+            self._pause = self._close_at_step().__await__()
         self._steps_left -= 1
         for waited in self._pause:
             return waited
@@ -594,7 +594,7 @@ class _Interrupted(Awaitable[T], Generator[Any, None, T]):
         self._pause = iter(())
         return self._work.throw(*raised)
 
-    async def _closed(self) -> None:
+    async def _close_at_step(self) -> None:
         self.closing = WORLD.spawn(self._close(), name="closing")
         for _ in range(self._looks):
             if not self.closing.done():
@@ -612,7 +612,7 @@ class _Holdings(Struct, frozen=True):
         )
 
 
-def _held() -> _Holdings:
+def _count_holdings() -> _Holdings:
     """Count what this process holds; what the system does not show counts as nothing."""
     own = Path("/proc/self")
     descriptors = [*(own / "fd").iterdir()] if own.exists() else []
@@ -627,28 +627,28 @@ def _children(own: Path) -> int:
     raise AssertionError("threads end too fast to be observed")
 
 
-def _assert_typed(ended: object) -> None:
+def _require_typed(ended: object) -> None:
     """See that a reader whose upstream is closed gets one of our errors."""
     shown = "".join(traceback.format_exception(ended)) if isinstance(ended, BaseException) else repr(ended)
     assert isinstance(ended, ModelError), f"it ended with {shown}"
 
 
-async def _lived(peer: UpstreamPeer) -> None:
+async def _exercise(peer: UpstreamPeer) -> None:
     """Go through what may leave something behind: answers, one cut short, one that broke off, a forgotten agent."""
-    name = await _begun(peer, "one")
-    async with _connected(peer) as upstream:
-        async with _resumed(upstream, name) as agent:
+    name = await _begin(peer, "one")
+    async with _connect(peer) as upstream:
+        async with _resume(upstream, name) as agent:
             peer.hang()
-            reader = WORLD.spawn(_said(agent, "two"), name="reader")
+            reader = WORLD.spawn(_send(agent, "two"), name="reader")
             await _until(lambda: peer.runs() == 1)
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
         peer.die_mid_stream()
         with contextlib.suppress(ModelError):
-            await _answered_by(upstream, name, "three")
+            await _answer_by(upstream, name, "three")
         peer.expire(name)
         with contextlib.suppress(ModelError):
-            await _answered_by(upstream, name, "four")
+            await _answer_by(upstream, name, "four")
 
 
 def _needs(peer: UpstreamPeer, trait: Trait) -> None:
@@ -657,7 +657,7 @@ def _needs(peer: UpstreamPeer, trait: Trait) -> None:
 
 
 @asynccontextmanager
-async def _connected(peer: UpstreamPeer) -> AsyncIterator[Upstream]:
+async def _connect(peer: UpstreamPeer) -> AsyncIterator[Upstream]:
     upstream = peer.upstream()
     try:
         yield upstream
@@ -684,31 +684,31 @@ async def _fresh(upstream: Upstream) -> AsyncIterator[UpstreamAgent]:
 
 
 @asynccontextmanager
-async def _resumed(upstream: Upstream, name: str) -> AsyncIterator[UpstreamAgent]:
+async def _resume(upstream: Upstream, name: str) -> AsyncIterator[UpstreamAgent]:
     async with asyncio.timeout(LIMIT_S):
         agent = await upstream.open(Setup(), resume=name)
     async with _closing(agent):
         yield agent
 
 
-async def _begun(peer: UpstreamPeer, *texts: str) -> str:
+async def _begin(peer: UpstreamPeer, *texts: str) -> str:
     """Have a conversation in a process of its own, and return what to resume it by."""
     name = ""
-    async with _connected(peer) as upstream, _fresh(upstream) as agent:
+    async with _connect(peer) as upstream, _fresh(upstream) as agent:
         for text in texts:
-            name = _opened(await _said(agent, text)).agent
+            name = _opening_of(await _send(agent, text)).agent
     return name
 
 
-async def _answered_by(
+async def _answer_by(
     upstream: Upstream, name: str, text: str, events: list[UpstreamEvent] | None = None
 ) -> list[UpstreamEvent]:
     """Open an agent ("" for a fresh one), send a message and return the events; `events` has them also on an error."""
-    async with _resumed(upstream, name) if name else _fresh(upstream) as agent:
-        return await _said(agent, text, events=events)
+    async with _resume(upstream, name) if name else _fresh(upstream) as agent:
+        return await _send(agent, text, events=events)
 
 
-async def _said(
+async def _send(
     agent: UpstreamAgent,
     text: str,
     *,
@@ -727,8 +727,8 @@ async def _said(
     return events
 
 
-async def _opened_and_said(upstream: Upstream, text: str) -> list[UpstreamEvent]:
-    return await _said(await upstream.open(Setup()), text)
+async def _open_and_send(upstream: Upstream, text: str) -> list[UpstreamEvent]:
+    return await _send(await upstream.open(Setup()), text)
 
 
 async def _aclose(answer: AsyncIterator[UpstreamEvent]) -> None:
@@ -744,18 +744,18 @@ async def _until(is_so: Callable[[], bool]) -> None:
             await WORLD.sleep(LOOK_S)
 
 
-async def _let_go(before: _Holdings) -> None:
+async def _wait_for_release(before: _Holdings) -> None:
     """Wait until this process holds no more than before."""
     try:
-        await _until(lambda: not _held().exceeds(before))
+        await _until(lambda: not _count_holdings().exceeds(before))
     except TimeoutError:
         raise TimeoutError(
-            f"{_held()} are held for {LIMIT_S:.0f} s, and before there were {before}"
+            f"{_count_holdings()} are held for {LIMIT_S:.0f} s, and before there were {before}"
         ) from None
 
 
 @asynccontextmanager
-async def _hosted(upstream: Upstream, memory: Memory | None = None) -> AsyncIterator[Host]:
+async def _host(upstream: Upstream, memory: Memory | None = None) -> AsyncIterator[Host]:
     """Run an agent behind a pool, which is closed with the engine."""
     host = Host(Agent(Pooled(upstream)), MemoryStore(memory))
     await host.start()
@@ -766,7 +766,7 @@ async def _hosted(upstream: Upstream, memory: Memory | None = None) -> AsyncIter
         await host.stop()
 
 
-def _opened(events: list[UpstreamEvent]) -> MessageTaken:
+def _opening_of(events: list[UpstreamEvent]) -> MessageTaken:
     first = events[0]
     assert isinstance(first, MessageTaken)
     return first
@@ -776,5 +776,5 @@ def _text(events: list[UpstreamEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-def _joined(*texts: str) -> str:
+def _join(*texts: str) -> str:
     return SEPARATOR.join(texts)

@@ -19,7 +19,7 @@ from midstream.environment import Fault, World
 T = TypeVar("T")
 
 SETTLE_TURNS = 50
-"""Turns of the event loop that `FakeWorld.advance` gives to whoever it woke."""
+"""Turns of the event loop that `FakeWorld.advance` gives to the tasks that it woke."""
 
 
 class Crashed(Exception):  # noqa: N818 - what happened to the process, not an error of the program

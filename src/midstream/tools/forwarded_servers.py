@@ -44,7 +44,7 @@ class Why(StrEnum):
     TRANSPORT = "transport"
     """The upstream does not reach servers in this way."""
     CREDENTIAL = "credential"
-    """It wants OAuth, and the upstream has no flow of its own that the host's registration would fit."""
+    """It needs OAuth, and the upstream has no flow of its own that the host's registration would fit."""
     SECRET = "secret"  # noqa: S105 - a reason, no secret
     """The upstream has a flow of its own, but takes no client secret, and this registration has one."""
 
@@ -71,7 +71,7 @@ class Skipped(Struct, frozen=True):
         )
 
 
-def forwarded(
+def select_forwarded(
     servers: Iterable[ForwardedMcpServer],
     *,
     can_oauth: bool = False,

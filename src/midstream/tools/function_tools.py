@@ -33,7 +33,7 @@ TRANSACTION_S = 1.0
 """Seconds a tool may take that runs in the transaction of its outcome, whatever timeout it names: all sessions of the
 process wait for it, and so do other processes on the same database, which give up after two."""
 RESULT_CHARS_MAX = 4 * 1024 * 1024
-"""Characters of one result; a longer one is cut, with a mark that says by how much. People get all of it, a model
+"""Characters of one result; a longer one is cut, with a mark of how much is missing. People get all of it, a model
 `core.blobs.SHOWN_CHARS_MAX` of them."""
 PROGRESS_CHARS_MAX = 2000
 """Characters of one progress report; more is cut off."""
@@ -54,7 +54,7 @@ class DidNotHappen(Struct, frozen=True):
 
 
 Probed = Happened | DidNotHappen | None
-"""The answer of a `probe`; None where the outside world cannot tell."""
+"""The answer of a `probe`; None where the outside world has no answer."""
 
 
 class Tool(Struct, frozen=True):
@@ -292,14 +292,14 @@ def question(
     options: tuple[str, Any, Any] = ("options", list[str], msgspec.field(default_factory=list))
     arguments = msgspec.defstruct("Arguments", [("question", str), options], kw_only=True)
     spec = ToolSpec(name, description, _plain_schema(arguments))
-    return Tool(spec, _nothing_runs, arguments, has_effects=False, answer_s=answer_s, site=Site.PERSON)
+    return Tool(spec, _refuse_to_run, arguments, has_effects=False, answer_s=answer_s, site=Site.PERSON)
 
 
 def of_client(theirs: ClientTool) -> Tool:
     """Return the tool of a client as its calls are planned and judged here, where it cannot be run."""
     return Tool(
         theirs.spec,
-        _nothing_runs,
+        _refuse_to_run,
         None,
         theirs.has_effects,
         theirs.on_doubt,
@@ -310,7 +310,7 @@ def of_client(theirs: ClientTool) -> Tool:
     )
 
 
-def _nothing_runs(**_: object) -> None:
+def _refuse_to_run(**_: object) -> None:
     raise AssertionError("a person or a client answers this call")
 
 
@@ -333,7 +333,7 @@ def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | No
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         problem = f"The arguments of {call.name!r} do not fit its schema: {error}"
     else:
-        why = _why_ask(call, found, keywords, approval)
+        why = _approval_question(call, found, keywords, approval)
     return CallPlan(
         call.id,
         digest,
@@ -348,7 +348,7 @@ def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | No
     )
 
 
-def _why_ask(
+def _approval_question(
     call: ToolCall, found: Tool, keywords: Mapping[str, Any], approval: Approval | None
 ) -> str | None:
     """Return what to ask a person before this call, perhaps nothing; None where no approval is needed."""
@@ -379,7 +379,7 @@ async def probe_call(found: Tool, call: ToolCall, context: CallContext) -> tuple
         keywords = _read_arguments(found, call)
         async with asyncio.timeout(found.timeout_s):
             answer = await _invoke(found.probe, keywords)
-    except (Exception, SystemExit):  # noqa: BLE001 - foreign code: a probe that fails does not know
+    except (Exception, SystemExit):  # noqa: BLE001 - foreign code: a probe that fails has no answer
         _log.exception("the probe of a tool failed", extra={"session": context.session})
         return None, False
     finally:
@@ -512,7 +512,7 @@ async def _in_thread(work: Callable[[], object]) -> object:
             failure = RuntimeError(f"{type(error).__name__}: {error}") if is_odd else error  # type: ignore[assignment]
         finally:
             _free_threads.release()
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
             loop.call_soon_threadsafe(settle, value, failure)
 
     threading.Thread(target=run, name="midstream tool", daemon=True).start()
@@ -529,7 +529,7 @@ def _result_of(call: ToolCall, value: object) -> ToolResult:
         try:
             content = msgspec.json.encode(value).decode()
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            # The tool has run: the model must know that only its answer is lost.
+            # The tool has run: the message has to state that only its answer is lost.
             problem = f"{call.name!r} finished, but its answer has no JSON form ({error})."
             return ToolResult(call.id, problem, Outcome.ERROR)
     if len(content) > RESULT_CHARS_MAX:

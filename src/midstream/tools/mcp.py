@@ -51,9 +51,9 @@ with extra("mcp"):
 CONNECT_S = 60.0
 """Seconds a server has to start and greet: a first `npx` or `uvx` downloads its program."""
 START_WAIT_S = 8.0
-"""Seconds of them that somebody waits for its tools; whoever comes later does without them until it is there."""
+"""Seconds of them that a turn waits for its tools; later turns go on without them until it is there."""
 LIST_S = 5.0
-"""Seconds a server has to say what tools it has, where it is not busy with a call."""
+"""Seconds a server has to list its tools, where it is not busy with a call."""
 PAGES_MAX = 100
 TOOLS_MAX = 1000
 """Tools that are taken of one server; no model can be shown more."""
@@ -68,9 +68,9 @@ _TIMEOUT = httpx2.Timeout(connect=10.0, read=None, write=30.0, pool=5.0)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 _FOREIGN_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 _GATEWAY_FAULT = (wire.INTERNAL_ERROR, "Server returned an error response")
-"""How the SDK says that HTTP failed where JSON-RPC should have answered."""
+"""The SDK's error where HTTP failed in place of an answer in JSON-RPC."""
 _OFF_THE_LINE = (wire.CONNECTION_CLOSED, "Connection closed")
-"""How the SDK says that nobody is at the other end any more."""
+"""The SDK's errors where the other end is gone."""
 
 _Streams = AsyncGenerator[Any]  # a pair of streams whose type the SDK keeps to itself
 
@@ -190,18 +190,18 @@ class McpServer:
             ToolsUnavailableError: It is not there, is still starting, or does not answer.
         """
         for is_last_try in (False, True):
-            link = await self._linked()
+            link = await self._open_link()
             try:
                 async with asyncio.timeout(LIST_S):
-                    listed = await _listed(await link.client())
+                    listed = await _list_tools(await link.client())
             except TimeoutError as error:
                 if link.calls:
                     return tuple(made for _, made in self._made.values() if made is not None)
-                raise self._failed(link, f"did not list its tools within {LIST_S:g} s") from error
+                raise self._fail(link, f"did not list its tools within {LIST_S:g} s") from error
             except Exception as error:  # whatever it is, there is no list
                 if is_last_try:
-                    raise self._failed(link, _reason_of(error)) from error
-                self._drop(link)  # it died since it was asked last
+                    raise self._fail(link, _reason_of(error)) from error
+                self._drop(link)  # it died since its last request
             else:
                 self._failures = 0
                 return self._take(listed)
@@ -211,14 +211,14 @@ class McpServer:
         """End the connection and, where it was started here, the server: asked, terminated, killed, within 9 s."""
         if self._link is not None:
             self._drop(self._link)
-        await asyncio.gather(*(each.ended() for each in self._parting))
+        await asyncio.gather(*(each.wait_until_closed() for each in self._parting))
 
     # --- the connection ---------------------------------------------------------------------------------------
 
-    async def _linked(self) -> _Link:
+    async def _open_link(self) -> _Link:
         link = self._link
-        if link is not None and link.failure is not None:  # while nobody waited for it
-            raise self._failed(link, _reason_of(link.failure))
+        if link is not None and link.failure is not None:  # while no request waited for it
+            raise self._fail(link, _reason_of(link.failure))
         if link is None or link.is_over:
             left_s = self._retry_at - self._world.monotonic()
             if left_s > 0:
@@ -231,9 +231,9 @@ class McpServer:
         except TimeoutError as error:
             if link.failure is None:
                 raise self._unavailable("is still starting") from error
-            raise self._failed(link, _reason_of(link.failure)) from error
+            raise self._fail(link, _reason_of(link.failure)) from error
         except Exception as error:
-            raise self._failed(link, _reason_of(error)) from error
+            raise self._fail(link, _reason_of(error)) from error
         return link
 
     def _drop(self, link: _Link) -> None:
@@ -241,9 +241,9 @@ class McpServer:
         if self._link is link:
             self._link = None
         self._parting = {each for each in self._parting if not each.is_done} | {link}
-        link.let_go()
+        link.release()
 
-    def _failed(self, link: _Link, reason: str) -> ToolsUnavailableError:
+    def _fail(self, link: _Link, reason: str) -> ToolsUnavailableError:
         if self._link is link:  # however many wait for it, it fails once
             self._drop(link)
             self._failures += 1
@@ -270,7 +270,7 @@ class McpServer:
         schema = remote.input_schema
         try:
             validator_for(schema).check_schema(schema)
-        except Exception:  # noqa: BLE001 - a foreign schema in a foreign validator, which not only says SchemaError
+        except Exception:  # noqa: BLE001 - a foreign schema in a foreign validator, which raises more than SchemaError
             _log.warning("a tool of %r is left out: its schema is not a JSON schema", self.name)
             return None
         has_effects, on_doubt = _policy_of(remote.annotations if self._hints == "trusted" else None)
@@ -286,13 +286,13 @@ class McpServer:
         context = current_call()
         doubtful = Outcome.UNKNOWN if has_effects else Outcome.ERROR
         try:
-            link = await self._linked()
+            link = await self._open_link()
             client = await link.client()
         except ToolsUnavailableError as error:
             if context.run > 1:
                 return StatedOutcome(f"Not run again: {error.message}. {_MAY_HAVE_RUN}", doubtful)
             return StatedOutcome(f"Not run: {error.message}.", Outcome.ERROR)
-        # The SDK's type knows the protocol's own members only; the specification lets anybody add some.
+        # The SDK's type has the protocol's own members only; the specification allows additional ones.
         meta = cast("wire.RequestParamsMeta", {EFFECT_KEY: context.effect_key})
         link.calls += 1
         try:
@@ -308,7 +308,7 @@ class McpServer:
             if error.code == wire.CONNECTION_CLOSED or (error.code, error.message) == _GATEWAY_FAULT:
                 return StatedOutcome(f"The MCP server {self.name!r} went away. {_MAY_HAVE_RUN}", doubtful)
             return StatedOutcome(error.message, Outcome.ERROR)
-        except Exception as error:  # noqa: BLE001 - an SDK over a network: nobody knows what the server did
+        except Exception as error:  # noqa: BLE001 - an SDK over a network: what the server did is unknown
             kind = type(error).__name__
             _log.warning("no usable answer of %r: %s", self.name, kind, extra={"session": context.session})
             return StatedOutcome(
@@ -331,7 +331,7 @@ class _Link:
         """Calls that wait for their answer."""
         self._transport = transport
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(_looked_at)
+        self._ready.add_done_callback(_ignore_failure)
         self._leaving = asyncio.Event()
         self._task = world.spawn(self._hold(), name=name)
 
@@ -354,13 +354,13 @@ class _Link:
         """Wait for the greeting; raises what went wrong with it. Giving up the wait does not stop it."""
         return await asyncio.shield(self._ready)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Begin to close it."""
         self._leaving.set()
         if not self._ready.done():
             self._task.cancel()
 
-    async def ended(self) -> None:
+    async def wait_until_closed(self) -> None:
         """Wait until nothing is left of it."""
         await asyncio.wait([self._task])
 
@@ -372,7 +372,7 @@ class _Link:
                     limit.reschedule(None)
                     self._ready.set_result(client)
                     await self._leaving.wait()
-        except Exception as error:  # noqa: BLE001 - whatever ends a connection is said to those who wait for it
+        except Exception as error:  # noqa: BLE001 - any end of a connection is raised in the tasks that wait for it
             if not self._ready.done():
                 self._ready.set_exception(error)
             else:
@@ -382,7 +382,7 @@ class _Link:
                 self._ready.set_exception(ToolsUnavailableError("the connection was given up"))
 
 
-def _looked_at(ready: asyncio.Future[Client]) -> None:
+def _ignore_failure(ready: asyncio.Future[Client]) -> None:
     """Ignore a failure that is not awaited: the next caller meets it again."""
     if not ready.cancelled():
         ready.exception()
@@ -426,7 +426,7 @@ def _stderr_in_the_log(name: str) -> Iterator[TextIO]:
 # --- what the two sides call things -----------------------------------------------------------------------------
 
 
-async def _listed(client: Client) -> list[wire.Tool]:
+async def _list_tools(client: Client) -> list[wire.Tool]:
     found: list[wire.Tool] = []
     cursor: str | None = None
     for _ in range(PAGES_MAX):

@@ -6,13 +6,13 @@ import pytest
 
 from midstream.history.codecs.anthropic_codec import Anthropic
 from midstream.history.codecs.codec_spec import PartKind
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_message_survives_being_read_and_written(seed: int) -> None:
-    form = format_named("anthropic")
+    form = find_format("anthropic")
     for message in valid("anthropic", Random(seed)):
         turn = form.parse(message, 0)
         assert turn.source is message
@@ -22,7 +22,7 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
 
 
 def test_unknown_blocks_and_cache_markers_are_carried_untouched() -> None:
-    form = format_named("anthropic")
+    form = find_format("anthropic")
     blocks = [
         {"type": "new_thing", "x": [1]},
         {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},

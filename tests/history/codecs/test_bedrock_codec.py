@@ -6,14 +6,14 @@ import pytest
 
 from midstream.history.codecs.bedrock_codec import Bedrock
 from midstream.history.codecs.codec_spec import PartKind
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair
 from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_message_survives_being_read_and_written(seed: int) -> None:
-    form = format_named("bedrock")
+    form = find_format("bedrock")
     for message in valid("bedrock", Random(seed)):
         turn = form.parse(message, 0)
         assert turn.source is message

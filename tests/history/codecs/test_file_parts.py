@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.history.codecs.file_parts import file_part, file_words
-from midstream.history.codecs.format_registry import FORMATS, format_named
+from midstream.history.codecs.format_registry import FORMATS, find_format
 from midstream.history.messages import File
 from tests.spec import spec
 
@@ -14,7 +14,7 @@ PDF = File("application/pdf", data="CCCC")
 
 
 def raw(form: str, file: File, takes: str = "any") -> object:
-    part = file_part(format_named(form), takes, file)
+    part = file_part(find_format(form), takes, file)
     return None if part is None else part.raw
 
 
@@ -63,14 +63,14 @@ def test_what_is_no_attachment_is_shown_to_nobody(form: str) -> None:
     broken = [File("image/png", data="!"), File("image/png", data=""), File("image/png")]
     for file in [*broken, File("image/png", url="file:///a.png"), File("image/x-odd", data="AAAA")]:
         if (form, file.media_type) != ("pydantic-ai", "image/x-odd"):
-            assert file_part(format_named(form), "any", file) is None
+            assert file_part(find_format(form), "any", file) is None
 
 
 @spec("HISTORY-92")
 def test_a_profile_says_what_is_shown() -> None:
-    assert file_part(format_named("openai-chat"), "none", PNG) is None
-    assert file_part(format_named("openai-chat"), "images", PDF) is None
-    assert file_part(format_named("openai-chat"), "images", PNG) is not None
+    assert file_part(find_format("openai-chat"), "none", PNG) is None
+    assert file_part(find_format("openai-chat"), "images", PDF) is None
+    assert file_part(find_format("openai-chat"), "images", PNG) is not None
 
 
 @spec("HISTORY-92")

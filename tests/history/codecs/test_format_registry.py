@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from midstream.errors import UsageError
-from midstream.history.codecs.format_registry import FORMATS, format_named
+from midstream.history.codecs.format_registry import FORMATS, find_format
 from midstream.history.profiles import PROFILES, WIRES
 
 
 def test_every_format_names_profiles_there_are() -> None:
     for name in FORMATS:
-        form = format_named(name)
+        form = find_format(name)
         assert form.name == name
         assert form.profile in PROFILES
         assert form.wire == "" or form.wire in WIRES
@@ -17,4 +17,4 @@ def test_every_format_names_profiles_there_are() -> None:
 
 def test_an_unknown_format_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="bedrock, pydantic-ai, langchain"):
-        format_named("nobody")
+        find_format("nobody")

@@ -5,14 +5,14 @@ from random import Random
 import pytest
 
 from midstream.history.codecs.codec_spec import PartKind
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.codecs.gemini_codec import Gemini
 from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_message_survives_being_read_and_written(seed: int) -> None:
-    form = format_named("gemini")
+    form = find_format("gemini")
     for message in valid("gemini", Random(seed)):
         turn = form.parse(message, 0)
         assert turn.source is message
@@ -20,7 +20,7 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
 
 
 def test_signatures_and_snake_case_survive() -> None:
-    form = format_named("gemini")
+    form = find_format("gemini")
     call = {"function_call": {"name": "f", "args": {}}, "thought_signature": "c2ln"}
     message = {"role": "model", "parts": [call, {"executableCode": {"code": "1"}}]}
     turn = form.parse(message, 0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from midstream.history.codecs.codec_spec import Role
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.codecs.langchain_codec import LangChain
 from midstream.history.operations import repair
 from tests.history.repair.histories import valid
@@ -14,7 +14,7 @@ from tests.history.repair.histories import valid
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_message_survives_being_read_and_written(seed: int) -> None:
-    form = format_named("langchain")
+    form = find_format("langchain")
     for message in valid("langchain", Random(seed)):
         turn = form.parse(message, 0)
         assert turn.source is message
@@ -36,12 +36,12 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
     ],
 )
 def test_every_way_to_write_a_message_survives(message: dict[str, object]) -> None:
-    form = format_named("langchain")
+    form = find_format("langchain")
     assert form.build(form.parse(message, 0)) == message
 
 
 def test_blocks_that_mirror_a_call_take_its_new_id() -> None:
-    form = format_named("langchain")
+    form = find_format("langchain")
     content = [{"type": "text", "text": "a"}, {"type": "tool_use", "id": "x", "name": "f", "input": {}}]
     call = {"name": "f", "args": {}, "id": "x", "type": "tool_call"}
     turn = form.parse({"type": "ai", "data": {"content": content, "tool_calls": [call]}}, 0)

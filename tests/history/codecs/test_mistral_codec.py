@@ -4,13 +4,13 @@ from random import Random
 
 import pytest
 
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_message_survives_being_read_and_written(seed: int) -> None:
-    form = format_named("mistral")
+    form = find_format("mistral")
     for message in valid("mistral", Random(seed)):
         turn = form.parse(message, 0)
         assert turn.source is message
@@ -18,7 +18,7 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
 
 
 def test_arguments_may_be_objects() -> None:
-    form = format_named("mistral")
+    form = find_format("mistral")
     call = {"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}
     turn = form.parse({"role": "assistant", "content": "", "tool_calls": [call]}, 0)
     assert form.bad_arguments(turn.parts[0]) is None

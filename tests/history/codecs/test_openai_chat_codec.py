@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair
 from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_message_survives_being_read_and_written(seed: int) -> None:
-    form = format_named("openai-chat")
+    form = find_format("openai-chat")
     for message in valid("openai-chat", Random(seed)):
         turn = form.parse(message, 0)
         assert turn.source is message
@@ -20,13 +20,13 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
 
 
 def test_reasoning_and_refusals_survive() -> None:
-    form = format_named("openai-chat")
+    form = find_format("openai-chat")
     message = {"role": "assistant", "content": None, "refusal": "no", "reasoning_content": "hm", "name": "x"}
     assert form.build(form.parse(message, 0)) == message
 
 
 def test_old_function_calls_survive() -> None:
-    form = format_named("openai-chat")
+    form = find_format("openai-chat")
     message = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     assert form.build(form.parse(message, 0)) == message
 

@@ -4,14 +4,14 @@ from random import Random
 
 import pytest
 
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair
 from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_message_survives_being_read_and_written(seed: int) -> None:
-    form = format_named("openai-responses")
+    form = find_format("openai-responses")
     for message in valid("openai-responses", Random(seed)):
         turn = form.parse(message, 0)
         assert turn.source is message
@@ -32,7 +32,7 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
     ],
 )
 def test_items_of_every_kind_survive(item: dict[str, object]) -> None:
-    form = format_named("openai-responses")
+    form = find_format("openai-responses")
     assert form.build(form.parse(item, 0)) == item
 
 

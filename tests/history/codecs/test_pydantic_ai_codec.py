@@ -4,13 +4,13 @@ from random import Random
 
 import pytest
 
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_message_survives_being_read_and_written(seed: int) -> None:
-    form = format_named("pydantic-ai")
+    form = find_format("pydantic-ai")
     for message in valid("pydantic-ai", Random(seed)):
         turn = form.parse(message, 0)
         assert turn.source is message
@@ -18,7 +18,7 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
 
 
 def test_a_return_without_content_gets_some() -> None:
-    form = format_named("pydantic-ai")
+    form = find_format("pydantic-ai")
     gone = {"part_kind": "tool-return", "tool_name": "t", "tool_call_id": "c"}
     part = form.parse({"kind": "request", "parts": [gone]}, 0).parts[0]
     assert form.tidy(part) == "empty-result"

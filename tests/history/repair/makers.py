@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.history.codecs.codec_spec import MessageTurn
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.profiles import profile_for
 from midstream.history.repair.shared_state import Task
 
 
 def task_for(form: str = "anthropic", profile: str | None = None, **more: Any) -> Task:
-    made = format_named(form)
+    made = find_format(form)
     return Task(form=made, profile=profile_for(made, profile), **more)
 
 

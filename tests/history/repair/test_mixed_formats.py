@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair_by_name as repair
-from midstream.history.repair.mixed_formats import shape_of, unread_words
+from midstream.history.repair.mixed_formats import foreign_words, shape_of
 from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 
 CHAT = [chat_response(chat_call("a", '{"x": "m1x"}')), tool("a", "m2x")]
@@ -48,12 +48,12 @@ def test_a_step_in_another_providers_shape_is_written_anew(form: str, shape: str
 
 @pytest.mark.parametrize("form", SHAPES)
 def test_a_format_takes_none_of_its_own_messages_for_foreign(form: str) -> None:
-    assert [shape_of(message, format_named(form)) for message in SHAPES[form]] == [None, None]
+    assert [shape_of(message, find_format(form)) for message in SHAPES[form]] == [None, None]
 
 
 def test_results_of_anthropics_shape_are_langchains_too() -> None:
     message = user([{"type": "tool_result", "tool_use_id": "a", "content": "w"}])
-    assert shape_of(message, format_named("langchain")) is None
+    assert shape_of(message, find_format("langchain")) is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_results_of_anthropics_shape_are_langchains_too() -> None:
     ],
 )
 def test_words_under_a_key_that_nobody_reads_are_kept(message: dict[str, Any], words: str) -> None:
-    assert unread_words(message, format_named("anthropic")) == words
+    assert foreign_words(message, find_format("anthropic")) == words
 
 
 def test_what_was_kept_is_said_by_who_said_it() -> None:

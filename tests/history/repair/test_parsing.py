@@ -6,15 +6,15 @@ import pytest
 
 from midstream.errors import InvalidHistoryError
 from midstream.history.operations import repair_by_name as repair
-from midstream.history.repair.parsing import has_surrogates, mended_text
+from midstream.history.repair.parsing import has_surrogates, mend_text
 from tests.history.repair.histories import FORMATS
 from tests.history.repair.reported import response, text, thought, user
 
 
 def test_half_characters_are_replaced_and_halves_that_fit_are_joined() -> None:
-    assert mended_text("a\ud83d") == "a\ufffd"
-    assert mended_text("a\ud83d\ude00") == "a\U0001f600"
-    assert mended_text("plain") == "plain"
+    assert mend_text("a\ud83d") == "a\ufffd"
+    assert mend_text("a\ud83d\ude00") == "a\U0001f600"
+    assert mend_text("plain") == "plain"
 
 
 def test_signed_thinking_that_had_to_change_goes() -> None:

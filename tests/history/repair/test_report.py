@@ -5,8 +5,8 @@ from midstream.history.repair.report import Edit, EditLog, Repaired
 
 def test_a_report_keeps_what_it_is_told_in_order() -> None:
     report = EditLog()
-    report.tell("blank-text", 3, "dropped", part=1)
-    report.tell("unsigned-thinking", 4, "dropped", lost="hm")
+    report.note("blank-text", 3, "dropped", part=1)
+    report.note("unsigned-thinking", 4, "dropped", lost="hm")
     assert report.edits == [
         Edit("blank-text", 3, "dropped", 1),
         Edit("unsigned-thinking", 4, "dropped", lost="hm"),
@@ -16,7 +16,7 @@ def test_a_report_keeps_what_it_is_told_in_order() -> None:
 def test_only_a_text_names_a_call() -> None:
     report = EditLog()
     for odd in (7, ["a"], {"id": "a"}, None, "a"):
-        report.tell("dangling-call", 0, "added a result", call_id=odd)
+        report.note("dangling-call", 0, "added a result", call_id=odd)
     assert [edit.call_id for edit in report.edits] == [None, None, None, None, "a"]
 
 

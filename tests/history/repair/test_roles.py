@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair_by_name
 from midstream.history.repair.roles import with_known_role
 
@@ -33,7 +33,7 @@ CALLS = [{"id": "c1", "type": "function", "function": {"name": "t", "arguments":
 def test_the_speaker_is_known_by_what_only_one_side_says(
     form: str, message: dict[str, Any], role: str
 ) -> None:
-    assert with_known_role(message, format_named(form).spec)["role"] == role
+    assert with_known_role(message, find_format(form).spec)["role"] == role
 
 
 @pytest.mark.parametrize(
@@ -46,20 +46,20 @@ def test_the_speaker_is_known_by_what_only_one_side_says(
     ],
 )
 def test_an_item_without_a_type_gets_the_one_its_keys_belong_to(item: dict[str, Any], kind: str) -> None:
-    assert with_known_role(item, format_named("openai-responses").spec)["type"] == kind
+    assert with_known_role(item, find_format("openai-responses").spec)["type"] == kind
 
 
 def test_a_message_that_is_fine_is_the_same_object() -> None:
     for form in ("anthropic", "openai-chat", "langchain"):
         message = {"role": "user", "content": "x"}
-        assert with_known_role(message, format_named(form).spec) is message
+        assert with_known_role(message, find_format(form).spec) is message
 
 
 @pytest.mark.parametrize("kind", [True, None, [], "", "x"])
 def test_a_message_that_langchain_dumped_is_a_constructors_whatever_its_type_says(kind: object) -> None:
     path = ["langchain", "schema", "messages", "AIMessage"]
     dumped = {"lc": 1, "type": kind, "id": path, "kwargs": {"type": "ai", "content": "x"}}
-    assert with_known_role(dumped, format_named("langchain").spec) == {**dumped, "type": "constructor"}
+    assert with_known_role(dumped, find_format("langchain").spec) == {**dumped, "type": "constructor"}
 
 
 def test_a_part_that_is_in_no_list_decides_the_role_at_once() -> None:

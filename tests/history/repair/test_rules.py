@@ -16,7 +16,7 @@ def test_every_code_a_step_may_tell_has_its_rule() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "tell"
+        and node.func.attr == "note"
         and isinstance(node.args[0], ast.Constant)
     }
     assert told - REFUSALS.keys() == set()

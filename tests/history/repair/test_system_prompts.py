@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.system_prompts import with_words, words_of_system
 from tests.history.repair.reported import response, text, user
@@ -37,8 +37,8 @@ def test_a_system_parameter_keeps_its_shape() -> None:
         {"type": "text", "text": "b"},
     ]
     assert with_words({"parts": [{"text": "a"}]}, "b") == {"parts": [{"text": "a"}, {"text": "b"}]}
-    assert with_words(None, "b", format_named("bedrock").spec.write_system) == [{"text": "b"}]
-    assert with_words(None, "b", format_named("gemini").spec.write_system) == {"parts": [{"text": "b"}]}
+    assert with_words(None, "b", find_format("bedrock").spec.write_system) == [{"text": "b"}]
+    assert with_words(None, "b", find_format("gemini").spec.write_system) == {"parts": [{"text": "b"}]}
     assert words_of_system([{"text": "a"}, {"text": "b"}]) == "a\nb"
 
 

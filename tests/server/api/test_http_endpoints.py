@@ -236,7 +236,7 @@ async def test_health_is_always_well_and_ready_tells_of_recovery() -> None:
     app = make_app()
     async with called(app) as client:
         assert (await client.get("/health")).json()["status"] == "ok"
-        await app.host.recovered()
+        await app.host.wait_for_recovery()
         assert (await client.get("/ready")).json() == {"status": "ready", "failed": 0, "streams": 0}
 
         app.host.recovery.is_done = False

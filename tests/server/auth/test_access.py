@@ -17,7 +17,7 @@ from midstream.server.auth.access import (
     cookie,
     first_of,
     proxy_user,
-    settled,
+    settle,
     this_user,
     token_file,
     tokens,
@@ -35,7 +35,7 @@ def asking(*headers: tuple[str, str], client: str = "127.0.0.1", port: int = 800
 
 
 async def known_by(way: Authenticate, *headers: tuple[str, str], client: str = "127.0.0.1") -> str | None:
-    principal = await settled(way(asking(*headers, client=client)))
+    principal = await settle(way(asking(*headers, client=client)))
     return principal.id if principal else None
 
 
@@ -69,7 +69,7 @@ async def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> Non
     path.chmod(0o600)
     way = token_file(path)
     shown = ("authorization", f"Bearer {TOKEN}")
-    principal = await settled(way(asking(shown)))
+    principal = await settle(way(asking(shown)))
     assert principal == Principal("ada", tenant="acme")
     path.write_text("another-token-of-bob bob\n")
     os.utime(path, ns=(1, 1))
@@ -100,9 +100,9 @@ async def test_a_cookie_a_proxy_and_several_ways_in_turn() -> None:
 async def test_the_user_of_this_machine_is_known_by_the_token_of_the_port() -> None:
     way = this_user("key")
     shown = ("authorization", f"Bearer {token_for('key', 8000)}")
-    assert await settled(way(asking(shown, port=8000))) == OPERATOR
-    assert await settled(way(asking(shown, port=8001))) is None
-    assert await settled(way(asking())) is None
+    assert await settle(way(asking(shown, port=8000))) == OPERATOR
+    assert await settle(way(asking(shown, port=8001))) is None
+    assert await settle(way(asking())) is None
 
 
 def test_how_people_are_known_is_not_shown() -> None:

@@ -194,7 +194,7 @@ async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
                 await app.door.lock_out(Principal("ada"))
             elif end == "expired":
                 world.ahead_s = 1000.0
-                app.door.look_again()
+                app.door.recheck()
             elif end == "token withdrawn":
                 del known["the-token-of-ada"]
             elif end == "reader removed":
@@ -676,7 +676,7 @@ async def test_rule_10_a_tool_that_kills_its_server_is_not_started_for_ever(tmp_
         if life == 0:
             runner = await app.host.session("s1", create=True)
             await runner.submit(SendMessage(UserMessage.of("hi")))
-        await app.host.recovered()
+        await app.host.wait_for_recovery()
         runner = await app.host.session("s1")
         if runner.state.is_live:
             async with asyncio.timeout(30):

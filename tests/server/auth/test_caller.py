@@ -58,13 +58,17 @@ async def test_a_list_is_made_of_what_a_caller_may_see_and_not_of_everything() -
     await house.store.open()
     for name, session in (("ada", "s1"), ("bob", "s2")):
         await house.visit(Principal(name), session).begin()
-    assert await house.visit(Principal("ada")).seeing() == ["s1"]
-    assert await house.visit(Principal("ada", session="s2")).seeing() == ["s2"]  # by a viewer's pass
-    assert await house.visit(Principal("root", is_operator=True)).seeing() is None
-    assert await Stranger().seeing() is None
+    assert await house.visit(Principal("ada")).visible_sessions() == ["s1"]
+    assert await house.visit(Principal("ada", session="s2")).visible_sessions() == [
+        "s2"
+    ]  # by a viewer's pass
+    assert await house.visit(Principal("root", is_operator=True)).visible_sessions() is None
+    assert await Stranger().visible_sessions() is None
     told = House(authorize=lambda _subject, _action, _session, _owner: True)
     await told.store.open()
-    assert await told.visit(Principal("ada")).seeing() is None, "the application is asked about each"
+    assert await told.visit(Principal("ada")).visible_sessions() is None, (
+        "the application is asked about each"
+    )
 
 
 async def test_who_begins_a_session_owns_it_and_others_find_nothing() -> None:
@@ -131,7 +135,7 @@ async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
     await house.store.delete("s1")
     await house.ownership.claim("s1", Principal("bob"))
     await house.ownership.share("s1", ["ada"])
-    owner.look_again()
+    owner.recheck()
     assert isinstance(await asyncio.wait_for(speaking, 30), UnauthorizedError)
 
 
@@ -144,14 +148,14 @@ async def test_streams_are_counted_while_they_last_and_an_operators_are_not() ->
         second.enter()
     first.leave()
     second.enter()
-    second.speak(Resume())
-    second.speak(Cancel())
+    second.count_command(Resume())
+    second.count_command(Cancel())
     with pytest.raises(LimitReachedError):
-        first.speak(Resume())
+        first.count_command(Resume())
     operator = [house.visit(Principal("root", is_operator=True), name) for name in ("a", "b")]
     for each in operator:
         each.enter()
-        each.speak(Resume())
+        each.count_command(Resume())
 
 
 def test_a_stranger_has_no_visit() -> None:

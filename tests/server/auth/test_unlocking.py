@@ -339,7 +339,7 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
     second = escrowed_app(tmp_path, [text("the end")], memory=memory, tools=[wait])
     async with called(second) as http:
         await second.start()
-        await second.host.recovered()
+        await second.host.wait_for_recovery()
         assert (second.host.recovery.total, second.host.recovery.locked) == (1, 1)
 
         async def is_known() -> bool:

@@ -421,15 +421,15 @@ def test_commands_in_requests_of_their_own_are_counted_by_their_numbers_while_th
 def test_a_change_of_settings_holds_for_the_connections_made_after_it() -> None:
     before, after = StreamSettings(in_flight_max=3), StreamSettings(in_flight_max=1)
     among = Connections(settings=before)
-    assert among.tell("s1", "old") == among.tell("s1", "") == before
+    assert among.choose_settings("s1", "old") == among.choose_settings("s1", "") == before
     among.settings = after
-    assert among.tell("s1", "new") == after
-    told = [among.told("s1", name) for name in ("old", "new", "", "of another server")]
+    assert among.choose_settings("s1", "new") == after
+    told = [among.settings_of("s1", name) for name in ("old", "new", "", "of another server")]
     assert told == [before, after, after, after]
-    assert among.told("s2", "old") == after
+    assert among.settings_of("s2", "old") == after
     for number in range(NAMES_MAX):
-        among.tell("s1", str(number))
-    assert among.told("s1", "old") == after, "it was heard too long ago"
+        among.choose_settings("s1", str(number))
+    assert among.settings_of("s1", "old") == after, "it was heard too long ago"
 
 
 @pytest.fixture

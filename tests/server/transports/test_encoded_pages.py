@@ -16,7 +16,7 @@ from midstream.server.transports import encoded_pages as copies_module
 from midstream.server.transports.connection import Connections
 from midstream.server.transports.encoded_pages import Copies
 from midstream.session.records import Delta, StepCommitted, Sync, encode
-from midstream.session.session import Session, pruned
+from midstream.session.session import Session, prune_session
 from midstream.store.contract import Batch, StoredRecord
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
@@ -119,7 +119,7 @@ async def test_a_reader_that_does_not_read_holds_no_more_than_one_write() -> Non
 async def test_where_it_was_pruned_nothing_is_at_hand() -> None:
     store = MemoryStore()
     runner = await _runner(store)
-    await store.prune("s1", encode(pruned(Session(), at=1.0)), position=8, epoch=runner.events.epoch)
+    await store.prune("s1", encode(prune_session(Session(), at=1.0)), position=8, epoch=runner.events.epoch)
     copies = Copies(runner, NATIVE)
     assert copies.at_hand(2) is None
     with pytest.raises(EventGoneError):

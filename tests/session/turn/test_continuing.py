@@ -17,7 +17,7 @@ from midstream.session.records import (
 )
 from midstream.session.references import AttemptRef
 from midstream.session.turn.commands import Cancel, Recover, Stalled, StallFinished
-from midstream.session.turn.deciding import decide, partial_response, words_said
+from midstream.session.turn.deciding import decide, partial_response, text_so_far
 from midstream.session.turn.pending import CallModel, pending_work
 from midstream.session.turn.states import AwaitingModel, TurnState
 from midstream.timing import StalledOn
@@ -59,11 +59,11 @@ def test_a_cut_response_that_is_kept_goes_on_as_the_same_attempt() -> None:
     assert records == (FAILED, AttemptContinued(1, 1, 1, 1, AT, not_before=AT + 1.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1), not_before=AT + 1.0, continued=1),)
     assert isinstance(state, AwaitingModel)
-    assert words_said(state) == {0: ("text", "Half a ")}
+    assert text_so_far(state) == {0: ("text", "Half a ")}
 
     state = told(say(), kept(), heard("Half a "), breaks(), heard("word"))
     assert isinstance(state, AwaitingModel)
-    assert words_said(state) == {0: ("text", "Half a word")}
+    assert text_so_far(state) == {0: ("text", "Half a word")}
 
 
 @spec("TURN-61")

@@ -9,7 +9,7 @@ from midstream.session.records import Delta
 from midstream.session.references import CallRef
 from midstream.session.turn.commands import Cancel, Command
 from midstream.session.turn.folding import evolve
-from midstream.session.turn.pending import RunCall, is_owed_by_client, pending_work
+from midstream.session.turn.pending import RunCall, is_pending_for_client, pending_work
 from midstream.session.turn.states import AwaitingModel
 from tests.session.stories import (
     asks,
@@ -31,16 +31,16 @@ from tests.spec import spec
 @spec("TURN-15")
 def test_a_client_speaks_for_its_own_call_that_runs() -> None:
     running = told(say(), asks(at_client("a"), at_client("b")))
-    assert is_owed_by_client(running, ended("a"))
-    assert not is_owed_by_client(running, ended("b"))  # it has not started
-    assert not is_owed_by_client(running, ended("a", response=2))
+    assert is_pending_for_client(running, ended("a"))
+    assert not is_pending_for_client(running, ended("b"))  # it has not started
+    assert not is_pending_for_client(running, ended("a", response=2))
 
 
 @spec("TURN-15")
 def test_a_client_never_speaks_for_a_tool_of_the_server() -> None:
-    assert not is_owed_by_client(told(say(), asks(writes("a"))), ended("a"))
-    assert not is_owed_by_client(told(say(), asks(writes("a")), Cancel()), ended("a"))
-    assert not is_owed_by_client(told(say()), ended("a"))
+    assert not is_pending_for_client(told(say(), asks(writes("a"))), ended("a"))
+    assert not is_pending_for_client(told(say(), asks(writes("a")), Cancel()), ended("a"))
+    assert not is_pending_for_client(told(say()), ended("a"))
 
 
 @spec("TURN-10")

@@ -68,16 +68,16 @@ def test_what_was_moved_cut_or_written_under_another_key_is_found(cut: int) -> N
 
 async def test_a_data_key_is_opened_where_it_belongs_and_nowhere_else(keys: FileKeys) -> None:
     key = ciphers.fresh_key(World())
-    kept = await ciphers.kept_key(key, keys, context=b"key s")
+    kept = await ciphers.wrap_key(key, keys, context=b"key s")
     assert key not in kept
     encrypted = DataKey(key).encrypt(b"words", HERE)
-    assert (await ciphers.opened_key(kept, keys, context=b"key s")).decrypt(encrypted, HERE) == b"words"
+    assert (await ciphers.unwrap_key(kept, keys, context=b"key s")).decrypt(encrypted, HERE) == b"words"
     with pytest.raises(KeyMissingError):
-        await ciphers.opened_key(kept, keys, context=b"key t")
+        await ciphers.unwrap_key(kept, keys, context=b"key t")
     another = ciphers.fresh_key(World())
-    swapped = kept[:32] + (await ciphers.kept_key(another, keys, context=b"key s"))[32:]
+    swapped = kept[:32] + (await ciphers.wrap_key(another, keys, context=b"key s"))[32:]
     with pytest.raises(StoreDamagedError, match="committed"):
-        await ciphers.opened_key(swapped, keys, context=b"key s")
+        await ciphers.unwrap_key(swapped, keys, context=b"key s")
 
 
 async def test_what_stands_alone_brings_its_key(keys: FileKeys) -> None:

@@ -19,7 +19,7 @@ from midstream.session.records import Sync
 from midstream.session.retention import Retention
 from midstream.store.contract import Attempt, Batch, SessionListing, Store, StoredRecord
 from midstream.store.encryption import encrypted_store as encrypted_module
-from midstream.store.encryption.encrypted_store import EncryptedStore, encrypted
+from midstream.store.encryption.encrypted_store import EncryptedStore, encrypt_store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import FailingStore, ScriptedModel, calls, run_turn, text
@@ -39,7 +39,7 @@ class EncryptedPlace:
 
     def store(self) -> Store:
         inner = MemoryStore(self.memory)
-        store = encrypted(inner, self._keys)
+        store = encrypt_store(inner, self._keys)
         self._inner[store] = inner
         return store
 
@@ -59,7 +59,7 @@ class EncryptedFilePlace:
         self._keys = keys_in(folder)
 
     def store(self) -> Store:
-        return encrypted(SQLiteStore(self._path), self._keys)
+        return encrypt_store(SQLiteStore(self._path), self._keys)
 
     def kill(self, store: Store) -> None:
         assert isinstance(store, EncryptedStore)
@@ -76,8 +76,8 @@ class TestEncryptedFile(StoreContract):
 
 def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
     keys = keys_in(folder)
-    one, other = encrypted(SQLiteStore(folder / "x.db"), keys), encrypted(MemoryStore(), keys)
-    third = encrypted(FailingStore(MemoryStore()), keys)
+    one, other = encrypt_store(SQLiteStore(folder / "x.db"), keys), encrypt_store(MemoryStore(), keys)
+    third = encrypt_store(FailingStore(MemoryStore()), keys)
     assert (one.immediate, one.transactional, one.escrow) == (one, one, None)
     assert (other.immediate, other.transactional) == (other, None)
     assert (third.immediate, third.transactional) == (None, None)
@@ -101,7 +101,7 @@ async def test_nothing_that_was_said_can_be_found_in_the_file(
     caplog.set_level(logging.DEBUG)
     path = folder / "x.db"
     model = ScriptedModel([calls(("read", f'{{"path": "{CANARY}"}}'), text=CANARY), text(f"{CANARY} words")])
-    store = encrypted(SQLiteStore(path), keys_in(folder))
+    store = encrypt_store(SQLiteStore(path), keys_in(folder))
     host = Host(Agent(model, tools=[read]), store)
     await host.start()
     await run_turn(host, "s", f"{CANARY} question")
@@ -114,7 +114,7 @@ async def test_nothing_that_was_said_can_be_found_in_the_file(
     assert _holding(folder, CANARY) == []
     assert CANARY not in caplog.text
 
-    again = Host(Agent(model, tools=[read]), encrypted(SQLiteStore(path), keys_in(folder)))
+    again = Host(Agent(model, tools=[read]), encrypt_store(SQLiteStore(path), keys_in(folder)))
     await again.start()
     after = (await again.session("s")).state
     assert (after.history, after.turns) == (before.history, before.turns)
@@ -127,7 +127,7 @@ async def test_nothing_that_was_said_can_be_found_in_the_file(
 
 async def _two_epochs(folder: Path) -> tuple[Memory, EncryptedStore]:
     memory = Memory()
-    store = encrypted(MemoryStore(memory), keys_in(folder))
+    store = encrypt_store(MemoryStore(memory), keys_in(folder))
     await store.open()
     for number in range(2):
         epoch = await store.claim("s", at=1.0)
@@ -158,7 +158,7 @@ async def test_rows_cannot_be_moved_swapped_cut_or_put_there(folder: Path, what:
         case _:
             one, other = [name for name in found.blobs if name.startswith("key-")]
             found.blobs[one], found.blobs[other] = found.blobs[other], found.blobs[one]
-    again = encrypted(MemoryStore(memory), keys_in(folder))
+    again = encrypt_store(MemoryStore(memory), keys_in(folder))
     await again.open()
     with pytest.raises(StoreDamagedError):
         await again.read("s", after=0, limit=100)
@@ -176,7 +176,7 @@ async def test_a_journal_cannot_be_given_to_another_session(folder: Path) -> Non
 
 async def test_without_the_operators_key_nothing_opens(folder: Path) -> None:
     memory, _ = await _two_epochs(folder)
-    stranger = encrypted(MemoryStore(memory), keys_in(folder, "others"))
+    stranger = encrypt_store(MemoryStore(memory), keys_in(folder, "others"))
     await stranger.open()
     with pytest.raises(KeyMissingError, match="record 1 of session 's'"):
         await stranger.read("s", after=0, limit=1)
@@ -196,7 +196,7 @@ async def test_a_key_is_drawn_for_each_epoch_and_kept_with_its_first_append(fold
 async def test_an_append_that_was_refused_leaves_no_number_to_be_used_again(folder: Path) -> None:
     memory = Memory()
     failing = FailingStore(MemoryStore(memory), {1: StoreDamagedError("no")})
-    store = encrypted(failing, keys_in(folder))
+    store = encrypt_store(failing, keys_in(folder))
     await store.open()
     epoch = await store.claim("s", at=1.0)
     with pytest.raises(StoreDamagedError):
@@ -209,7 +209,7 @@ async def test_an_append_that_was_refused_leaves_no_number_to_be_used_again(fold
 
 async def test_what_is_appended_at_once_is_encrypted_like_all_else(folder: Path) -> None:
     path = folder / "x.db"
-    store = encrypted(SQLiteStore(path), keys_in(folder))
+    store = encrypt_store(SQLiteStore(path), keys_in(folder))
     await store.open()
     epoch = await store.claim("s", at=1.0)
     assert store.append_now("s", Batch([b"a word"], 0, epoch, Sync.NORMAL)) is None, "its key is not kept"
@@ -228,8 +228,8 @@ async def test_what_was_written_before_there_were_keys_is_read_where_that_is_ask
     mark = SessionListing(is_live=False, at=1.0, title="before")
     await plain.append("s", Batch([b"{}"], expected=0, epoch=epoch, sync=Sync.FULL, mark=mark))
     await plain.close()
-    strict = encrypted(SQLiteStore(path), keys_in(folder))
-    mixed = encrypted(SQLiteStore(path), keys_in(folder), is_mixed=True)
+    strict = encrypt_store(SQLiteStore(path), keys_in(folder))
+    mixed = encrypt_store(SQLiteStore(path), keys_in(folder), is_mixed=True)
     await strict.open()
     with pytest.raises(StoreDamagedError, match="is_mixed"):
         await strict.read("s", after=0, limit=9)
@@ -245,7 +245,7 @@ async def test_what_was_written_before_there_were_keys_is_read_where_that_is_ask
 
 
 async def test_the_effect_of_a_tool_is_committed_with_its_encrypted_outcome(folder: Path) -> None:
-    store = encrypted(SQLiteStore(folder / "x.db"), keys_in(folder))
+    store = encrypt_store(SQLiteStore(folder / "x.db"), keys_in(folder))
     await store.open()
     epoch = await store.claim("s", at=1.0)
     await store.append("s", Batch([b"{}"], expected=0, epoch=epoch, sync=Sync.FULL))
@@ -276,7 +276,7 @@ async def test_a_letter_that_nobody_can_read_disturbs_nobody(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = Memory()
-    plain, store = MemoryStore(memory), encrypted(MemoryStore(memory), keys_in(folder))
+    plain, store = MemoryStore(memory), encrypt_store(MemoryStore(memory), keys_in(folder))
     await plain.open()
     await store.open()
     epoch = await store.claim("s", at=1.0)

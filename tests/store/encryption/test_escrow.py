@@ -41,8 +41,8 @@ from midstream.store.contract import (
 from midstream.store.encryption import ciphers as ciphers_module
 from midstream.store.encryption import escrow as escrow_module
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.encrypted_store import encrypted
-from midstream.store.encryption.escrow import EscrowedStore, escrowed
+from midstream.store.encryption.encrypted_store import encrypt_store
+from midstream.store.encryption.escrow import EscrowedStore, escrow_store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.worlds import FakeWorld
@@ -57,7 +57,7 @@ CANARY = "canary-7f3a"
 async def _opened_store(
     memory: Memory, folder: Path, *, world: World = World(), is_mixed: bool = False
 ) -> EscrowedStore:
-    store = escrowed(MemoryStore(memory), keys_in(folder), world=world, is_mixed=is_mixed)
+    store = escrow_store(MemoryStore(memory), keys_in(folder), world=world, is_mixed=is_mixed)
     await store.open()
     return store
 
@@ -82,7 +82,7 @@ async def _read(store: EscrowedStore, session: str = "s") -> list[bytes]:
 
 def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
     keys = keys_in(folder)
-    one, other = escrowed(SQLiteStore(folder / "x.db"), keys), escrowed(MemoryStore(), keys)
+    one, other = escrow_store(SQLiteStore(folder / "x.db"), keys), escrow_store(MemoryStore(), keys)
     assert (one.immediate, one.transactional, one.escrow) == (one, one, one.keys)
     assert (other.immediate, other.transactional, other.escrow) == (other, None, other.keys)
 
@@ -119,7 +119,7 @@ def _holding(folder: Path, words: Sequence[str]) -> list[str]:
 
 async def test_nothing_that_was_said_and_no_secret_can_be_found_in_the_file(folder: Path) -> None:
     path = folder / "x.db"
-    store = escrowed(SQLiteStore(path), keys_in(folder))
+    store = escrow_store(SQLiteStore(path), keys_in(folder))
     await store.open()
     epoch = await _begin(store)
     word = await store.escrow.share("s", for_s=100.0)
@@ -163,7 +163,7 @@ async def test_who_is_refused_cannot_tell_whether_there_is_such_a_session(
     await _begin(store)
     store.escrow.lock("s")
     asked: list[str] = []
-    compare, derived = hmac.compare_digest, ciphers_module.derived_key
+    compare, derived = hmac.compare_digest, ciphers_module.derive_key
 
     def compared(one: bytes, other: bytes) -> bool:
         asked.append("compare")
@@ -179,7 +179,7 @@ async def test_who_is_refused_cannot_tell_whether_there_is_such_a_session(
         return derived(secret, share, place)
 
     monkeypatch.setattr(hmac, "compare_digest", compared)
-    monkeypatch.setattr(ciphers_module, "derived_key", counted)
+    monkeypatch.setattr(ciphers_module, "derive_key", counted)
     store.escrow.house = Counted(folder / "keys")
     said: list[tuple[str, str, str, list[str]]] = []
     for session, secret in [("s", OTHER), ("none", OTHER), ("s", ""), ("none", ""), ("none", SECRET)]:
@@ -315,14 +315,14 @@ async def test_records_cannot_be_moved_swapped_cut_or_put_there(folder: Path, wh
 
 async def test_without_the_operators_keys_no_secret_opens_anything(folder: Path) -> None:
     memory, _ = await _two_sessions(folder)
-    stranger = escrowed(MemoryStore(memory), keys_in(folder, "others"))
+    stranger = escrow_store(MemoryStore(memory), keys_in(folder, "others"))
     with pytest.raises(KeyMissingError):
         await stranger.open()  # said at once, and not to each client
 
 
 async def test_the_operators_keys_alone_open_nothing(folder: Path) -> None:
     memory, _ = await _two_sessions(folder)
-    operator = encrypted(MemoryStore(memory), keys_in(folder))
+    operator = encrypt_store(MemoryStore(memory), keys_in(folder))
     await operator.open()
     with pytest.raises(StoreDamagedError):
         await operator.read("s", after=0, limit=10)
@@ -398,7 +398,7 @@ async def test_the_client_that_begins_a_session_is_never_refused_at_the_same_mom
     folder: Path, pause: int
 ) -> None:
     memory = Memory()
-    one, other = escrowed(Slow(memory), keys_in(folder)), escrowed(Slow(memory), keys_in(folder))
+    one, other = escrow_store(Slow(memory), keys_in(folder)), escrow_store(Slow(memory), keys_in(folder))
     await one.open()
     await other.open()
 
@@ -482,7 +482,7 @@ class Dying(MemoryStore):
 async def test_whenever_a_change_is_cut_short_one_of_both_secrets_opens(folder: Path, dies: str) -> None:
     memory = Memory()
     inner = Dying(memory)
-    store = escrowed(inner, keys_in(folder))
+    store = escrow_store(inner, keys_in(folder))
     await store.open()
     await _begin(store)
     inner.dies = dies
@@ -664,7 +664,7 @@ async def test_with_a_session_go_all_its_wraps(folder: Path) -> None:
 async def test_wraps_that_a_dying_process_left_are_forgotten_by_the_next(folder: Path) -> None:
     memory, world = Memory(), FakeWorld()
     inner = MemoryStore(memory, world=world)
-    store = escrowed(inner, keys_in(folder), world=world)
+    store = escrow_store(inner, keys_in(folder), world=world)
     await store.open()
     for session in ("s", "t"):
         epoch = await _begin(store, session)
@@ -672,10 +672,10 @@ async def test_wraps_that_a_dying_process_left_are_forgotten_by_the_next(folder:
     del memory.sessions["s"]  # by an earlier version, which died before it dropped the row
     await store.close()
     again = await _opened_store(memory, folder, world=world)
-    await again.escrow.forget_deleted()
+    await again.escrow.drop_deleted_keys()
     assert set(memory.values["escrow"]) == {"", "s", "t"}  # somebody may be about to begin it
     await world.advance(3601.0)
-    await again.escrow.forget_deleted()
+    await again.escrow.drop_deleted_keys()
     assert set(memory.values["escrow"]) == {"", "t"}
     await again.escrow.open("t", SECRET)
 
@@ -703,7 +703,7 @@ async def test_a_closed_store_knows_no_keys(folder: Path) -> None:
 @pytest.mark.parametrize("is_plain", [True, False])
 async def test_sessions_from_before_are_served_where_that_is_asked_for(folder: Path, is_plain: bool) -> None:  # noqa: FBT001
     memory = Memory()
-    before: Store = MemoryStore(memory) if is_plain else encrypted(MemoryStore(memory), keys_in(folder))
+    before: Store = MemoryStore(memory) if is_plain else encrypt_store(MemoryStore(memory), keys_in(folder))
     await before.open()
     epoch = await before.claim("old", at=1.0)
     mark = SessionListing(is_live=False, at=1.0, title="before")

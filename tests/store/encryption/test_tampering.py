@@ -18,8 +18,8 @@ from midstream.engine.host import Host
 from midstream.errors import EventsLostError, KeyMissingError, StoreDamagedError
 from midstream.session.records import Sync
 from midstream.store.contract import Batch
-from midstream.store.encryption.encrypted_store import encrypted
-from midstream.store.encryption.escrow import escrowed
+from midstream.store.encryption.encrypted_store import encrypt_store
+from midstream.store.encryption.escrow import escrow_store
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn, text
 from tests.spec import spec
@@ -44,7 +44,7 @@ def _tamper(path: Path, script: str) -> None:
 
 
 def _host(path: Path) -> Host:
-    store = encrypted(SQLiteStore(path), keys_in(path.parent))
+    store = encrypt_store(SQLiteStore(path), keys_in(path.parent))
     return Host(Agent(ScriptedModel([text("hello"), text("again")])), store)
 
 
@@ -128,12 +128,12 @@ async def test_the_next_node_notices_what_was_cut_moved_swapped_or_put_there(fol
 @spec("STREAM-99")
 async def test_what_is_cut_while_its_node_lives_is_noticed_too(folder: Path) -> None:
     path = folder / "x.db"
-    node = encrypted(SQLiteStore(path), keys_in(folder))
+    node = encrypt_store(SQLiteStore(path), keys_in(folder))
     await node.open()
     epoch = await node.claim("s", at=1.0)
     await node.append("s", Batch([b"1", b"2", b"3"], expected=0, epoch=epoch, sync=Sync.FULL))
     _tamper(path, f"delete from record where {OF_S} and position = 3")
-    other = encrypted(SQLiteStore(path), keys_in(folder))
+    other = encrypt_store(SQLiteStore(path), keys_in(folder))
     await other.open()
     assert len(await other.read("s", after=0, limit=9)) == 2
     with pytest.raises(
@@ -150,7 +150,7 @@ async def test_what_is_cut_while_its_node_lives_is_noticed_too(folder: Path) -> 
 @spec("STREAM-99")
 async def test_what_a_power_cut_may_take_is_not_missed_and_what_it_may_not_is(folder: Path) -> None:
     path = folder / "x.db"
-    store = encrypted(SQLiteStore(path), keys_in(folder))
+    store = encrypt_store(SQLiteStore(path), keys_in(folder))
     await store.open()
     epoch = await store.claim("s", at=1.0)
     for number, sync in enumerate((Sync.NORMAL, Sync.NORMAL, Sync.FULL, Sync.NORMAL, Sync.NORMAL)):
@@ -187,7 +187,7 @@ async def test_an_older_copy_of_everything_looks_whole_to_the_store(folder: Path
 @spec("STREAM-99")
 async def test_a_session_that_only_its_client_opens_is_sealed_too(folder: Path) -> None:
     path = folder / "x.db"
-    store = escrowed(SQLiteStore(path), keys_in(folder))
+    store = escrow_store(SQLiteStore(path), keys_in(folder))
     await store.open()
     await store.escrow.open("s", SECRET, begins=True)
     epoch = await store.claim("s", at=1.0)
@@ -206,12 +206,12 @@ async def test_what_was_written_before_there_were_seals_is_read_where_that_is_as
     path = folder / "x.db"
     end = await _two_turns(path)
     _tamper(path, "update session set seal = x''")
-    store = encrypted(SQLiteStore(path), keys_in(folder))
+    store = encrypt_store(SQLiteStore(path), keys_in(folder))
     await store.open()
     with pytest.raises(EventsLostError, match="is_mixed"):
         await store.read("s", after=end, limit=9)
     await store.close()
-    mixed = encrypted(SQLiteStore(path), keys_in(folder), is_mixed=True)
+    mixed = encrypt_store(SQLiteStore(path), keys_in(folder), is_mixed=True)
     await mixed.open()
     assert await mixed.read("s", after=end, limit=9) == []
     await mixed.close()

@@ -80,7 +80,7 @@ class Bench:
         self.commits = Commits(self.scribe, self.thread, durability, self.clock)
 
     async def __aenter__(self) -> Self:
-        await self.after(self.commits.ask(_where, Sync.NORMAL))
+        await self.after(self.commits.submit(_where, Sync.NORMAL))
         self.scribe.commits.clear()
         return self
 
@@ -100,7 +100,7 @@ class Bench:
         """Let an operation be committed that may be here, as a store does."""
         answer = asyncio.get_running_loop().create_future()
         if (done := self.commits.now(write, sync)) is None:
-            return self.commits.ask(write, sync)
+            return self.commits.submit(write, sync)
         answer.set_result(done)
         return answer
 
@@ -130,7 +130,7 @@ async def test_the_durability_of_the_store_says_what_waits_for_the_disk(
 async def test_behind_a_commit_on_the_thread_all_wait() -> None:
     async with Bench() as bench:
         may_go_on = threading.Event()
-        slow = bench.commits.ask(lambda: may_go_on.wait(WAIT_S), Sync.FULL)
+        slow = bench.commits.submit(lambda: may_go_on.wait(WAIT_S), Sync.FULL)
         behind = bench.ask(_where, Sync.NORMAL)
         assert not behind.done()
         may_go_on.set()
@@ -141,7 +141,7 @@ async def test_behind_a_commit_on_the_thread_all_wait() -> None:
 async def test_nobody_overtakes_those_who_wait_while_the_loop_has_not_heard_of_the_thread() -> None:
     async with Bench() as bench:
         order: list[int] = []
-        asked = [bench.commits.ask(partial(order.append, number), Sync.FULL) for number in range(2)]
+        asked = [bench.commits.submit(partial(order.append, number), Sync.FULL) for number in range(2)]
         until = time.monotonic() + WAIT_S
         while bench.thread.is_at_work:  # the loop is not let go on meanwhile
             assert time.monotonic() < until
@@ -153,7 +153,7 @@ async def test_nobody_overtakes_those_who_wait_while_the_loop_has_not_heard_of_t
 async def test_nothing_is_committed_here_while_the_thread_does_something_else() -> None:
     async with Bench() as bench:
         may_go_on = threading.Event()
-        working = bench.thread.ask(lambda: may_go_on.wait(WAIT_S))
+        working = bench.thread.submit(lambda: may_go_on.wait(WAIT_S))
         behind = bench.ask(_where, Sync.NORMAL)
         may_go_on.set()
         assert [await bench.after(working), await bench.after(behind)] == [True, THREAD]
@@ -190,7 +190,7 @@ async def test_after_a_slow_write_commits_are_the_threads_for_a_while() -> None:
 
 async def test_those_who_shared_a_commit_share_the_next_one() -> None:
     async with Bench() as bench:
-        asked = [bench.commits.ask(_where, Sync.FULL) for _ in range(4)]
+        asked = [bench.commits.submit(_where, Sync.FULL) for _ in range(4)]
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
         asked = [bench.ask(_where, Sync.NORMAL) for _ in range(3)]
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
@@ -214,10 +214,10 @@ async def test_a_refusal_and_a_bug_are_the_answer_and_the_next_one_is_committed(
             raise JournalMovedError("moved")
 
         with pytest.raises(JournalMovedError):
-            await bench.after(bench.commits.ask(refuse, Sync.NORMAL))
+            await bench.after(bench.commits.submit(refuse, Sync.NORMAL))
         bench.scribe.bug = ZeroDivisionError()
         with pytest.raises(ZeroDivisionError):
-            await bench.after(bench.commits.ask(_where, Sync.FULL))
+            await bench.after(bench.commits.submit(_where, Sync.FULL))
         bench.scribe.bug = None
         assert [await bench.where(Sync.FULL), await bench.where()] == [THREAD, LOOP]
 
@@ -239,7 +239,7 @@ async def test_all_are_committed_in_the_order_in_which_they_were_asked_for(seed:
             if chance.random() < 0.4:
                 asked.append(bench.ask(do, sync))
             else:
-                asked.append(bench.commits.ask(do, sync, is_alone=chance.random() < 0.2))
+                asked.append(bench.commits.submit(do, sync, is_alone=chance.random() < 0.2))
             if chance.random() < 0.02:
                 bench.scribe.log_pages = IDLE_CHECKPOINT_PAGES + 1
             if chance.random() < 0.5:

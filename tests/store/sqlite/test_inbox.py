@@ -50,13 +50,13 @@ def test_a_letter_is_undecided_until_it_is_answered(db: apsw.Connection) -> None
     first = inbox.put(db, "s", "them", b"1")
     second = inbox.put(db, "new", "them", b"2")
     sight = _sight(db)
-    assert sight.undecided() == [
+    assert sight.list_undecided() == [
         Undecided(first, "s", b"1", "them", "us", 7),
         Undecided(second, "new", b"2", "them", None, 0),
     ]
     inbox.answer(db, first, b"yes", us="us", may_hold=_everybody)
     inbox.answer(db, first, b"no", us="us", may_hold=_everybody)
-    assert sight.undecided() == [Undecided(second, "new", b"2", "them", None, 0)]
+    assert sight.list_undecided() == [Undecided(second, "new", b"2", "them", None, 0)]
     assert sight.answers("them") == [(first, b"yes")]
     inbox.remove(db, first)
     assert sight.answers("them") == []
@@ -66,13 +66,13 @@ def test_nobody_answers_for_another_living_node(db: apsw.Connection) -> None:
     _session(db, "s", "them")
     forwarded = inbox.put(db, "s", "sender", b"1")
     inbox.answer(db, forwarded, b"no", us="us", may_hold=_everybody)
-    assert [each.number for each in _sight(db).undecided()] == [forwarded]
+    assert [each.number for each in _sight(db).list_undecided()] == [forwarded]
 
 
 def test_an_answer_to_a_dead_sender_is_not_kept(db: apsw.Connection) -> None:
     forwarded = inbox.put(db, "s", "dead", b"1")
     inbox.answer(db, forwarded, b"yes", us="us", may_hold=_nobody)
-    assert (_sight(db).undecided(), _sight(db).answers("dead")) == ([], [])
+    assert (_sight(db).list_undecided(), _sight(db).answers("dead")) == ([], [])
 
 
 def test_what_a_dead_sender_asked_and_was_answered_is_cleared(db: apsw.Connection) -> None:
@@ -80,10 +80,10 @@ def test_what_a_dead_sender_asked_and_was_answered_is_cleared(db: apsw.Connectio
     inbox.answer(db, answered, b"yes", us="us", may_hold=_everybody)
     inbox.clear(db, is_alive=_everybody)
     assert _sight(db).answers("dead") == [(answered, b"yes")]
-    assert [each.number for each in _sight(db).undecided()] == [asked]
+    assert [each.number for each in _sight(db).list_undecided()] == [asked]
     inbox.clear(db, is_alive=_nobody)
     assert _sight(db).answers("dead") == []
-    assert _sight(db).undecided() == []
+    assert _sight(db).list_undecided() == []
 
 
 def test_open_turns_without_a_living_node_are_found(db: apsw.Connection) -> None:
@@ -91,7 +91,7 @@ def test_open_turns_without_a_living_node_are_found(db: apsw.Connection) -> None
     _session(db, "lost", "dead", epoch=3)
     _session(db, "held", "us")
     _session(db, "closed", "dead", is_live=False)
-    assert _sight(db).given_up() == [("given up", 2)]
+    assert _sight(db).list_given_up() == [("given up", 2)]
     assert sorted(_sight(db).orphans(["us"])) == [("given up", 2, None), ("lost", 3, "dead")]
 
 
@@ -105,6 +105,6 @@ def test_a_session_has_moved_if_its_end_is_another_or_it_is_gone(db: apsw.Connec
     _session(db, "s", "us")
     db.execute("insert into record select id, 1, 1, x'7b7d' from session")
     sight = _sight(db)
-    assert sight.moved({"s": 1, "never": 0}) == frozenset()
-    assert sight.moved({"s": 0}) == {"s"}
-    assert sight.moved({"gone": 4}) == {"gone"}
+    assert sight.find_moved({"s": 1, "never": 0}) == frozenset()
+    assert sight.find_moved({"s": 0}) == {"s"}
+    assert sight.find_moved({"gone": 4}) == {"gone"}

@@ -81,7 +81,7 @@ class Circle:
                 beats
             ):  # the real ones lie seconds apart; these, too close for a file system's clock, are numbered
                 os.utime(self._file, ns=(int(self.now * 1e9),) * 2)
-            self.peers.look(now=self.now)
+            self.peers.check_all(now=self.now)
 
     def give_up(self) -> None:
         self.us.give_up()
@@ -91,7 +91,7 @@ class Circle:
 @pytest.fixture
 def circle(tmp_path: Path) -> Iterator[Circle]:
     circle = Circle(tmp_path)
-    assert circle.peers.look(now=circle.now)
+    assert circle.peers.check_all(now=circle.now)
     assert circle.peers.living == {"other"}
     yield circle
     circle.give_up()
@@ -118,18 +118,18 @@ def test_an_node_that_is_silent_for_a_lease_is_frozen_until_it_beats_again(circl
 
 def test_time_in_which_the_observer_stood_still_is_held_against_nobody(circle: Circle) -> None:
     circle.now += 3600  # it was stopped, or the machine was suspended
-    circle.peers.look(now=circle.now)
+    circle.peers.check_all(now=circle.now)
     circle.pass_s(8)
     assert circle.peers.may_hold("other")
 
 
 def test_an_node_that_dies_or_comes_is_seen_with_the_next_look(circle: Circle, tmp_path: Path) -> None:
     circle.other.drop()
-    assert circle.peers.look(now=circle.now)
+    assert circle.peers.check_all(now=circle.now)
     assert circle.peers.living | circle.peers.frozen == frozenset()
     third = NodeLock(tmp_path, "third")
-    assert circle.peers.look(now=circle.now)
-    assert not circle.peers.look(now=circle.now)
+    assert circle.peers.check_all(now=circle.now)
+    assert not circle.peers.check_all(now=circle.now)
     assert circle.peers.living == {"third"}
     third.give_up()
 

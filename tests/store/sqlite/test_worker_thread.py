@@ -19,7 +19,7 @@ async def test_work_is_done_in_order_on_one_other_thread() -> None:
         return threading.current_thread().name
 
     async with asyncio.timeout(WAIT_S):
-        names = await asyncio.gather(*(thread.ask(lambda n=n: work(n)) for n in range(100)))  # type: ignore[misc]
+        names = await asyncio.gather(*(thread.submit(lambda n=n: work(n)) for n in range(100)))  # type: ignore[misc]
     assert seen == list(range(100))
     assert set(names) == {"worker"}
     thread.shut()
@@ -34,17 +34,17 @@ async def test_what_work_raises_is_the_answer_and_the_thread_goes_on(error: Base
 
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(type(error)):
-            await thread.ask(fail)
-        assert await thread.ask(lambda: 3) == 3
+            await thread.submit(fail)
+        assert await thread.submit(lambda: 3) == 3
     thread.shut()
 
 
 async def test_a_cancelled_question_is_done_all_the_same() -> None:
     thread = WorkThread("worker")
     seen: list[int] = []
-    thread.ask(lambda: seen.append(1)).cancel()
+    thread.submit(lambda: seen.append(1)).cancel()
     async with asyncio.timeout(WAIT_S):
-        await thread.ask(lambda: seen.append(2))
+        await thread.submit(lambda: seen.append(2))
     assert seen == [1, 2]
     thread.shut()
 
@@ -54,14 +54,14 @@ def test_a_loop_that_has_ended_does_not_end_the_thread() -> None:
     release = threading.Event()
 
     async def ask() -> None:
-        thread.ask(lambda: release.wait(WAIT_S))
+        thread.submit(lambda: release.wait(WAIT_S))
 
     asyncio.run(ask())
     release.set()
 
     async def ask_again() -> int:
         async with asyncio.timeout(WAIT_S):
-            return await thread.ask(lambda: 3)
+            return await thread.submit(lambda: 3)
 
     assert asyncio.run(ask_again()) == 3
     thread.shut()
@@ -69,7 +69,7 @@ def test_a_loop_that_has_ended_does_not_end_the_thread() -> None:
 
 async def test_a_thread_that_was_shut_finishes_what_was_asked_before() -> None:
     thread = WorkThread("worker")
-    answer = thread.ask(lambda: 3)
+    answer = thread.submit(lambda: 3)
     thread.shut()
     async with asyncio.timeout(WAIT_S):
         assert await answer == 3

@@ -14,7 +14,7 @@ from midstream.protocol.checkpoint import Checkpoint
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Applied
 from midstream.protocol.frames import EventId, decode_payload
-from midstream.testing.conformance.client_side import kept_after
+from midstream.testing.conformance.client_side import checkpoint_after
 from midstream.testing.conformance.client_wire import ClientView
 from midstream.testing.conformance.scripts import Json
 
@@ -57,8 +57,8 @@ class CoreSubject:
     async def detach(self) -> None:
         self._stream.detach()
 
-    async def handled(self, event_id: str) -> None:
-        self._stream.handled(EventId.parse(event_id))
+    async def mark_handled(self, event_id: str) -> None:
+        self._stream.mark_handled(EventId.parse(event_id))
         await self._settle()
 
     async def restart(self) -> None:
@@ -71,7 +71,7 @@ class CoreSubject:
             self._now = max(self._now, deadline.at)
             self._stream.handle_deadline(now=self._now)
 
-    async def seen(self) -> ClientView:
+    async def snapshot(self) -> ClientView:
         while await self._does_something():
             pass
         stream = self._stream
@@ -102,14 +102,14 @@ class CoreSubject:
             return True
         if self._transport is not None and not stream.is_connection_wanted:
             await self._let_go()
-            stream.disconnected(chance=0.0, now=self._now)
+            stream.end_connection(chance=0.0, now=self._now)
             stream.handle_deadline(now=self._now)
             return True
         return await self._hears()
 
     async def _settle(self) -> None:
         for write in self._stream.writes():
-            self._checkpoint = kept_after(self._checkpoint, write)
+            self._checkpoint = checkpoint_after(self._checkpoint, write)
         frames = self._stream.frames_to_send()
         if self._transport is not None:
             self._said += len(frames)
@@ -121,10 +121,10 @@ class CoreSubject:
         try:
             self._transport = await self._ways.open(self._way, self._session)
         except MidstreamError as error:
-            self._stream.disconnected(error, chance=0.0, now=self._now)
+            self._stream.end_connection(error, chance=0.0, now=self._now)
         else:
             self._said = 0
-            self._stream.connected(now=self._now)
+            self._stream.begin_connection(now=self._now)
 
     async def _hears(self) -> bool:
         if self._transport is None:
@@ -139,7 +139,7 @@ class CoreSubject:
             body = received.result()
         except MidstreamError as error:
             await self._let_go()
-            self._stream.disconnected(error, chance=0.0, now=self._now)
+            self._stream.end_connection(error, chance=0.0, now=self._now)
             self._stream.handle_deadline(now=self._now)
         else:
             self._heard += 1

@@ -92,9 +92,9 @@ class CoreWire:
                     try:
                         host.do(command, at=0.0)
                     except Refused as refused:
-                        self.stream.refused(seqno, refused.error, now=0.0)
+                        self.stream.refuse(seqno, refused.error, now=0.0)
                     else:
-                        self.stream.accepted(seqno, now=0.0)
+                        self.stream.acknowledge(seqno, now=0.0)
         deadline = self.stream.next_deadline()
         if deadline is not None and deadline.at <= 0.0:
             newest: EventId = host.newest

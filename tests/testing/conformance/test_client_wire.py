@@ -60,8 +60,8 @@ async def test_a_difference_is_told(
 class _Silent(CoreSubject):
     """A client that cannot tell what it has heard and said."""
 
-    async def seen(self) -> ClientView:
-        seen = await super().seen()
+    async def snapshot(self) -> ClientView:
+        seen = await super().snapshot()
         return ClientView(
             seen.phase,
             seen.code,

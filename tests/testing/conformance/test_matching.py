@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.testing.conformance.matching import difference, filled
+from midstream.testing.conformance.matching import difference, fill
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_the_first_difference_is_named(pattern: object, found: object, what: str
 
 
 def test_names_are_put_in_everywhere() -> None:
-    assert filled({"a": ["$x", {"b": "$x"}], "c": "x"}, {"x": 7}) == {"a": [7, {"b": 7}], "c": "x"}
+    assert fill({"a": ["$x", {"b": "$x"}], "c": "x"}, {"x": 7}) == {"a": [7, {"b": 7}], "c": "x"}

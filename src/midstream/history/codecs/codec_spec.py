@@ -17,7 +17,7 @@ from msgspec import Struct
 from midstream.history.messages import File
 
 Value = Any
-"""A JSON value of a provider. `Any`: providers add fields faster than anybody could type them."""
+"""A JSON value of a provider. `Any`: providers add fields faster than types could follow."""
 Json = dict[str, Any]
 """A JSON object of a provider."""
 
@@ -204,7 +204,7 @@ class CodecSpec(Struct, frozen=True, kw_only=True):
     has_outcomes: bool = False
     """A result states under `outcome` how its call ended."""
     claude_profile: str = ""
-    """The profile that is meant for a Claude when nobody names one: it is reached through a proxy; or empty."""
+    """The profile that is meant for a Claude when none is named: it is reached through a proxy; or empty."""
     takes_plain: bool = False
     """A message of one text is `{"role", "content"}`."""
     takes_addresses: bool = True
@@ -234,7 +234,7 @@ class Format(Protocol):
     layout: ResultPlacement
     spec: CodecSpec
     profile: str
-    """The name of the profile that is meant when nobody names one."""
+    """The name of the profile that is meant when none is named."""
     wire: str
     """The name, in `profiles.WIRES`, of the rules that come with the format itself, whoever serves it; or empty."""
 
@@ -422,7 +422,7 @@ def both_words(first: str, second: str) -> str:
     return f"{first}\n{second}" if first and second else first or second
 
 
-def taken_apart(body: Value, read: Callable[[Value], Part]) -> tuple[str, list[Part]]:
+def split_result(body: Value, read: Callable[[Value], Part]) -> tuple[str, list[Part]]:
     """Return the words of a result and the media in it; `read` makes a part of one of its chunks."""
     if not isinstance(body, list):
         return as_words(body), []
@@ -436,7 +436,7 @@ def taken_apart(body: Value, read: Callable[[Value], Part]) -> tuple[str, list[P
     return words, media
 
 
-def joined(first: Value, second: Value, listed: Callable[[Value], list[Value]]) -> Value:
+def join_content(first: Value, second: Value, listed: Callable[[Value], list[Value]]) -> Value:
     """Return the content of two results in one: chunks if either has some, else words."""
     if isinstance(first, list) or isinstance(second, list):
         return [*listed(first), *listed(second)]

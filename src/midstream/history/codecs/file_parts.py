@@ -10,7 +10,7 @@ from midstream.history.codecs.media import media_for
 from midstream.history.messages import File
 
 _IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
-"""What everybody who looks at images can read."""
+"""What every model that takes images can read."""
 _BY_ADDRESS = ("https://", "http://")
 
 

@@ -72,7 +72,7 @@ _ALIASES = {
 }
 
 
-def format_named(name: str) -> Format:
+def find_format(name: str) -> Format:
     """Find a format by its name; `_` and `-` are the same, and providers' names are understood.
 
     Raises:

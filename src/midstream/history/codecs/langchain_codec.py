@@ -17,14 +17,14 @@ from midstream.history.codecs.codec_spec import (
     as_json,
     as_words,
     is_sound,
-    joined,
+    join_content,
     name_of,
     object_in_text,
     object_of,
     role_in,
     sound_blocks,
+    split_result,
     stated_type,
-    taken_apart,
 )
 from midstream.history.codecs.openai_chat_codec import image_chunk
 
@@ -64,7 +64,7 @@ _KNOWN_TYPES = frozenset(
 )
 
 
-def _typed(message: Json) -> Json:
+def _with_type(message: Json) -> Json:
     """Return a LangChain message with a type, by its own data or by what only one type has."""
     kind = message.get("type")
     is_known = isinstance(kind, str) and kind in _KNOWN_TYPES
@@ -98,7 +98,7 @@ class LangChain:
         has_tool_messages=True,
         own_shapes=frozenset({"anthropic"}),
         is_thought_hollow=True,
-        typed=_typed,
+        typed=_with_type,
         write_media=image_chunk,
         write_thought=_write_thought,
     )
@@ -147,10 +147,10 @@ class LangChain:
         mirrors = [part for part in turn.parts if _is_mirrored(part)]
         if mirrors:
             turn.parts = [part for part in turn.parts if not _is_mirrored(part)]
-            calls = self._with_unlisted(turn, calls, mirrors)
+            calls = self._with_unlisted_calls(turn, calls, mirrors)
         turn.parts += calls
 
-    def _with_unlisted(self, turn: MessageTurn, calls: list[Part], mirrors: list[Part]) -> list[Part]:
+    def _with_unlisted_calls(self, turn: MessageTurn, calls: list[Part], mirrors: list[Part]) -> list[Part]:
         """Return the listed calls with those that only the content has."""
         places = {call.id: place for place, call in enumerate(calls) if isinstance(call.id, str)}
         asked: dict[str, list[tuple[Value, int]]] = {}
@@ -198,12 +198,12 @@ class LangChain:
 
     def _fields(self, turn: MessageTurn, inner: Json) -> Json:
         said = [part for part in turn.parts if part.kind not in (PartKind.CALL, PartKind.RESULT)]
-        fields: Json = {"content": _written(said, inner)}
+        fields: Json = {"content": _write_content(said, inner)}
         if turn.role is not Role.ASSISTANT:
             return fields
         calls = [part for part in turn.parts if part.kind is PartKind.CALL]
         if isinstance(fields["content"], list):
-            fields["content"] = _mirrored(inner.get("content"), fields["content"], calls)
+            fields["content"] = _mirror_blocks(inner.get("content"), fields["content"], calls)
         if calls or "tool_calls" in inner:
             fields["tool_calls"] = [part.raw for part in calls if part.raw.get("type") != "invalid_tool_call"]
         if "invalid_tool_calls" in inner:
@@ -271,11 +271,11 @@ class LangChain:
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
         """Take a result apart: its words and its media."""
-        return taken_apart(part.body, _block)
+        return split_result(part.body, _block)
 
     def join(self, first: Part, second: Part) -> None:
         """Append the second result's content."""
-        content = joined(first.body, second.body, _blocks)
+        content = join_content(first.body, second.body, _blocks)
         first.body, first.raw = content, _with(first.raw, "content", content)
 
     def tidy(self, part: Part) -> str | None:
@@ -359,7 +359,7 @@ def _as_text(part: Part) -> Part:
     return Part(PartKind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
 
 
-def _mirrored(before: Value, content: list[Value], calls: list[Part]) -> list[Value]:
+def _mirror_blocks(before: Value, content: list[Value], calls: list[Part]) -> list[Value]:
     """Put back the blocks that mirror the calls which are still there, under their new ids."""
     by_id = {as_words(part.signature or part.id): part for part in calls}
     if not isinstance(before, list):
@@ -373,7 +373,7 @@ def _mirrored(before: Value, content: list[Value], calls: list[Part]) -> list[Va
     return [*content, *mirrors]
 
 
-def _written(said: list[Part], inner: Json) -> Value:
+def _write_content(said: list[Part], inner: Json) -> Value:
     if all(part.raw is None for part in said):
         has_blocks = isinstance(inner.get("content"), list)
         return [] if has_blocks and not said else "\n\n".join(part.body for part in said)

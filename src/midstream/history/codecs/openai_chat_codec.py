@@ -15,13 +15,13 @@ from midstream.history.codecs.codec_spec import (
     as_json,
     as_words,
     is_sound,
-    joined,
+    join_content,
     name_of,
     object_in_text,
     role_in,
     sound_blocks,
+    split_result,
     stated_type,
-    taken_apart,
     words_of_block,
 )
 from midstream.history.messages import File
@@ -78,7 +78,7 @@ class OpenAIChat:
     profile = "openai-chat"
     wire = ""
     is_type_needed = True
-    """A call says that it is one of a function."""
+    """A call is marked as one of a function."""
 
     def parse(self, message: Json, at: int) -> MessageTurn:
         """Read one message."""
@@ -221,17 +221,17 @@ class OpenAIChat:
     def reargue(self, part: Part, arguments: Json) -> None:
         """Give a call other arguments, as JSON text."""
         part.body = as_json(arguments)
-        part.raw = self._recalled(part, "arguments", part.body)
+        part.raw = self._with_call_field(part, "arguments", part.body)
 
     def retool(self, part: Part, name: str) -> None:
         """Give a call another tool name."""
         part.name = name
         if part.kind is PartKind.CALL:
-            part.raw = self._recalled(part, "name", name)
+            part.raw = self._with_call_field(part, "name", name)
         else:
             part.raw = {**part.raw, "name": name}
 
-    def _recalled(self, part: Part, key: str, value: Value) -> Json:
+    def _with_call_field(self, part: Part, key: str, value: Value) -> Json:
         raw: Json = part.raw
         if part.is_by_name:
             return {**raw, key: value}
@@ -253,11 +253,11 @@ class OpenAIChat:
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
         """Take a result apart: its words and its media."""
-        return taken_apart(part.body, _chunk)
+        return split_result(part.body, _chunk)
 
     def join(self, first: Part, second: Part) -> None:
         """Append the second result's content."""
-        content = joined(first.body, second.body, _chunks)
+        content = join_content(first.body, second.body, _chunks)
         first.body, first.raw = content, {**first.raw, "content": content}
 
     def tidy(self, part: Part) -> str | None:
@@ -275,7 +275,7 @@ class OpenAIChat:
         return "bad-result" if content else "null-content"
 
 
-def named_answer(result: Part, name: str) -> None:
+def name_answer(result: Part, name: str) -> None:
     """Make a tool's result one of a function, which is found by name."""
     kept = {key: value for key, value in result.raw.items() if key != "tool_call_id"}
     result.raw = {**kept, "role": "function", "name": name}

@@ -15,13 +15,13 @@ from midstream.history.codecs.codec_spec import (
     as_json,
     as_words,
     is_sound,
-    joined,
+    join_content,
     name_of,
     object_in_text,
     role_in,
     sound_blocks,
+    split_result,
     stated_type,
-    taken_apart,
     type_of,
     words_of_block,
 )
@@ -48,7 +48,7 @@ _NAMED = {"function_call", "custom_tool_call"}
 _USERS = {"mcp_approval_response"}
 
 
-def _typed(message: Json) -> Json:
+def _with_type(message: Json) -> Json:
     """Return the item with a type, by the keys that only one type has."""
     if isinstance(message.get("type"), str):
         return message
@@ -89,7 +89,7 @@ class ResponsesCodec:
     spec = CodecSpec(
         roles=frozenset({"user", "assistant", "system", "developer"}),
         has_text_arguments=True,
-        typed=_typed,
+        typed=_with_type,
         write_media=_write_media,
         write_file=_write_file,
     )
@@ -188,11 +188,11 @@ class ResponsesCodec:
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
         """Take an output apart: its words and its media."""
-        return taken_apart(part.body, _chunk)
+        return split_result(part.body, _chunk)
 
     def join(self, first: Part, second: Part) -> None:
         """Append the second output's content."""
-        output = joined(first.body, second.body, _outputs)
+        output = join_content(first.body, second.body, _outputs)
         first.body, first.raw = output, {**first.raw, "output": output}
 
     def tidy(self, part: Part) -> str | None:

@@ -56,7 +56,7 @@ def candidates_for(
     votes: dict[str, int] = {}
     excluded: set[str] = set()
     for message in messages:
-        if form := speaks_for(message):
+        if form := recognize_by_marks(message):
             votes[form] = votes.get(form, 0) + 1
         elif isinstance(message, dict):
             if message.get("role") in ("system", "developer"):
@@ -75,7 +75,7 @@ def candidates_for(
     return tuple(form for form in _TAKE_PLAIN if form not in excluded)
 
 
-def speaks_for(message: object) -> str:
+def recognize_by_marks(message: object) -> str:
     """Return the format whose marks a message bears, or an empty string."""
     if not isinstance(message, dict):
         return ""

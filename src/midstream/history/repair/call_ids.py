@@ -10,7 +10,7 @@ import hashlib
 import re
 
 from midstream.history.codecs.codec_spec import CodecSpec, MessageTurn, Part, as_words
-from midstream.history.codecs.openai_chat_codec import named_answer
+from midstream.history.codecs.openai_chat_codec import name_answer
 from midstream.history.profiles import Profile
 from midstream.history.repair.shared_state import Task
 from midstream.history.repair.tool_names import takes_name
@@ -53,7 +53,7 @@ def _rename(turns: list[MessageTurn], call: Part, new_id: str, code: str, task: 
     task.form.rename(call, new_id)
     turn = turns[call.turn]
     turn.is_changed = True
-    task.report.tell(code, turn.at, f"renamed to {new_id!r}, with its result", call_id=old)
+    task.report.note(code, turn.at, f"renamed to {new_id!r}, with its result", call_id=old)
 
 
 def _follow(turns: list[MessageTurn], call: Part, result: Part, task: Task) -> None:
@@ -61,7 +61,7 @@ def _follow(turns: list[MessageTurn], call: Part, result: Part, task: Task) -> N
     spec = task.form.spec
     by_name = spec.matches_by_name
     if call.is_by_name and not result.is_by_name and not by_name:
-        named_answer(result, call.name)
+        name_answer(result, call.name)
         turns[result.turn].is_changed = True
     elif not call.is_by_name and result.id != call.id and (not result.is_by_name or not by_name):
         task.form.rename(result, str(call.id))
@@ -69,7 +69,7 @@ def _follow(turns: list[MessageTurn], call: Part, result: Part, task: Task) -> N
     if result.name != call.name and (by_name or _is_misnamed(result, spec)):
         task.form.retool(result, call.name)
         turns[result.turn].is_changed = True
-        task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")
+        task.report.note("foreign-result-name", turns[result.turn].at, "named as its call")
 
 
 def _is_misnamed(result: Part, spec: CodecSpec) -> bool:
@@ -98,7 +98,7 @@ class Namer:
         candidate, count = plain, self.next.get(plain, 2)
         refused = self.profile.ids_refused
         while candidate in self.taken or candidate in self.seen or candidate in refused:
-            candidate = self._suffixed(plain, f"_{count}")
+            candidate = self._with_suffix(plain, f"_{count}")
             count += 1
         self.next[plain] = count
         self.taken.add(candidate)
@@ -108,10 +108,10 @@ class Namer:
         plain = re.sub(r"[^a-zA-Z0-9_-]", "_", stem)
         size_max = self.profile.id_size_max
         if size_max and len(plain) > size_max:
-            return self._suffixed(plain, f"_{_digest(stem)[:_DIGEST_CHARS]}")
+            return self._with_suffix(plain, f"_{_digest(stem)[:_DIGEST_CHARS]}")
         return plain
 
-    def _suffixed(self, plain: str, suffix: str) -> str:
+    def _with_suffix(self, plain: str, suffix: str) -> str:
         size_max = self.profile.id_size_max
         return (plain[: size_max - len(suffix)] if size_max else plain) + suffix
 

@@ -49,7 +49,7 @@ class LayoutWriter:
         calls = [part for turn in self.turns[here:end] for part in turn.parts if part.kind is PartKind.CALL]
         mine = set(map(id, calls))
         if self.task.is_grouped:
-            after, last = self._grouped(end, mine)
+            after, last = self._write_grouped(end, mine)
         else:
             after, last = self._separate(end, mine)
         added = self._missing(calls, is_tail=self._is_tail(end, after))
@@ -81,7 +81,7 @@ class LayoutWriter:
                     end = look
         return end
 
-    def _grouped(self, start: int, mine: set[int]) -> tuple[int, MessageTurn | None]:
+    def _write_grouped(self, start: int, mine: set[int]) -> tuple[int, MessageTurn | None]:
         """Write the user turns that answer; return where they end, and the last of them."""
         here, last = start, None
         while here < len(self.turns) and (last is None or self.task.profile.joins_users):
@@ -98,7 +98,7 @@ class LayoutWriter:
                 parts = [*answers, *others]
                 if not are_same(parts, turn.parts):
                     if not are_same(answers, turn.parts[: len(answers)]):
-                        self._tell_moved(turn, answers[0])
+                        self._note_moved(turn, answers[0])
                     turn.parts, turn.is_changed = parts, True
             self.out.append(turn)
             last = turn
@@ -108,8 +108,8 @@ class LayoutWriter:
         self.splits = self.splits or here - start > 1
         return here, last
 
-    def _tell_moved(self, turn: MessageTurn, answer: Part) -> None:
-        self.task.report.tell(
+    def _note_moved(self, turn: MessageTurn, answer: Part) -> None:
+        self.task.report.note(
             "result-not-first", turn.at, "moved the results to the front", call_id=answer.id
         )
 
@@ -129,7 +129,7 @@ class LayoutWriter:
     def _missing(self, calls: list[Part], *, is_tail: bool) -> list[Part]:
         """Return the results that stand elsewhere and new ones for the calls that have none, in the calls' order."""
         added: list[Part] = []
-        settled, read, tell = self.settled, self.read, self.task.report.tell
+        settled, read, tell = self.settled, self.read, self.task.report.note
         answer, is_open = self.task.form.answer, is_tail and self.task.is_live
         for call in calls:
             if call.answers:
@@ -257,7 +257,7 @@ class LayoutWriter:
                     self.taken += others
                 else:
                     kept += others
-                self.task.report.tell(code, turn.at, "kept as a user's words", call_id=part.id)
+                self.task.report.note(code, turn.at, "kept as a user's words", call_id=part.id)
         return kept
 
 

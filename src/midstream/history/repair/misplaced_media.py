@@ -7,7 +7,7 @@ from midstream.history.repair.placeholders import ATTACHED, ATTACHED_BELOW
 from midstream.history.repair.shared_state import Task
 
 
-def taken_out(turn: MessageTurn, task: Task) -> list[Part]:
+def take_out(turn: MessageTurn, task: Task) -> list[Part]:
     """Take out of a turn's results, and out of a response, what they may not carry; return it for a user's turn."""
     taken: list[Part] = []
     allowed = task.profile.result_files
@@ -23,7 +23,7 @@ def taken_out(turn: MessageTurn, task: Task) -> list[Part]:
             taken.append(part)
         else:
             continue
-        task.report.tell("misplaced-file", turn.at, "shown behind it", part=place, call_id=_known(part.id))
+        task.report.note("misplaced-file", turn.at, "shown behind it", part=place, call_id=_known_id(part.id))
     if not taken:
         return []
     gone = {id(part) for part in taken}
@@ -44,5 +44,5 @@ def _is_words(block: Value) -> bool:
     return isinstance(block, str) or (isinstance(block, dict) and block.keys() <= {"text", "json"})
 
 
-def _known(call_id: object) -> str | None:
+def _known_id(call_id: object) -> str | None:
     return call_id if isinstance(call_id, str) else None

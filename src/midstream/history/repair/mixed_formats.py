@@ -15,8 +15,8 @@ from midstream.history.codecs.codec_spec import (
     as_words,
     type_of,
 )
-from midstream.history.codecs.format_registry import format_named
-from midstream.history.conversion import converted
+from midstream.history.codecs.format_registry import find_format
+from midstream.history.conversion import convert_messages
 
 _BLOCKS = ("tool_use", "tool_result")
 _ITEMS = frozenset({"function_call", "function_call_output"})
@@ -57,7 +57,7 @@ _ABOUT = frozenset(
     }
     | {"stop_sequence", "parent_id", "state", "index", "refusal", "annotations", "audio", "function_call"}
 )
-"""Keys that say something about a message and nothing in it."""
+"""Keys with data about a message that are no part of it."""
 
 
 def read_as_foreign(message: Json, at: int, form: Format) -> list[MessageTurn]:
@@ -65,8 +65,8 @@ def read_as_foreign(message: Json, at: int, form: Format) -> list[MessageTurn]:
     other = shape_of(message, form)
     if other is None:
         return []
-    source = format_named(other)
-    found = converted([message], source, form)
+    source = find_format(other)
+    found = convert_messages([message], source, form)
     turns = [form.parse(each, at) for each in found.messages]
     if found.system is not None:
         turns.append(form.parse({"role": "system", "content": found.system}, at))
@@ -108,7 +108,7 @@ def _shape_of_content(content: Value) -> str | None:
     return None
 
 
-def unread_words(message: Json, form: Format) -> str:
+def foreign_words(message: Json, form: Format) -> str:
     """The words of a message that hold none where its format looks for them."""
     if form.layout is ResultPlacement.FLAT and "role" not in message:
         return ""

@@ -22,12 +22,12 @@ from midstream.history.codecs.codec_spec import (
     as_words,
 )
 from midstream.history.profiles import Profile
-from midstream.history.repair.mixed_formats import read_as_foreign, unread_words
+from midstream.history.repair.mixed_formats import foreign_words, read_as_foreign
 from midstream.history.repair.report import Edit, Finding, Repaired
 from midstream.history.repair.roles import with_known_role
 from midstream.history.repair.rules import REFUSALS
 from midstream.history.repair.shared_state import is_text
-from midstream.history.repair.walk import Thinking, repaired
+from midstream.history.repair.walk import Thinking, repair_messages
 
 Mode = Literal["repair", "strict", "drop", "sanitize", "rollback"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -66,7 +66,7 @@ def require_mode(mode: str) -> None:
         raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
 
 
-def repaired_as(
+def repair_in_mode(
     mode: Mode, messages: list[Value], form: Format, profile: Profile, given: CallerKnowledge | None = None
 ) -> Repaired:
     """Answer a history in one of the modes; return the same list where nothing is wrong.
@@ -81,7 +81,7 @@ def repaired_as(
 
     settle = _settling(form, profile, given)
     if mode == "sanitize":
-        return _sanitized_to_rest(messages, form, profile, given)
+        return _sanitize_until_stable(messages, form, profile, given)
     done = settle(messages)
     if not done.edits or mode == "repair":
         return done
@@ -91,15 +91,15 @@ def repaired_as(
         message = f"message {first.at}: {first.code}; {len(findings)} findings in all"
         raise HistoryRefusedError(message, findings=findings)
     if mode == "drop":
-        return _dropped(messages, form, settle, given)
-    return _rolled_back(messages, form, settle, given)
+        return _drop_incomplete(messages, form, settle, given)
+    return _roll_back(messages, form, settle, given)
 
 
 def _settling(form: Format, profile: Profile, given: CallerKnowledge) -> Settle:
     """Return the repair of a list that something may have been left out of."""
 
     def settle(some: list[Value], *, is_whole: bool = True) -> Repaired:
-        return repaired(
+        return repair_messages(
             some,
             form,
             profile,
@@ -122,7 +122,7 @@ def finding_of(edit: Edit) -> Finding:
 # --- go back --------------------------------------------------------------------------------------------------
 
 
-def _rolled_back(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
+def _roll_back(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
     """Cut a history before the first thing a provider would refuse, at the end of a complete step.
 
     The rest is the longest such beginning in which nothing is wrong; it is a new list of the same objects. The new
@@ -196,7 +196,7 @@ class _Filter:
         entry.source = {key: value for key, value in entry.source.items() if key not in RUN_KEYS}
         entry.turn.source = entry.source
 
-    def finished(self, settle: Settle, *, is_whole: bool) -> Repaired:
+    def finish(self, settle: Settle, *, is_whole: bool) -> Repaired:
         """Repair what is left: `at` in its edits is the place in the list that was given."""
         if not self.edits:
             return settle(self.messages)
@@ -232,7 +232,7 @@ def _entries(messages: list[Value], form: Format) -> Iterator[_Entry]:
             yield _Entry(at, message, turn)
 
 
-def _dropped(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
+def _drop_incomplete(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
     """Leave out steps that are not complete: rustey-shelley's `filter_complete_exchanges`.
 
     A response with calls goes unless the next message has the results of all of them; results whose response is gone go
@@ -265,7 +265,7 @@ def _dropped(messages: list[Value], form: Format, settle: Settle, given: CallerK
         known = {_key(part) for part in asked}
         for entry in entries[answers_from:here]:
             _leave_out_results(work, entry, known)
-    return work.finished(settle, is_whole=True)
+    return work.finish(settle, is_whole=True)
 
 
 def _leave_out_results(work: _Filter, entry: _Entry, known: set[str]) -> None:
@@ -283,18 +283,18 @@ def _is_answer(entry: _Entry) -> bool:
     return entry.role is not Role.ASSISTANT and _has_results(entry.turn)
 
 
-def _sanitized_to_rest(
+def _sanitize_until_stable(
     messages: list[Value], form: Format, profile: Profile, given: CallerKnowledge
 ) -> Repaired:
     """Take the passes again until they find nothing: what a repair made of a stray result may be a request too many."""
-    done = _sanitized(messages, form, _settling(form, profile, given), given)
+    done = _sanitize(messages, form, _settling(form, profile, given), given)
     for _ in range(PASSES_MAX - 1):
         if not done.edits:
             break
         places = _places_of(done.messages, messages)
         own = {place for place, at in enumerate(places) if at in given.own}
         later = replace(given, system=done.system, own=own)
-        again = _sanitized(done.messages, form, _settling(form, profile, later), later)
+        again = _sanitize(done.messages, form, _settling(form, profile, later), later)
         if not again.edits:
             break
         told = (replace(edit, at=places[edit.at] if edit.at < len(places) else 0) for edit in again.edits)
@@ -312,7 +312,7 @@ def _places_of(messages: list[Value], origin: list[Value]) -> list[int]:
     return places
 
 
-def _sanitized(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
+def _sanitize(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
     """Make what an aborted run left ready for the next run: tunacode's passes.
 
     Drop calls without a result, by id, and results without a call; other content of their messages stays. Then
@@ -338,7 +338,7 @@ def _sanitized(messages: list[Value], form: Format, settle: Settle, given: Calle
             continue
         if dangling:
             work.leave_out(entry, "a call without a result", dangling)
-        if not _says_anything(entry.turn) and not _holds_words(entry, form):
+        if not _has_content(entry.turn) and not _has_foreign_content(entry, form):
             work.leave_out(entry, "a response without anything")
     before: _Entry | None = None
     for entry in work.entries:
@@ -350,23 +350,23 @@ def _sanitized(messages: list[Value], form: Format, settle: Settle, given: Calle
         if is_request and before is not None:
             work.leave_out(before, "a request before another one")
         before = entry if is_request else None
-    return work.finished(settle, is_whole=True)
+    return work.finish(settle, is_whole=True)
 
 
 def _systems_in(entry: _Entry) -> list[Part]:
     return entry.turn.parts if entry.role is Role.SYSTEM else entry.of(PartKind.SYSTEM)
 
 
-def _says_anything(turn: MessageTurn) -> bool:
+def _has_content(turn: MessageTurn) -> bool:
     return any(
         part.kind is not PartKind.TEXT or is_text(part.body) or part.body is None for part in turn.parts
     )
 
 
-def _holds_words(entry: _Entry, form: Format) -> bool:
+def _has_foreign_content(entry: _Entry, form: Format) -> bool:
     """Whether a message has content under keys that its format does not have."""
     source = entry.source
-    return not entry.turn.is_changed and isinstance(source, dict) and bool(unread_words(source, form))
+    return not entry.turn.is_changed and isinstance(source, dict) and bool(foreign_words(source, form))
 
 
 def _key(part: Part) -> str:

@@ -37,7 +37,7 @@ class Pairing:
         self.by_item: dict[Value, Part] = {}
         """Calls by the provider's item id, which some put where the call id belongs."""
         self.strays: list[tuple[int, bool, Part]] = []
-        """Results nobody waited for: the response before them, whether words came between, the result."""
+        """Results without a waiting call: the response before them, whether words came between, the result."""
         self.copies: set[int] = set()
         self.named: dict[str, deque[Part]] = {}
         """Calls of the present response that have an id, by name: Gemini's responses may lack theirs."""
@@ -71,7 +71,7 @@ class Pairing:
         if self.forgotten:
             self.calls = [call for call in self.calls if id(call) not in self.forgotten]
         self._find_early()
-        self._find_replaced()
+        self._find_replacements()
         self._relink()
         self._settle_repeats()
         return self._without_copies()
@@ -80,7 +80,7 @@ class Pairing:
         """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
         return result.is_by_name or (self.goes_by_name and _key(result) not in self.borne)
 
-    def _find_replaced(self) -> None:
+    def _find_replacements(self) -> None:
         """In formats without ids, replace the latest stand-in of the same name by a stray result."""
         if not any(self._has_no_id(result) for _, _, result in self.strays):
             return
@@ -126,10 +126,10 @@ class Pairing:
     def _arm_again(self, call: Part, turn: MessageTurn, responses: list[Waiting]) -> bool:
         """Arm an id that had calls before; false if the last of them waits and this is its copy."""
         if responses and not call.is_by_name and call.id and self._is_copy(call, responses[-1][-1], turn):
-            if not self._thinks_more(turn, responses[-1][-1]):
+            if not self._has_more_thinking(turn, responses[-1][-1]):
                 self.copies.add(id(call))
                 return False
-            self._forget(responses)
+            self._drop_armed(responses)
         if responses and responses[-1][0].response == call.response:
             if len(responses[-1]) == 1:
                 responses[-1] = deque(responses[-1])
@@ -148,17 +148,17 @@ class Pairing:
         if any(earlier.role is not Role.ASSISTANT for earlier in between):
             return False
         how = "dropped the copy"
-        self.task.report.tell("repeated-call", turn.at, how, call_id=call.id)
+        self.task.report.note("repeated-call", turn.at, how, call_id=call.id)
         return True
 
-    def _thinks_more(self, turn: MessageTurn, other: Part) -> bool:
+    def _has_more_thinking(self, turn: MessageTurn, other: Part) -> bool:
         """Whether this response has the signed thinking that its copy before it lost: then that one goes."""
-        if not self.task.profile.is_thinking_signed or not self._thinks(turn):
+        if not self.task.profile.is_thinking_signed or not self._has_thinking(turn):
             return False
         before = self.turns[other.turn]
-        return before is not turn and not self._thinks(before)
+        return before is not turn and not self._has_thinking(before)
 
-    def _thinks(self, turn: MessageTurn) -> bool:
+    def _has_thinking(self, turn: MessageTurn) -> bool:
         """Whether a turn holds thinking; what was not signed is gone already. Asked once for each of its calls."""
         known = self.thinking.get(id(turn))
         if known is None:
@@ -166,7 +166,7 @@ class Pairing:
             self.thinking[id(turn)] = known
         return known
 
-    def _forget(self, responses: list[Waiting]) -> None:
+    def _drop_armed(self, responses: list[Waiting]) -> None:
         """Take the call that was armed last for this id for the copy."""
         other = responses[-1].pop()
         if not responses[-1]:
@@ -187,7 +187,7 @@ class Pairing:
             if call is not None:
                 self._take(call)
                 place = self.turns[result.turn].at
-                self.task.report.tell(
+                self.task.report.note(
                     "foreign-result-id", place, "linked by the item's id", call_id=result.id
                 )
         if call is None:
@@ -293,7 +293,7 @@ class Pairing:
 
     def _link(self, call: Part, result: Part) -> None:
         self._give(call, result)
-        self.task.report.tell(
+        self.task.report.note(
             "foreign-result-id",
             self.turns[result.turn].at,
             "linked to the open call",
@@ -308,7 +308,7 @@ class Pairing:
             first, *others = call.answers
             joined: list[Part] = []
             for other in others:
-                first = self._settled(call, first, other, joined)
+                first = self._settle_result(call, first, other, joined)
             self._join([first, *joined])
             call.answers = [first]
 
@@ -319,7 +319,7 @@ class Pairing:
                 self.task.form.join(results[place], results[place + 1])
             results = results[::2]
 
-    def _settled(self, call: Part, first: Part, other: Part, joined: list[Part]) -> Part:
+    def _settle_result(self, call: Part, first: Part, other: Part, joined: list[Part]) -> Part:
         report = self.task.report
         place = self.turns[other.turn]
         if other.turn != first.turn and not (
@@ -329,16 +329,16 @@ class Pairing:
             return first
         self.copies.add(id(other))
         if stands_in(other) or first.body == other.body:
-            report.tell("repeated-result", place.at, "dropped the copy", call_id=call.id)
+            report.note("repeated-result", place.at, "dropped the copy", call_id=call.id)
             return first
         if stands_in(first):
             self.copies.add(id(first))
             self.copies.discard(id(other))
-            report.tell("late-result", place.at, "put in the place of its stand-in", call_id=call.id)
+            report.note("late-result", place.at, "put in the place of its stand-in", call_id=call.id)
             return other
         joined.append(other)
         self.turns[first.turn].is_changed = True
-        report.tell("repeated-result", place.at, "joined with the first", call_id=call.id)
+        report.note("repeated-result", place.at, "joined with the first", call_id=call.id)
         return first
 
     def _without_copies(self) -> list[MessageTurn]:
@@ -349,8 +349,8 @@ class Pairing:
             size = len(turn.parts)
             parts = [part for part in turn.parts if id(part) not in self.copies]
             if len(parts) != size:
-                is_copied_response = kept and not _asks(parts) and _is_copy_of(turn, kept[-1])
-                if not parts or is_copied_response or not _says(parts):
+                is_copied_response = kept and not _has_calls(parts) and _is_copy_of(turn, kept[-1])
+                if not parts or is_copied_response or not _has_content(parts):
                     continue
                 turn.parts, turn.is_changed = parts, True
             kept.append(turn)
@@ -362,7 +362,7 @@ def _first(calls: Waiting) -> Part:
     return calls.pop(0) if isinstance(calls, list) else calls.popleft()
 
 
-def _asks(parts: list[Part]) -> bool:
+def _has_calls(parts: list[Part]) -> bool:
     """Whether a call is left: one without an id is never taken for a copy, and may have a result."""
     return any(part.kind is PartKind.CALL for part in parts)
 
@@ -373,7 +373,7 @@ def _is_copy_of(turn: MessageTurn, before: MessageTurn) -> bool:
     return turn.role is Role.ASSISTANT and is_other and turn.source == before.source
 
 
-def _says(parts: list[Part]) -> bool:
+def _has_content(parts: list[Part]) -> bool:
     """Whether there is more than thinking."""
     return any(part.kind is not PartKind.THINKING for part in parts)
 

@@ -6,7 +6,7 @@ import msgspec
 
 from midstream.errors import InvalidHistoryError
 from midstream.history.codecs.codec_spec import Json, MessageTurn, Role, Value, as_json
-from midstream.history.repair.mixed_formats import read_as_foreign, unread_words
+from midstream.history.repair.mixed_formats import foreign_words, read_as_foreign
 from midstream.history.repair.roles import with_known_role
 from midstream.history.repair.shared_state import Task
 
@@ -33,11 +33,11 @@ def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value
             clean.append(message)
             continue
         try:
-            clean.append(_mended(message, DEPTH_MAX))
+            clean.append(_mend(message, DEPTH_MAX))
             msgspec.json.encode(clean[-1])
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidHistoryError(f"message {at} is not a JSON value: {type(error).__name__}") from error
-        task.report.tell("lone-surrogate", at, "replaced by U+FFFD")
+        task.report.note("lone-surrogate", at, "replaced by U+FFFD")
     return clean
 
 
@@ -52,13 +52,13 @@ def turns_of(messages: list[Value], task: Task) -> list[MessageTurn]:
         if isinstance(message, dict) and message:
             turns += _read(message, at, task)
         elif message in (None, "", [], {}):
-            task.report.tell("not-a-message", at, "dropped: it is empty")
+            task.report.note("not-a-message", at, "dropped: it is empty")
         else:
             words = message if isinstance(message, str) else as_json(message)
             turn = task.turn_of(Role.USER, words)
             turn.at = at
             turns.append(turn)
-            task.report.tell("not-a-message", at, "kept as a user's words")
+            task.report.note("not-a-message", at, "kept as a user's words")
     return turns
 
 
@@ -66,27 +66,27 @@ def _read(message: Json, at: int, task: Task) -> list[MessageTurn]:
     """Read one message of this format, of another one, or of none."""
     foreign = read_as_foreign(message, at, task.form)
     if foreign:
-        task.report.tell("foreign-message", at, "rewritten in this format")
+        task.report.note("foreign-message", at, "rewritten in this format")
         return foreign
     named = with_known_role(message, task.form.spec)
     turn = task.form.parse(named, at)
     if turn.is_changed or _has_new(turn):
         turn.is_changed = True
-        task.report.tell("content-shape", at, "wrapped the content in a list")
+        task.report.note("content-shape", at, "wrapped the content in a list")
     if named is not message:
         turn.is_changed = True
-        task.report.tell("unknown-role", at, "read as the one it resembles")
+        task.report.note("unknown-role", at, "read as the one it resembles")
     if turn.role is Role.TOOL:
         result = turn.parts[0]
-        if result.body is None and not task.is_flat and (words := unread_words(named, task.form)):
+        if result.body is None and not task.is_flat and (words := foreign_words(named, task.form)):
             task.form.refill(result, words)
             turn.is_changed = True
-            task.report.tell("content-shape", at, "kept what it holds as words")
-    elif not turn.parts and (words := unread_words(named, task.form)):
+            task.report.note("content-shape", at, "kept what it holds as words")
+    elif not turn.parts and (words := foreign_words(named, task.form)):
         if turn.role is Role.OTHER:
-            turn.role = Role.USER  # no new message can be written for a role that nobody knows
+            turn.role = Role.USER  # no new message can be written for an unknown role
         turn.parts, turn.source, turn.is_changed = [task.form.text(words, turn.role)], None, True
-        task.report.tell("content-shape", at, "kept what it holds as words")
+        task.report.note("content-shape", at, "kept what it holds as words")
     return [turn]
 
 
@@ -108,13 +108,13 @@ def _is_json(value: Value) -> bool:
 def has_surrogates(value: Value, depth: int = DEPTH_MAX) -> bool:
     """Whether any text in a value holds half a character."""
     if isinstance(value, str):
-        return mended_text(value) is not value
+        return mend_text(value) is not value
     if depth and isinstance(value, dict):
         return any(has_surrogates(k, depth - 1) or has_surrogates(v, depth - 1) for k, v in value.items())
     return bool(depth) and isinstance(value, list) and any(has_surrogates(item, depth - 1) for item in value)
 
 
-def mended_text(text: str) -> str:
+def mend_text(text: str) -> str:
     """Join surrogates that form a pair, replace the others; the same text where there is none."""
     if text.isascii():
         return text
@@ -125,19 +125,19 @@ def mended_text(text: str) -> str:
     return text
 
 
-def _mended(value: Value, depth: int) -> Value:
+def _mend(value: Value, depth: int) -> Value:
     """Copy a value with its texts mended; signed thinking whose text changes loses its signature."""
     if depth == 0:
         raise RecursionError("too deep")
     if isinstance(value, str):
-        return mended_text(value)
+        return mend_text(value)
     if isinstance(value, dict):
-        mended = {_mended(key, depth): _mended(item, depth - 1) for key, item in value.items()}
+        mended = {_mend(key, depth): _mend(item, depth - 1) for key, item in value.items()}
         if value.get("thinking") != mended.get("thinking") and "signature" in mended:
             mended["signature"] = ""
         elif value.get("text") != mended.get("text"):
             mended.pop("signature", None)  # Bedrock's: thinking without one is fine to models that sign none
         return mended
     if isinstance(value, list | tuple):
-        return [_mended(item, depth - 1) for item in value]
+        return [_mend(item, depth - 1) for item in value]
     return value

@@ -34,7 +34,7 @@ ANSWERS = frozenset({UNKNOWN, DENIED, NOT_STARTED})
 """Results that only stand in for one: a real result that turns up later takes their place."""
 
 OUTCOMES = {"unknown": UNKNOWN, "interrupted": UNKNOWN, "denied": DENIED, "not-started": NOT_STARTED}
-"""How a call without a result ended, as the caller may know, and what the model is told."""
+"""How a call without a result ended, where the caller can provide it, and the text for the model."""
 
 SENTINEL = "skip_thought_signature_validator"
 """Google's documented stand-in for a lost thought signature."""

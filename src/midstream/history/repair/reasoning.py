@@ -47,12 +47,12 @@ def _item_pairs(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
             kept.append(turn)
         elif _is_reasoning(turn):
             lost = "" if fault == "repeated-item" else _summary(turn.source)
-            task.report.tell(fault, turn.at, "dropped the reasoning", lost=lost)
+            task.report.note(fault, turn.at, "dropped the reasoning", lost=lost)
         else:
             _drop_item_id(turn)
-            task.report.tell(fault, turn.at, "left out the item's id")
+            task.report.note(fault, turn.at, "left out the item's id")
             kept.append(turn)
-    followed = _followed(kept, task)
+    followed = _drop_unfollowed(kept, task)
     if task.model is not None and task.model.startswith(_REASONING_MODELS):
         _drop_lone_call_ids(followed, task)
     return _with_named_followers(_without_lost_partners(turns, followed, task), task)
@@ -68,16 +68,16 @@ def _drop_lone_call_ids(turns: list[MessageTurn], task: Task) -> None:
             is_thought = True
         elif turn.has_calls and not is_thought and isinstance(turn.source, dict) and "id" in turn.source:
             _drop_item_id(turn)
-            task.report.tell("item-without-reasoning", turn.at, "left out the item's id")
+            task.report.note("item-without-reasoning", turn.at, "left out the item's id")
 
 
-def _followed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+def _drop_unfollowed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     """Leave out reasoning that no item of its response follows."""
     kept: list[MessageTurn] = []
     for turn in reversed(turns):
         if _is_reasoning(turn) and not (kept and kept[-1].role is Role.ASSISTANT):
             code, did = "reasoning-without-follower", "dropped the reasoning"
-            task.report.tell(code, turn.at, did, lost=_summary(turn.source))
+            task.report.note(code, turn.at, did, lost=_summary(turn.source))
         else:
             kept.append(turn)
     kept.reverse()
@@ -95,7 +95,7 @@ def _with_named_followers(turns: list[MessageTurn], task: Task) -> list[MessageT
             is_nameless = is_message and source.get("id") is None
         elif is_nameless and not str(turn.source.get("id") or UNNAMED).startswith(UNNAMED):
             code, did = "nameless-follower", "dropped the reasoning"
-            task.report.tell(code, turn.at, did, lost=_summary(turn.source))
+            task.report.note(code, turn.at, did, lost=_summary(turn.source))
             continue
         kept.append(turn)
     kept.reverse()
@@ -153,7 +153,7 @@ def _without_lost_partners(
             is_thought = _is_reasoning(turn)
             if is_waiting and not is_thought and isinstance(turn.source, dict) and "id" in turn.source:
                 _drop_item_id(turn)
-                task.report.tell("item-without-reasoning", turn.at, "left out the item's id")
+                task.report.note("item-without-reasoning", turn.at, "left out the item's id")
             is_waiting = False
     return [turn for turn in kept if not _is_left_blank(turn, task)]
 
@@ -164,7 +164,7 @@ def _is_left_blank(turn: MessageTurn, task: Task) -> bool:
         return False
     is_blank = all(part.kind is PartKind.TEXT and not part.body for part in turn.parts)
     if is_blank:
-        task.report.tell("empty-message", turn.at, "dropped: it is empty")
+        task.report.note("empty-message", turn.at, "dropped: it is empty")
     return is_blank
 
 
@@ -181,7 +181,7 @@ def _sign_calls(turns: list[MessageTurn], task: Task) -> None:
     if not turns or turns[-1].role is not Role.USER:
         return  # the answer is complete: the next prompt begins a new turn
     start = len(turns) - 1
-    while start and not _asks(turns[start]):
+    while start and not _has_user_content(turns[start]):
         start -= 1
     for turn in turns[start:]:
         call = next((part for part in turn.parts if part.kind is PartKind.CALL), None)
@@ -189,10 +189,10 @@ def _sign_calls(turns: list[MessageTurn], task: Task) -> None:
             continue
         key = "thought_signature" if "function_call" in call.raw else "thoughtSignature"
         call.raw, call.signature, turn.is_changed = {**call.raw, key: SENTINEL}, SENTINEL, True
-        task.report.tell("call-without-signature", max(turn.at, 0), "gave it the documented stand-in")
+        task.report.note("call-without-signature", max(turn.at, 0), "gave it the documented stand-in")
 
 
-def _asks(turn: MessageTurn) -> bool:
+def _has_user_content(turn: MessageTurn) -> bool:
     """Whether a user's turn has more than tool results."""
     if turn.role is not Role.USER:
         return False
@@ -204,15 +204,15 @@ def _fill_reasoning(turns: list[MessageTurn], task: Task, *, thinking: bool | No
     is_every = task.profile.wants_reasoning == "every"
     is_thinking = thinking
     if thinking is None and not is_every:
-        is_thinking = any(map(_thinks, turns))
+        is_thinking = any(map(_has_thinking, turns))
     if is_thinking is False or not (is_thinking or is_every):
         return
     for turn in turns:
-        if (turn.has_calls or (is_every and turn.role is Role.ASSISTANT)) and not _thinks(turn):
+        if (turn.has_calls or (is_every and turn.role is Role.ASSISTANT)) and not _has_thinking(turn):
             turn.parts = [Part(PartKind.THINKING, None, body=NO_REASONING), *turn.parts]
             turn.is_changed = True
-            task.report.tell("missing-reasoning", max(turn.at, 0), "added a placeholder")
+            task.report.note("missing-reasoning", max(turn.at, 0), "added a placeholder")
 
 
-def _thinks(turn: MessageTurn) -> bool:
+def _has_thinking(turn: MessageTurn) -> bool:
     return turn.has(PartKind.THINKING)

@@ -20,7 +20,7 @@ def without_retries(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
         end = _end_of_step(turns, here)
         step = turns[here:end]
         if end > here + 1 and before and _are_equal(step, before):
-            task.report.tell("repeated-step", max(step[0].at, 0), "dropped the copy")
+            task.report.note("repeated-step", max(step[0].at, 0), "dropped the copy")
             here = end
             continue
         kept += step

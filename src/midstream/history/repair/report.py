@@ -69,7 +69,7 @@ class EditLog:
     def __init__(self) -> None:
         self.edits: list[Edit] = []
 
-    def tell(
+    def note(
         self, code: str, at: int, did: str, *, part: int = -1, call_id: Value = None, lost: str = ""
     ) -> None:
         """Note one edit. `call_id` may be whatever stood there: only a text names a call."""

@@ -45,12 +45,12 @@ def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[
             said.update(note for before in kept[heard:] for note in _notes(before))
             heard = len(kept)
         if not words.strip() or (words in said and profile.system != "after-user"):
-            task.report.tell(
+            task.report.note(
                 "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
             )
         elif is_top and profile.system == "apart":
             added.append(words)
-            task.report.tell("system-in-list", turn.at, "moved into the system parameter")
+            task.report.note("system-in-list", turn.at, "moved into the system parameter")
         elif is_top and not has_first:
             kept.insert(0, turn)
             has_first = True
@@ -59,7 +59,7 @@ def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[
         elif not is_top and _takes_later(task):
             kept.append(turn)  # if it stands well in the end: `settle_systems`
         else:
-            kept.append(_noted(turn, words, task))
+            kept.append(_as_note(turn, words, task))
         said.add(words)
     if added:
         system = with_words(system, "\n\n".join(added), task.form.spec.write_system)
@@ -80,7 +80,7 @@ def place_system_parts(turns: list[MessageTurn], task: Task) -> list[MessageTurn
         said: set[str] = set()
         for turn in turns:
             if turn.role is Role.USER:
-                before = _noted_parts(turn, before, said, task)
+                before = _note_parts(turn, before, said, task)
             else:
                 before = Role.ASSISTANT
         turns = [turn for turn in turns if turn.parts]
@@ -92,7 +92,7 @@ def place_system_parts(turns: list[MessageTurn], task: Task) -> list[MessageTurn
     return turns
 
 
-def _noted_parts(turn: MessageTurn, before: Role | None, said: set[str], task: Task) -> Role | None:
+def _note_parts(turn: MessageTurn, before: Role | None, said: set[str], task: Task) -> Role | None:
     """Mark the system prompts of a request that may not stand where they do; return who spoke last."""
     is_first = task.profile.system == "first"
     parts: list[Part] = []
@@ -108,16 +108,16 @@ def _noted_parts(turn: MessageTurn, before: Role | None, said: set[str], task: T
             before = Role.SYSTEM
         elif not words.strip() or (words in said and is_first):
             code = "repeated-system" if words.strip() else "blank-text"
-            task.report.tell(code, turn.at, "dropped the copy" if words.strip() else "dropped", part=place)
+            task.report.note(code, turn.at, "dropped the copy" if words.strip() else "dropped", part=place)
         else:
             parts.append(task.form.text(f"{SYSTEM_NOTE} {words}", Role.USER))
-            task.report.tell("system-in-list", turn.at, "kept in its place as a user's words", part=place)
+            task.report.note("system-in-list", turn.at, "kept in its place as a user's words", part=place)
             before = Role.USER
         said.add(words)
     if not are_same(parts, turn.parts):
         turn.parts, turn.is_changed = parts, True
     if not parts:
-        task.report.tell("empty-message", turn.at, "dropped: it is empty")
+        task.report.note("empty-message", turn.at, "dropped: it is empty")
     return before
 
 
@@ -141,7 +141,7 @@ def _drop_copies(turns: list[MessageTurn], task: Task) -> None:
             words = as_words(part.body)
             if words in said:
                 task.drop(turn, {id(part)})
-                task.report.tell("repeated-system", turn.at, "dropped the copy")
+                task.report.note("repeated-system", turn.at, "dropped the copy")
             said.add(words)
         said.update(_notes(turn))
 
@@ -160,7 +160,7 @@ def settle_systems(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
         is_after_user = bool(settled) and settled[-1].role is Role.USER and turns[number - 1] is settled[-1]
         is_before_response = number + 1 < len(turns) and turns[number + 1].role is Role.ASSISTANT
         is_fine = is_after_user and is_before_response
-        settled.append(turn if is_fine else _noted(turn, _words(turn.parts), task))
+        settled.append(turn if is_fine else _as_note(turn, _words(turn.parts), task))
     return settled
 
 
@@ -178,10 +178,10 @@ def _may_stand(before: list[MessageTurn]) -> bool:
     return True
 
 
-def _noted(turn: MessageTurn, words: str, task: Task) -> MessageTurn:
+def _as_note(turn: MessageTurn, words: str, task: Task) -> MessageTurn:
     note = task.turn_of(Role.USER, f"{SYSTEM_NOTE} {words}")
     note.at = turn.at
-    task.report.tell("system-in-list", turn.at, "kept in its place as a user's words")
+    task.report.note("system-in-list", turn.at, "kept in its place as a user's words")
     return note
 
 

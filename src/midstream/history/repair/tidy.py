@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role, as_words
-from midstream.history.repair.misplaced_media import taken_out
+from midstream.history.repair.misplaced_media import take_out
 from midstream.history.repair.placeholders import (
     GO_ON,
     HOSTED_CUT,
@@ -36,13 +36,13 @@ def tidy_turns(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     is_grouped, is_thinking_signed = task.is_grouped, task.profile.is_thinking_signed
     for turn in turns:
         if taken and not _answers(turn):
-            taken = _shown(taken, tidied)
+            taken = _show_to_user(taken, tidied)
         if is_grouped and turn.role is Role.TOOL:
             turn.role = Role.USER  # results are parts there
         for piece in _split(turn, task) if is_grouped else (turn,):
             _tidy_parts(piece, task)
-            if shown := taken_out(piece, task):
-                taken += _placed(piece, shown, task)
+            if shown := take_out(piece, task):
+                taken += _place_behind_results(piece, shown, task)
             is_response = piece.role is Role.ASSISTANT
             if is_response and is_thinking_signed and piece.has(PartKind.THINKING):
                 _tidy_thinking(piece, task)
@@ -50,11 +50,11 @@ def tidy_turns(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
                 is_response and is_grouped and bool(tidied) and tidied[-1].role is Role.ASSISTANT
             )
             if is_behind_response and _continues(tidied[-1], piece, task):
-                tidied[-1] = _merged(tidied[-1], piece, task)
+                tidied[-1] = _merge(tidied[-1], piece, task)
             elif _is_kept(piece, task):
                 tidied.append(piece)
     if taken:
-        _shown(taken, tidied)
+        _show_to_user(taken, tidied)
     closed = tidied[:-1] if task.is_live else tidied
     for turn in closed:
         if turn.role is Role.ASSISTANT:
@@ -65,7 +65,7 @@ def tidy_turns(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     return tidied
 
 
-def _placed(turn: MessageTurn, taken: list[Part], task: Task) -> list[Part]:
+def _place_behind_results(turn: MessageTurn, taken: list[Part], task: Task) -> list[Part]:
     """Put what was taken out behind the results where these are parts; return what is to be shown later."""
     if not task.is_grouped or turn.role is Role.ASSISTANT:
         return taken
@@ -81,7 +81,7 @@ def _answers(turn: MessageTurn) -> bool:
     return turn.role is Role.USER and turn.has_only(PartKind.RESULT)
 
 
-def _shown(taken: list[Part], tidied: list[MessageTurn]) -> list[Part]:
+def _show_to_user(taken: list[Part], tidied: list[MessageTurn]) -> list[Part]:
     """Let a user show what was taken out."""
     tidied.append(MessageTurn(Role.USER, taken, is_changed=True))
     return []
@@ -103,7 +103,7 @@ def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
             return [turn]
     else:
         return [turn]
-    task.report.tell(code, turn.at, "taken apart")
+    task.report.note(code, turn.at, "taken apart")
     edges = [0, *cuts, len(turn.parts)]
     pieces: list[MessageTurn] = []
     for start, end in pairwise(edges):
@@ -146,7 +146,7 @@ def _splice_cuts(turn: MessageTurn, task: Task) -> list[int]:
             continue
         is_other = bool(signature) and part.signature != signature and _is_signed(part)
         if has_call or (
-            is_other and not _is_redacted(turn.parts[place - 1]) and not _thinks_often(turn, task)
+            is_other and not _is_redacted(turn.parts[place - 1]) and not _may_think_often(turn, task)
         ):
             cuts.append(place)
             has_call, signature = False, ""
@@ -155,7 +155,7 @@ def _splice_cuts(turn: MessageTurn, task: Task) -> list[int]:
     return cuts
 
 
-def _thinks_often(turn: MessageTurn, task: Task) -> bool:
+def _may_think_often(turn: MessageTurn, task: Task) -> bool:
     return task.form.spec.stores_responses or any(part.kind in _HOSTED_KINDS for part in turn.parts)
 
 
@@ -181,7 +181,7 @@ def _tidy_result(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
         found = "empty-result"
     if found is not None:
         turn.is_changed = True
-        task.report.tell(found, turn.at, "gave the result sendable content", part=place, call_id=part.id)
+        task.report.note(found, turn.at, "gave the result sendable content", part=place, call_id=part.id)
     return False
 
 
@@ -192,7 +192,7 @@ def _tidy_text(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
         if not is_prompt:
             _make_text(turn, place, part, task)
     if _is_refused_text(part, task):
-        task.report.tell("blank-text", turn.at, "dropped", part=place)
+        task.report.note("blank-text", turn.at, "dropped", part=place)
         return True
     return False
 
@@ -206,19 +206,19 @@ def _tidy_system(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
 def _make_text(turn: MessageTurn, place: int, part: Part, task: Task) -> None:
     task.form.refill(part, as_words(part.body))
     turn.is_changed = True
-    task.report.tell("content-shape", turn.at, "made a text", part=place)
+    task.report.note("content-shape", turn.at, "made a text", part=place)
 
 
 def _tidy_thought(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
     if task.profile.blank == "empty" and part.body == "" and not part.signature:
-        task.report.tell("blank-text", turn.at, "dropped", part=place)
+        task.report.note("blank-text", turn.at, "dropped", part=place)
         return True
     return False
 
 
 def _tidy_opaque(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
     if part.name == "nothing":
-        task.report.tell("empty-part", turn.at, "dropped", part=place)
+        task.report.note("empty-part", turn.at, "dropped", part=place)
         return True
     return False
 
@@ -227,7 +227,7 @@ def _tidy_hosted_call(turn: MessageTurn, place: int, part: Part, task: Task) -> 
     if not isinstance(part.body, dict) and "input" in part.raw:
         task.form.reargue(part, task.form.bad_arguments(part) or {})
         turn.is_changed = True
-        task.report.tell("broken-arguments", turn.at, "made an object", part=place, call_id=part.id)
+        task.report.note("broken-arguments", turn.at, "made an object", part=place, call_id=part.id)
     return False
 
 
@@ -254,15 +254,15 @@ def _tidy_call(turn: MessageTurn, _place: int, part: Part, task: Task) -> bool:
         turn.is_changed = True
         part.failed = was_cut
         did = "kept the text as `_raw`" if was_cut else "made an object"
-        task.report.tell("broken-arguments", turn.at, did, call_id=part.id)
+        task.report.note("broken-arguments", turn.at, did, call_id=part.id)
     if takes_name(part.name, task.names):
         return False
     if is_text(part.name):
         task.form.retool(part, nearest_name(part.name))
-        task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=part.id)
+        task.report.note("bad-name", turn.at, f"named {part.name!r}", call_id=part.id)
     else:
         task.form.retool(part, NO_NAME)
-        task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=part.id)
+        task.report.note("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=part.id)
     turn.is_changed = True
     return False
 
@@ -298,7 +298,7 @@ def _tidy_thinking(turn: MessageTurn, task: Task) -> None:
             continue
         gone.add(id(part))
         lost = "" if code == "repeated-thinking" else words_in(part)
-        task.report.tell(code, turn.at, "dropped", part=place, lost=lost)
+        task.report.note(code, turn.at, "dropped", part=place, lost=lost)
     if gone:
         task.drop(turn, gone)
 
@@ -337,8 +337,8 @@ def _ends_with_thinking(turn: MessageTurn) -> bool:
     return False
 
 
-def _merged(before: MessageTurn, turn: MessageTurn, task: Task) -> MessageTurn:
-    task.report.tell(
+def _merge(before: MessageTurn, turn: MessageTurn, task: Task) -> MessageTurn:
+    task.report.note(
         "split-response", turn.at, "joined with the message before: one response, stored in pieces"
     )
     source = before.source or turn.source
@@ -351,12 +351,12 @@ def _is_kept(turn: MessageTurn, task: Task) -> bool:
         turn.is_changed = True
         for fault in turn.faults:
             if fault != "null-content" or turn.parts:
-                task.report.tell(fault, turn.at, _DID.get(fault, "left out"))
+                task.report.note(fault, turn.at, _DID.get(fault, "left out"))
     if turn.parts:
         return _is_hollow_kept(turn, task)
     is_refused = is_refused_empty(turn, task)
     if is_refused:
-        task.report.tell("empty-message", turn.at, "dropped: it is empty")
+        task.report.note("empty-message", turn.at, "dropped: it is empty")
     return not is_refused
 
 
@@ -384,7 +384,7 @@ def _is_hollow_kept(turn: MessageTurn, task: Task) -> bool:
     if is_hollow:
         turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
         turn.is_changed = True
-        task.report.tell("empty-message", turn.at, "kept its thinking and added a word")
+        task.report.note("empty-message", turn.at, "kept its thinking and added a word")
     return True
 
 
@@ -394,7 +394,7 @@ def _close_thinking(turn: MessageTurn, task: Task) -> None:
         return
     turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
     turn.is_changed = True
-    task.report.tell("thinking-last", turn.at, "added a word after it")
+    task.report.note("thinking-last", turn.at, "added a word after it")
 
 
 def _close_hosted(turn: MessageTurn, task: Task) -> None:
@@ -420,7 +420,7 @@ def _close_hosted(turn: MessageTurn, task: Task) -> None:
         elif name in asked and name not in answered:
             answered.add(name)
             early[name] = part
-            task.report.tell(
+            task.report.note(
                 "hosted-result-first", turn.at, "put behind its call", part=place, call_id=part.id
             )
         elif name in called and name not in answered:
@@ -429,7 +429,7 @@ def _close_hosted(turn: MessageTurn, task: Task) -> None:
         else:
             words = f"{HOSTED_ORPHAN} {as_words(part.body)}"
             parts.append(task.form.text(words, Role.ASSISTANT))
-            task.report.tell(
+            task.report.note(
                 "hosted-result-without-call", turn.at, "kept as text", part=place, call_id=part.id
             )
     closed: list[Part] = []
@@ -443,6 +443,6 @@ def _close_hosted(turn: MessageTurn, task: Task) -> None:
             closed.append(task.form.text(f"{HOSTED_CUT} {part.name} {as_words(part.body)}", Role.ASSISTANT))
         else:
             closed += [part, result]
-        task.report.tell("hosted-call-without-result", turn.at, "closed it", call_id=part.id)
+        task.report.note("hosted-call-without-result", turn.at, "closed it", call_id=part.id)
     if not are_same(closed, turn.parts):
         turn.parts, turn.is_changed = closed, True

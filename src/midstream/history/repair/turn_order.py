@@ -17,21 +17,21 @@ _ITEMS = (PartKind.THINKING, PartKind.OPAQUE)
 def settle_edges(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     """Return the turns with a first one that may be first and no two neighbours that may not be."""
     profile = task.profile
-    turns = settle_systems(_begun(turns, task), task)
+    turns = settle_systems(_begin_with_user(turns, task), task)
     if not profile.mixes_results and task.is_grouped:
-        turns = _unmixed(turns, task)
+        turns = _split_mixed(turns, task)
     if profile.alternates != "no" or profile.call_follows_user:
-        turns = _joined(turns, task)
+        turns = _join_neighbours(turns, task)
     if not profile.user_follows_results and not task.is_flat:
-        turns = _responded(turns, task)
+        turns = _add_responses(turns, task)
     if profile.alternates == "spoken":
         if task.form.spec.system == "parts":
             turns = [piece for turn in turns for piece in _one_prompt_each(turn)]
-        turns = _spoken(turns, task)
+        turns = _alternate(turns, task)
     return turns
 
 
-def _begun(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+def _begin_with_user(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     """Let a user begin where a response may not."""
     place = 0
     while place < len(turns) and turns[place].role is Role.SYSTEM:
@@ -43,7 +43,7 @@ def _begun(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
         return turns
     if task.profile.first == "call-later" and (place or not _calls_at_once(turns, task)):
         return turns
-    task.report.tell("starts-with-response", max(first.at, 0), "a user's turn was put before it")
+    task.report.note("starts-with-response", max(first.at, 0), "a user's turn was put before it")
     return [*turns[:place], task.turn_of(Role.USER, FIRST), *turns[place:]]
 
 
@@ -61,7 +61,7 @@ def _calls_at_once(turns: list[MessageTurn], task: Task) -> bool:
     return False
 
 
-def _unmixed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+def _split_mixed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     """Part results from a user's words where they may not share a message."""
     out: list[MessageTurn] = []
     for turn in turns:
@@ -75,11 +75,11 @@ def _unmixed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
         if task.profile.alternates != "no":
             out.append(task.turn_of(Role.ASSISTANT, NO_RESPONSE))
         out.append(MessageTurn(Role.USER, others, at=turn.at, is_changed=True))
-        task.report.tell("mixed-turn", turn.at, "parted the results from the words")
+        task.report.note("mixed-turn", turn.at, "parted the results from the words")
     return out
 
 
-def _joined(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+def _join_neighbours(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     """Join neighbours of one role, or part them where they cannot be joined."""
     out: list[MessageTurn] = []
     start, count = 0, len(turns)
@@ -107,13 +107,13 @@ def _run(run: list[MessageTurn], task: Task) -> list[MessageTurn]:
         if _can_join(before, turn, task):
             parts = [*before.parts, *turn.parts]
             out[-1] = MessageTurn(before.role, parts, _source(before, turn), turn.at, is_changed=True)
-            task.report.tell("same-role-twice", max(turn.at, 0), "joined with the results before")
+            task.report.note("same-role-twice", max(turn.at, 0), "joined with the results before")
         else:
             other, words = (
                 (Role.USER, GO_ON) if turn.role is Role.ASSISTANT else (Role.ASSISTANT, NO_RESPONSE)
             )
             out += [task.turn_of(other, words), turn]
-            task.report.tell("same-role-twice", max(turn.at, 0), "parted from the message before")
+            task.report.note("same-role-twice", max(turn.at, 0), "parted from the message before")
     return out
 
 
@@ -146,19 +146,19 @@ def _one_prompt_each(turn: MessageTurn) -> list[MessageTurn]:
     ]
 
 
-def _responded(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+def _add_responses(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     """Let a response stand between results and a user's words."""
     out: list[MessageTurn] = []
     for turn in turns:
         is_behind_results = out and out[-1].role is not Role.ASSISTANT and is_silent(out[-1])
         if is_behind_results and turn.role is Role.USER and not is_silent(turn):
             out.append(task.turn_of(Role.ASSISTANT, NO_RESPONSE))
-            task.report.tell("user-after-result", max(turn.at, 0), "a response was put before it")
+            task.report.note("user-after-result", max(turn.at, 0), "a response was put before it")
         out.append(turn)
     return out
 
 
-def _is_unheard(turn: MessageTurn, task: Task) -> bool:
+def _is_uncounted(turn: MessageTurn, task: Task) -> bool:
     """Whether a template does not count this: the talk with tools, and items that are no message."""
     if is_silent(turn):
         return True
@@ -167,18 +167,18 @@ def _is_unheard(turn: MessageTurn, task: Task) -> bool:
     return all(part.kind in _ITEMS and part.name != "chunk" for part in turn.parts)
 
 
-def _spoken(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+def _alternate(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     """Let user and assistant take turns, not counting calls and results."""
     out: list[MessageTurn] = []
     expected = Role.USER
     for turn in turns:
-        if turn.role not in _SPEAKERS or _is_unheard(turn, task):
+        if turn.role not in _SPEAKERS or _is_uncounted(turn, task):
             out.append(turn)
             continue
         if turn.role is not expected:
             words = GO_ON if expected is Role.USER else NO_RESPONSE
             out.append(task.turn_of(expected, words))
-            task.report.tell("same-role-twice", max(turn.at, 0), "parted from the message before")
+            task.report.note("same-role-twice", max(turn.at, 0), "parted from the message before")
         out.append(turn)
         expected = Role.ASSISTANT if turn.role is Role.USER else Role.USER
     return out
@@ -194,4 +194,4 @@ def trim_prefill(turns: list[MessageTurn], task: Task) -> None:
     if trimmed != part.body:
         task.form.refill(part, trimmed)
         last.is_changed = True
-        task.report.tell("white-prefill", max(last.at, 0), "took the white space off its end")
+        task.report.note("white-prefill", max(last.at, 0), "took the white space off its end")

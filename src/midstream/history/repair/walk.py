@@ -22,10 +22,10 @@ from midstream.history.repair.tidy import tidy_turns
 from midstream.history.repair.turn_order import settle_edges, trim_prefill
 
 Thinking = Literal[True, False, "every"] | None
-"""Whether the coming request has thinking on, if known; `every`: and wants the reasoning of every response."""
+"""Whether the coming request has thinking on, if known; `every`: and needs the reasoning of every response."""
 
 
-def repaired(
+def repair_messages(
     messages: list[Value],
     form: Format,
     profile: Profile,
@@ -75,15 +75,15 @@ def advice_for(
     turns: list[MessageTurn], profile: Profile, *, has_calls: bool, thinking: bool | None
 ) -> Advice:
     """Return the settings for the coming request."""
-    is_lost = thinking is True and profile.is_thinking_signed and _lost_thinking(turns)
+    is_lost = thinking is True and profile.is_thinking_signed and _has_lost_thinking(turns)
     tools = True if has_calls and profile.name.startswith("bedrock") else None
     return Advice(thinking=False if is_lost else None, tools=tools)
 
 
-def _lost_thinking(turns: list[MessageTurn]) -> bool:
+def _has_lost_thinking(turns: list[MessageTurn]) -> bool:
     """Whether the tool loop in progress began without a thought: then thinking cannot go on in it."""
     opening: MessageTurn | None = None
-    is_tail = True  # what the user says behind the last results is read as one turn with them
+    is_tail = True  # a user's message behind the last results is read as one turn with them
     for turn in reversed(turns):
         if turn.role is Role.ASSISTANT:
             if not turn.has_calls:

@@ -32,7 +32,7 @@ from midstream.errors import (
     WrongSecretError,
 )
 from midstream.protocol.frames import AnswerPayload, EventId, Number, Open, decode_client, encode
-from midstream.protocol.open_fields import opened_by
+from midstream.protocol.open_fields import merge_open_fields
 from midstream.protocol.server_stream import FrameEncoding, answer_of
 from midstream.protocol.sse import event_of_frame, events_of_records
 from midstream.server.api.problems import RecoveryProgress, problem_of, response_of
@@ -45,13 +45,13 @@ from midstream.server.api.session_snapshot import (
 )
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import on_the_beat, shown_in, unlock_at_once
+from midstream.server.auth.unlocking import secrets_in, unlock_at_once, wait_for_refusal_interval
 from midstream.server.transports.connection import Connection, Connections, FrameTransport
 from midstream.server.transports.stream_headers import connection_name_of, open_of
 from midstream.session.blobs import is_digest
 from midstream.session.child_names import PART_MARK
 from midstream.session.questions import Question, questions_of
-from midstream.session.records import OPEN_STATUSES, Record, SessionStatus, is_pruned, salvaged
+from midstream.session.records import OPEN_STATUSES, Record, SessionStatus, is_pruned, salvage
 from midstream.session.records import encode as encode_record
 from midstream.session.turn.commands import Cancel, Resume, Withdraw
 from midstream.store.contract import SessionInfo, StoredRecord
@@ -61,7 +61,7 @@ CURSOR_MARK = "~"
 """Stands between the time and the id of a session in the cursor of a listing."""
 CURSOR = rf"[0-9]{{1,12}}\.[0-9]{{1,9}}{CURSOR_MARK}[!-~]{{1,512}}"
 QUESTIONS_MAX = 500
-"""Open questions in one answer; nobody decides about more at a time."""
+"""Open questions in one answer; no person decides about more at a time."""
 RECORDS_PER_READ = 1000
 """Records of an export that are in memory at a time."""
 
@@ -226,17 +226,17 @@ class HttpEndpoints:
         return SessionPage(lines, None)
 
     async def _lines_for(self, visitor: Caller) -> AsyncIterator[SessionLine]:
-        async for info in self._host.store.list(of=await visitor.seeing()):
+        async for info in self._host.store.list(of=await visitor.visible_sessions()):
             if await self._may_list(visitor, info.session):
                 status = SessionStatus.LOCKED if self._host.is_locked(info) else info.mark.status
-                yield _line_of(info, visitor.shown(info.session), status)
+                yield _line_of(info, visitor.public_name(info.session), status)
 
     async def _may_list(self, visitor: Caller, session: str) -> bool:
         """Whether a caller may see that a session exists: a stranger not one that requires a secret."""
         locks = self._host.locks
         if locks is not None and not visitor.is_known and await locks.escrow.holds(session):
             return False
-        return await visitor.may_see(session)
+        return await visitor.may_list(session)
 
     async def questions(self, request: Request, query: QuestionsQuery) -> QuestionPage:
         """List the open questions, the oldest first; `session` selects one session and its sub-agents.
@@ -244,23 +244,23 @@ class HttpEndpoints:
         Of sessions that only their clients can open, those are left out that the secret of the request does not.
         """
         visitor, asked_at = visitor_of(request.scope), self._host.world.monotonic()
-        named = None if query.session is UNSET else visitor.shown(query.session)
+        named = None if query.session is UNSET else visitor.public_name(query.session)
         found: list[Question] = []
-        async for info in self._host.store.list(of=await visitor.seeing()):
+        async for info in self._host.store.list(of=await visitor.visible_sessions()):
             if info.mark.status not in OPEN_STATUSES:
                 continue
-            name = visitor.shown(info.session)
+            name = visitor.public_name(info.session)
             is_asked_for = named is None or name == named or name.startswith(named + PART_MARK)
-            if not (is_asked_for and await visitor.may_see(info.session)):
+            if not (is_asked_for and await visitor.may_list(info.session)):
                 continue
-            shown = shown_in(request)
+            shown = secrets_in(request)
             with (
                 suppress(WrongSecretError),
                 await unlock_at_once(self._host, info.session, shown, Action.READ),
             ):
                 found += questions_of(name, await self._host.glance(info.session))
         if self._host.locks is not None and not found:
-            await on_the_beat(self._host.world, asked_at)
+            await wait_for_refusal_interval(self._host.world, asked_at)
         found.sort(key=lambda question: question.asked_at)
         return QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX)
 
@@ -268,7 +268,7 @@ class HttpEndpoints:
         """Return a session's transcript, and the event to follow it from."""
         session_id = request.path_params["session_id"]
         runner = await self._host.session(session_id)
-        name = visitor_of(request.scope).shown(session_id)
+        name = visitor_of(request.scope).public_name(session_id)
         waits_for = self._host.waits_for(runner)
         return snapshot_of(name, runner.state, str(runner.newest), waits_for)
 
@@ -280,15 +280,15 @@ class HttpEndpoints:
         if info is None:
             raise SessionNotFoundError(f"no session {session_id!r}")
         if 0 < after < info.oldest:
-            return await self._gone(request, session_id)
+            return await self._answer_gone(request, session_id)
         lines = self._lines(session_id, after, optional(query.limit), end=info.end)
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
-    async def _gone(self, request: Request, session_id: str) -> Response:
+    async def _answer_gone(self, request: Request, session_id: str) -> Response:
         """Answer that events are no longer kept, with their snapshot, as a stream does (STREAM-63, 64)."""
         runner = await self._host.session(session_id)
         event_id, state = await runner.events.beginning()
-        name, oldest = visitor_of(request.scope).shown(session_id), event_id.position + 1
+        name, oldest = visitor_of(request.scope).public_name(session_id), event_id.position + 1
         message = f"events of session {name!r} before position {oldest} are no longer kept"
         snapshot = body_within(snapshot_of(name, state, str(event_id)), SNAPSHOT_BYTES_MAX)
         problem = problem_of(EventGoneError(message, oldest=oldest))
@@ -335,27 +335,27 @@ class HttpEndpoints:
         """Stop the running turn, if there is one; `turn` stops that turn and no later one."""
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Cancel(optional(query.turn)))
-        return _accepted(runner)
+        return _answer_accepted(runner)
 
     async def answer(self, request: Request, body: AnswerPayload) -> CommandAnswer:
         """Answer the open question of a call: an approval, a question, or a call in doubt."""
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(answer_of(body))
-        return _accepted(runner)
+        return _answer_accepted(runner)
 
     async def resume(self, request: Request, query: TurnQuery) -> CommandAnswer:
         """Resume the last turn, which was interrupted or failed; `turn` resumes that one and no other."""
         turn = optional(query.turn)
-        visitor_of(request.scope).speak(Resume(turn))
+        visitor_of(request.scope).count_command(Resume(turn))
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Resume(turn))
-        return _accepted(runner)
+        return _answer_accepted(runner)
 
     async def withdraw(self, request: Request, query: MessageQuery) -> CommandAnswer:
         """Withdraw the queued message `number`, or all that wait."""
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Withdraw(optional(query.number)))
-        return _accepted(runner)
+        return _answer_accepted(runner)
 
 
 class SseTransport(FrameTransport):
@@ -400,7 +400,7 @@ class EventsEndpoint:
         request = Request(scope, receive)
         opening, name = await opening_of(request), connection_name_of(request)
         session_id = scope["path_params"]["session_id"]
-        settings = self._connections.tell(session_id, name)
+        settings = self._connections.choose_settings(session_id, name)
         stream = self._connections.stream(self._host, wire=SSE, settings=settings)
         transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         visitor = visitor_of(scope)
@@ -413,7 +413,7 @@ class EventsEndpoint:
         if connection.is_gone:
             return
         if failure is not None or not connection.has_told_turn:
-            with suppress(Exception):  # it is refused, or whoever has the body fails
+            with suppress(Exception):  # it is refused, or the reader of the body fails
                 await send({"type": UNKNOWN})
             raise StreamCutError(failure.code if failure else "closed") from failure
         await send({"type": "http.response.body", "body": b""})
@@ -432,7 +432,7 @@ async def opening_of(request: Request) -> Open:
         frame = decode_client(await body_of(request))
         if not isinstance(frame, Open):
             raise MalformedFrameError("the body of this request is one `open` frame")
-        return opened_by(open_of(request), frame)
+        return merge_open_fields(open_of(request), frame)
     if request.method != "GET":
         raise HTTPException(405, headers={"allow": "GET, POST"})
     return open_of(request)
@@ -469,7 +469,7 @@ async def _behind(
         yield tie
 
 
-def _accepted(runner: Runner) -> CommandAnswer:
+def _answer_accepted(runner: Runner) -> CommandAnswer:
     return CommandAnswer(str(runner.newest), runner.state.is_live)
 
 
@@ -483,7 +483,7 @@ def _json_of(stored: StoredRecord) -> bytes:
     try:
         msgspec.json.decode(stored.body, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = salvaged(stored.body)
+        found = salvage(stored.body)
         return b"null" if found is None else encode_record(found)
     return stored.body
 

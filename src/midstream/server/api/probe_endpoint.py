@@ -62,7 +62,7 @@ class ProbeEndpoints:
         Raises:
             UsageError, OverloadedError: As in each of these; nothing was sent.
         """
-        chunks = self._paced(decode_query(socket, ProbeQuery))
+        chunks = self._start_probe(decode_query(socket, ProbeQuery))
         await socket.accept()
         with contextlib.suppress(WebSocketDisconnect):
             async for chunk in chunks:
@@ -71,7 +71,7 @@ class ProbeEndpoints:
 
     async def events(self, _: Request, query: ProbeQuery) -> Response:
         """Send numbered chunks as events, some time apart; the body ends after the last one."""
-        chunks = self._paced(query)
+        chunks = self._start_probe(query)
         headers = {name.decode(): value.decode() for name, value in SSE_HEADERS}
         return StreamingResponse(_as_events(chunks), headers=headers)
 
@@ -85,7 +85,7 @@ class ProbeEndpoints:
         """Return the body of the request."""
         return Response(await body_of(request), headers=POLL_HEADERS, media_type="application/octet-stream")
 
-    def _paced(self, query: ProbeQuery) -> AsyncIterator[bytes]:
+    def _start_probe(self, query: ProbeQuery) -> AsyncIterator[bytes]:
         if self._under_way >= PROBES_MAX:
             raise OverloadedError(f"{PROBES_MAX} probes are under way, which is all this server allows")
         return self._chunks(query.every_ms / 1000)

@@ -123,7 +123,7 @@ OPERATIONS = (
     Operation("login_link", "POST", "/v1/login-links", AccessRoutes.login_link, 201),
     Operation("logout", "POST", "/v1/logout", AccessRoutes.logout),
     Operation("ticket", "POST", f"{_ONE}/tickets", AccessRoutes.ticket, 201),
-    Operation("viewer", "POST", f"{_ONE}/viewers", ViewerRoutes.let_look, 201),
+    Operation("viewer", "POST", f"{_ONE}/viewers", ViewerRoutes.issue_view, 201),
     Operation("withdraw_viewers", "DELETE", f"{_ONE}/viewers", ViewerRoutes.withdraw),
     Operation("owner", "GET", f"{_ONE}/owner", AccessRoutes.owner),
     Operation("add_reader", "PUT", _READER, AccessRoutes.add_reader, errors=(409,)),

@@ -143,7 +143,7 @@ def _running_turn(state: Session) -> RunningTurn | None:
         case Idle():
             return None
         case AwaitingModel() as turn:
-            questions = tuple(_asked(turn, each) for each in turn.questions if each.is_open)
+            questions = tuple(_question_record(turn, each) for each in turn.questions if each.is_open)
             return RunningTurn(
                 turn.turn, turn.response_no, turn.attempt, response_so_far(turn), questions=questions
             )
@@ -152,7 +152,7 @@ def _running_turn(state: Session) -> RunningTurn | None:
             return RunningTurn(turn.turn, turn.response_no, said=turn.response, calls=calls)
 
 
-def _asked(turn: AwaitingModel, question: AgentQuestion) -> QuestionAsked:
+def _question_record(turn: AwaitingModel, question: AgentQuestion) -> QuestionAsked:
     return QuestionAsked(
         turn.turn,
         turn.response_no,

@@ -26,11 +26,11 @@ from midstream.server.auth.principals import OPERATOR, Action, Principal
 
 T = TypeVar("T")
 Authenticate = Callable[[HTTPConnection], Principal | Awaitable[Principal | None] | None]
-"""Say who makes this request; None for a stranger."""
+"""Return who makes this request; None for a stranger."""
 Verify = Callable[[str], Principal | Awaitable[Principal | None] | None]
-"""Say who shows this token or cookie; None where it is not good."""
+"""Return who shows this token or cookie; None where it is not good."""
 Authorize = Callable[[Principal, Action, str, Owner | None], bool | Awaitable[bool]]
-"""Say whether somebody may do something with a session (its name in the store), which has this owner or none yet."""
+"""Return whether one may do something with a session (its name in the store), which has this owner or none yet."""
 
 RECHECK_S = 300.0
 """Seconds after which a living stream is asked again whether it may live."""
@@ -64,7 +64,7 @@ def bearer(verify: Verify) -> Authenticate:
 
     async def authenticate(connection: HTTPConnection) -> Principal | None:
         token = bearer_token(connection)
-        return await settled(verify(token)) if token else None
+        return await settle(verify(token)) if token else None
 
     return authenticate
 
@@ -78,7 +78,7 @@ def cookie(name: str, verify: Verify) -> Authenticate:
 
     async def authenticate(connection: HTTPConnection) -> Principal | None:
         value = connection.cookies.get(name, "")
-        return await settled(verify(value)) if 0 < len(value) <= TOKEN_CHARS_MAX else None
+        return await settle(verify(value)) if 0 < len(value) <= TOKEN_CHARS_MAX else None
 
     return authenticate
 
@@ -112,7 +112,7 @@ def token_file(path: Path) -> Authenticate:
         stamp = _stamp_of(path)
         if stamp != read_at:
             known, read_at = tokens(_tokens_in(path)), stamp
-        return await settled(known(connection))
+        return await settle(known(connection))
 
     return authenticate
 
@@ -154,7 +154,7 @@ def first_of(*ways: Authenticate) -> Authenticate:
 
     async def authenticate(connection: HTTPConnection) -> Principal | None:
         for way in ways:
-            principal = await settled(way(connection))
+            principal = await settle(way(connection))
             if principal is not None:
                 return principal
         return None
@@ -170,7 +170,7 @@ def bearer_token(connection: HTTPConnection) -> str:
     return token if scheme.lower() == "bearer" and len(token) <= TOKEN_CHARS_MAX else ""
 
 
-async def settled(value: T | Awaitable[T]) -> T:
+async def settle(value: T | Awaitable[T]) -> T:
     """Return what a function of the application returned, which may be a coroutine."""
     return await value if inspect.isawaitable(value) else value
 
@@ -205,5 +205,5 @@ def _stamp_of(path: Path) -> tuple[int, int]:
 
 
 def _digest_of(token: str) -> bytes:
-    # Looked up by digest, so that the time it takes says nothing of how much was right.
+    # Looked up by digest, so that its duration does not reveal how much was right.
     return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=32).digest()

@@ -65,7 +65,7 @@ class AccessRoutes:
 
     async def me(self, request: Request) -> CallerDescription:
         """Return the principal of the caller."""
-        return _told(visit_of(request.scope).principal)
+        return _describe_caller(visit_of(request.scope).principal)
 
     async def login(self, request: Request, body: LoginRequest) -> Response:
         """Set the login cookie of a browser, for a login link or any other credential."""
@@ -76,7 +76,7 @@ class AccessRoutes:
         if not principal.session:  # else the cookie is good as long as the viewer's pass
             principal = replace(principal, via="")
         word = await self._door.access_tokens.issue(TokenKind.COOKIE, principal, for_s=COOKIE_S)
-        told = json_response(_told(principal))
+        told = json_response(_describe_caller(principal))
         told.headers["set-cookie"] = _set_cookie(request, word, for_s=COOKIE_S)
         return told
 
@@ -90,7 +90,7 @@ class AccessRoutes:
     async def logout(self, request: Request) -> Response:
         """Delete the login cookie of this browser, and end its connections."""
         await self._door.access_tokens.withdraw(cookie_of(request))
-        self._door.look_again()
+        self._door.recheck()
         parting = Response(status_code=204, headers=NO_STORE)
         parting.headers["set-cookie"] = _set_cookie(request, "", for_s=0)
         return parting
@@ -111,22 +111,22 @@ class AccessRoutes:
 
     async def owner(self, request: Request) -> Owned:
         """Return the owner of this session, and its readers."""
-        return _owned(await owner_of(self._door, visit_of(request.scope).session))
+        return _describe_owner(await owner_of(self._door, visit_of(request.scope).session))
 
     async def add_reader(self, request: Request) -> Owned:
         """Allow a principal of the same tenant to read this session."""
         session, reader = visit_of(request.scope).session, _reader_of(request)
         owner = await owner_of(self._door, session)
         readers = [each for each in owner.readers if each != reader]
-        return _owned(await self._door.ownership.share(session, [*readers, reader]))
+        return _describe_owner(await self._door.ownership.share(session, [*readers, reader]))
 
     async def remove_reader(self, request: Request) -> Owned:
         """Stop sharing this session with a principal, and end its streams."""
         session, reader = visit_of(request.scope).session, _reader_of(request)
         owner = await owner_of(self._door, session)
         owner = await self._door.ownership.share(session, [each for each in owner.readers if each != reader])
-        self._door.look_again()
-        return _owned(owner)
+        self._door.recheck()
+        return _describe_owner(owner)
 
 
 async def owner_of(door: AuthMiddleware, session: str) -> Owner:
@@ -153,11 +153,11 @@ def _require_whole(principal: Principal) -> None:
         raise AccessError("a viewer's pass permits only reading one session")
 
 
-def _owned(owner: Owner) -> Owned:
+def _describe_owner(owner: Owner) -> Owned:
     return Owned(owner.tenant, owner.principal, owner.readers)
 
 
-def _told(principal: Principal) -> CallerDescription:
+def _describe_caller(principal: Principal) -> CallerDescription:
     return CallerDescription(principal.id, principal.tenant, principal.is_operator, principal.session)
 
 

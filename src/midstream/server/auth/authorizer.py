@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 
 from midstream.errors import AccessError, SessionNotFoundError, UnauthorizedError
-from midstream.server.auth.access import Access, bearer_token, settled
+from midstream.server.auth.access import Access, bearer_token, settle
 from midstream.server.auth.origins import page_of
 from midstream.server.auth.ownership import Owner, Ownership, is_of_tenant, name_in_store
 from midstream.server.auth.principals import Action, Principal
@@ -33,7 +33,7 @@ class AccessLevel(IntEnum):
     LOOK = 1
     ALL = 2
     BEGIN = 3
-    """It is nobody's, and not there: who begins it owns it."""
+    """It has no owner, and is not there: who begins it owns it."""
 
 
 class Authorizer:
@@ -56,7 +56,7 @@ class Authorizer:
         token = bearer_token(connection)
         if token.startswith(f"{TokenKind.VIEWER.value}-"):
             return await self._by_pass(TokenKind.VIEWER, token)
-        principal = await settled(self._access.authenticate(connection))
+        principal = await settle(self._access.authenticate(connection))
         if principal is None and not token and (kept := cookie_of(connection)):
             return await self._by_pass(TokenKind.COOKIE, kept)
         return principal
@@ -72,7 +72,7 @@ class Authorizer:
         if asked != (taken.session, taken.origin):
             raise UnauthorizedError("this ticket is for another session or page")
         await self._require_still_good(taken)
-        if taken.action == Action.READ:  # good for looking, whoever asked for it
+        if taken.action == Action.READ:  # valid for reads of any caller
             return replace(taken.principal, session=root_of(taken.session))
         return taken.principal
 
@@ -87,7 +87,7 @@ class Authorizer:
         return taken.principal
 
     @property
-    def asks_application(self) -> bool:
+    def is_application_decided(self) -> bool:
         """Whether an application decides, and not the rows of owners."""
         return self._access.authorize is not None
 
@@ -104,7 +104,7 @@ class Authorizer:
             return AccessLevel.NOTHING  # it may look at a session that had this name before
         verdict = await self._verdict(principal, session, owner)
         if self._access.authorize is not None:
-            told = await self._as_told(principal, session, action, owner)
+            told = await self._level_by_application(principal, session, action, owner)
             verdict = verdict if verdict is AccessLevel.BEGIN and told is AccessLevel.ALL else told
         return min(verdict, AccessLevel.LOOK) if principal.session else verdict
 
@@ -145,14 +145,14 @@ class Authorizer:
             return AccessLevel.LOOK
         return AccessLevel.ALL if principal.id == owner.principal else AccessLevel.NOTHING
 
-    async def _as_told(
+    async def _level_by_application(
         self, principal: Principal, session: str, action: Action, owner: Owner | None
     ) -> AccessLevel:
         authorize = self._access.authorize
         assert authorize is not None
-        if await settled(authorize(principal, action, session, owner)):
+        if await settle(authorize(principal, action, session, owner)):
             return AccessLevel.LOOK if action is Action.READ else AccessLevel.ALL
-        may_look = action is not Action.READ and await settled(
+        may_look = action is not Action.READ and await settle(
             authorize(principal, Action.READ, session, owner)
         )
         return AccessLevel.LOOK if may_look else AccessLevel.NOTHING
@@ -177,7 +177,7 @@ def _runs_everything(principal: Principal) -> bool:
     return principal.is_operator and not principal.tenant
 
 
-def has_shown_something(connection: HTTPConnection) -> bool:
+def has_credential(connection: HTTPConnection) -> bool:
     """Whether a request came with a credential, good or not."""
     return "authorization" in connection.headers or bool(cookie_of(connection))
 

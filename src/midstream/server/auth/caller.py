@@ -39,15 +39,15 @@ class Counters:
         self.streams = CallerSlots(limits.streams_per_principal_max, "streams")
         self.addresses = CallerSlots(limits.connections_per_address_max, "connections of this address")
 
-    def spends(self, session: str, caller: str) -> None:
+    def charge(self, session: str, caller: str) -> None:
         """Charge the tokens of a session to this caller from now on, as the last one who sent a message there."""
         self._spenders[root_of(session)] = caller
         self._spenders.move_to_end(root_of(session))
         if len(self._spenders) > CALLERS_MAX:
             self._spenders.popitem(last=False)
 
-    def appended(self, session: str, records: Sequence[Record]) -> None:
-        """See `Observer.appended`: count tokens."""
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
+        """See `Observer.on_append`: count tokens."""
         for record in records:
             if isinstance(record, ResponseCompleted) and (usage := record.body.usage) is not None:
                 caller = self._spenders.get(root_of(session), "")
@@ -70,7 +70,7 @@ class Caller(Protocol):
     def leave(self) -> None:
         """Count it no longer."""
 
-    def says(self) -> None:
+    def count_frame(self) -> None:
         """Count a frame of a connection, as a request is counted.
 
         Raises:
@@ -101,22 +101,22 @@ class Caller(Protocol):
             LimitReachedError: The caller has begun as many in this minute as it may.
         """
 
-    def speak(self, command: Command | None) -> None:
+    def count_command(self, command: Command | None) -> None:
         """Count what a command costs.
 
         Raises:
             LimitReachedError: The caller may not spend more now. Nothing was counted.
         """
 
-    async def seeing(self) -> Collection[str] | None:
+    async def visible_sessions(self) -> Collection[str] | None:
         """Return the sessions of the store that may be shown in a list, with their parts, and perhaps some more; None
         where any may be.
         """
 
-    async def may_see(self, session: str) -> bool:
+    async def may_list(self, session: str) -> bool:
         """Whether a session of the store may be shown in a list."""
 
-    def shown(self, session: str) -> str:
+    def public_name(self, session: str) -> str:
         """Return the caller's name of a session of the store."""
 
     async def until_unwelcome(self) -> MidstreamError:
@@ -148,7 +148,7 @@ class Stranger(Caller):
             self._counters.addresses.free(self._address)
 
     @override
-    def says(self) -> None:
+    def count_frame(self) -> None:
         if self._counters is not None:
             self._counters.requests.count(self._address)
 
@@ -161,19 +161,19 @@ class Stranger(Caller):
     async def begin(self) -> None:
         """See `Caller.begin`."""
 
-    def speak(self, command: Command | None) -> None:
-        """See `Caller.speak`."""
+    def count_command(self, command: Command | None) -> None:
+        """See `Caller.count_command`."""
 
     @override
-    async def seeing(self) -> Collection[str] | None:
+    async def visible_sessions(self) -> Collection[str] | None:
         return None
 
     @override
-    async def may_see(self, session: str) -> bool:
+    async def may_list(self, session: str) -> bool:
         return True
 
     @override
-    def shown(self, session: str) -> str:
+    def public_name(self, session: str) -> str:
         return session
 
     @override
@@ -243,7 +243,7 @@ class KnownCaller(Caller):
         self._counters.addresses.free(self._address)
 
     @override
-    def says(self) -> None:
+    def count_frame(self) -> None:
         self._counters.requests.count(self.caller)
 
     async def require(self, action: Action) -> None:
@@ -269,37 +269,37 @@ class KnownCaller(Caller):
             raise SessionNotFoundError(f"no session {self.session!r}")
 
     @override
-    def speak(self, command: Command | None) -> None:
+    def count_command(self, command: Command | None) -> None:
         if isinstance(command, SendMessage | Resume):
             self._counters.tokens.check(self.caller)
             self._counters.turns.begin(self.caller, self.session, self._is_live)
-            self._counters.spends(self.session, self.caller)
+            self._counters.charge(self.session, self.caller)
 
-    async def seeing(self) -> Collection[str] | None:
-        """See `Caller.seeing`. What an application decides about each is not known before it is asked."""
+    async def visible_sessions(self) -> Collection[str] | None:
+        """See `Caller.visible_sessions`. What an application decides about each is not known before it is asked."""
         if self.principal.session:
             return [self.principal.session]
-        if self.principal.is_operator or self._authorizer.asks_application:
+        if self.principal.is_operator or self._authorizer.is_application_decided:
             return None
         return await self._ownership.sessions_of(self.principal)
 
     @override
-    async def may_see(self, session: str) -> bool:
+    async def may_list(self, session: str) -> bool:
         verdict = await self._authorizer.verdict(self.principal, session, Action.READ)
         return verdict in {AccessLevel.LOOK, AccessLevel.ALL}
 
     @override
-    def shown(self, session: str) -> str:
+    def public_name(self, session: str) -> str:
         return name_outside(session, self.principal.tenant)
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Look now whether it may go on: something was revoked."""
         self._must_look.set()
 
     async def until_unwelcome(self) -> MidstreamError:
         """See `Caller.until_unwelcome`. What cannot be found out now ends it as well: it comes again and is asked."""
         while True:
-            timer = self._look_again_later()
+            timer = self._recheck_later()
             try:
                 await self._must_look.wait()
             finally:
@@ -314,7 +314,7 @@ class KnownCaller(Caller):
             except MidstreamError as error:
                 return error
 
-    def _look_again_later(self) -> Cancellable:
+    def _recheck_later(self) -> Cancellable:
         wait_s = self._recheck_s
         if self.principal.expires_at is not None:
             wait_s = min(wait_s, max(0.0, self.principal.expires_at - self._host.world.now()))

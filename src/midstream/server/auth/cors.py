@@ -30,7 +30,7 @@ REQUEST_HEADERS = (
 ANSWER_HEADERS = ("allow", "retry-after", "www-authenticate", "x-midstream-replayed")
 """What a page may read besides status, body and what every page may."""
 PREFLIGHT_S = 600
-"""Seconds a browser remembers what it was told about further requests."""
+"""Seconds a browser caches the answer to a preflight."""
 
 _PREFLIGHT = [
     (b"access-control-allow-methods", ", ".join(METHODS).encode()),
@@ -59,14 +59,14 @@ class Cors:
         return (self._answer if is_asked else self._app)(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        told = self._told_to(scope)
+        told = self._headers_for(scope)
 
-        async def send_and_tell(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *told]}
             await send(message)
 
-        await self._app(scope, receive, send_and_tell)
+        await self._app(scope, receive, send_with_headers)
 
     def is_preflight(self, scope: Scope) -> bool:
         """Whether a browser asks here what a page that may ask may send."""
@@ -81,8 +81,8 @@ class Cors:
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    def _told_to(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        # What one page was told is not for another one: a cache in between has to know.
+    def _headers_for(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        # The headers for one page do not hold for another one: `Vary` declares that to caches in between.
         named = [(b"access-control-allow-origin", origin) for origin in self._origins & _origins_in(scope)]
         return [*named, _EXPOSED, _VARY] if len(named) == 1 else [_VARY]
 

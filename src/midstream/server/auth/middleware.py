@@ -23,7 +23,7 @@ from starlette.types import Scope
 from midstream.engine.host import Host
 from midstream.errors import AccessError, UnauthorizedError
 from midstream.server.auth.access import Access
-from midstream.server.auth.authorizer import Authorizer, has_shown_something
+from midstream.server.auth.authorizer import Authorizer, has_credential
 from midstream.server.auth.caller import VISIT, Counters, KnownCaller, Stranger
 from midstream.server.auth.origins import check_intent, check_origin, check_page, remote_address
 from midstream.server.auth.ownership import Ownership, name_in_store
@@ -36,7 +36,7 @@ SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.D
 _OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login")
 """What strangers may ask for: the page's own files, whether the server lives, and to become known."""
 _LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/commands|/tickets|/stream")
-"""Open to whoever may look; a stream, a frame or a ticket that speaks is asked for more when it says so."""
+"""Open to all who may read; a stream, a frame or a ticket that speaks is checked again when it does so."""
 _SPEAKS = frozenset({"/cancel", "/answer", "/resume", "/withdraw"})
 _STREAMS = frozenset({"/events", "/poll", "/stream"})
 """What a ticket opens."""
@@ -108,7 +108,7 @@ class AuthMiddleware:
         elif self.access.login:
             await self.access_tokens.keep(self.access.login, TokenKind.LOGIN, OPERATOR, for_s=LOGIN_LINK_S)
 
-    def look_at(self, scope: Scope) -> None:
+    def check_scope(self, scope: Scope) -> None:
         """Turn away what can be seen from outside, before anything is opened for it.
 
         Raises:
@@ -143,7 +143,7 @@ class AuthMiddleware:
         if self.access is None or _OPEN.fullmatch(path_of(scope)):
             check_intent(scope)
             return {**scope, VISIT: Stranger(self._counters, address)}
-        return await self._known(scope, path_of(scope), address)
+        return await self._authenticate(scope, path_of(scope), address)
 
     async def principal_of(self, scope: Scope) -> Principal:
         """Return who makes a request, by anything but a ticket.
@@ -161,7 +161,7 @@ class AuthMiddleware:
             self._counters.refusals.add(address)
             raise
         if principal is None:
-            if has_shown_something(connection):
+            if has_credential(connection):
                 self._counters.refusals.add(address)
             raise UnauthorizedError("this server requires authentication; send a credential")
         return principal
@@ -186,14 +186,14 @@ class AuthMiddleware:
         that share the store at their next look (`Access.recheck_s`).
         """
         await self.ownership.lock_out(principal)
-        self.look_again()
+        self.recheck()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Look now whether each living stream may go on: rights have changed."""
         for visit in self._living:
-            visit.look_again()
+            visit.recheck()
 
-    async def _known(self, scope: Scope, path: str, address: str) -> Scope:
+    async def _authenticate(self, scope: Scope, path: str, address: str) -> Scope:
         found = SESSION_PATH.fullmatch(path)
         session, what = (found["session"], found["what"] or "") if found else ("", "")
         action = action_of(scope.get("method", "GET"), what)
@@ -207,7 +207,7 @@ class AuthMiddleware:
             check_page(scope, is_stream=what in _STREAMS)
         if session:
             inside = name_in_store(session, principal.tenant)
-            scope = _renamed(scope, session, inside)
+            scope = _rename_session(scope, session, inside)
             session = inside
         visit = self._visit(principal, session, connection, address)
         self._counters.requests.count(visit.caller)
@@ -256,7 +256,7 @@ def _ticket_of(scope: Scope) -> str:
     return next((value for name, value in query if name == "ticket"), "")
 
 
-def _renamed(scope: Scope, session: str, inside: str) -> Scope:
+def _rename_session(scope: Scope, session: str, inside: str) -> Scope:
     """Return a scope whose path names the session otherwise."""
     path: str = scope["path"]
     head = len(path) - len(path_of(scope)) + len("/v1/sessions/")

@@ -26,9 +26,9 @@ from midstream.store.contract import PRINCIPAL_OF, KeyValue
 
 REVOKED_NAMESPACE = "access-revoked"
 READERS_MAX = 100
-"""Principals with whom one session is shared: whoever needs more decides by `authorize`."""
+"""Principals with whom one session is shared: an application that needs more decides by `authorize`."""
 BEGINNING_S = 3600.0
-"""Seconds after which a noted session that is somebody else's, or nobody's, is not just being begun."""
+"""Seconds after which a noted session of another owner, or without one, is not just being begun."""
 LOOKED_AT = 20
 """Noted sessions of a principal that are looked at when they are asked for."""
 

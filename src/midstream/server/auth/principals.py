@@ -63,4 +63,4 @@ class Principal(Struct, frozen=True):
 
 
 OPERATOR = Principal("operator", is_operator=True)
-"""The person who runs a server that has nobody else."""
+"""The person who runs a server without other users."""

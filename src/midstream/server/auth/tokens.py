@@ -42,7 +42,7 @@ class TokenKind(StrEnum):
     """Is exchanged for a cookie, once."""
     COOKIE = "cookie"
     VIEWER = "viewer"
-    """Lets whoever shows it look at one session."""
+    """Lets its bearer read one session."""
 
 
 class AccessToken(Struct, frozen=True):
@@ -113,9 +113,9 @@ class AccessTokens:
         Raises:
             UnauthorizedError: It is not a token of this kind, not any more, or another caller was faster.
         """
-        kept, found = await self._found(kind, word)
+        kept, found = await self._find(kind, word)
         if not await self._kv.kv_delete(NAMESPACE, kept.key, expected=kept.version):
-            raise _refused(kind)
+            raise _refusal_of(kind)
         return found
 
     async def show(self, kind: TokenKind, word: str) -> AccessToken:
@@ -124,7 +124,7 @@ class AccessTokens:
         Raises:
             UnauthorizedError: It is no pass of this kind, or not any more.
         """
-        return (await self._found(kind, word))[1]
+        return (await self._find(kind, word))[1]
 
     async def has(self, key: str) -> bool:
         """Whether the pass of this digest is still kept."""
@@ -141,13 +141,13 @@ class AccessTokens:
         fitting = [kept for kept, issued in await self._all() if issued.principal.session == session]
         return sum([await self._kv.kv_delete(NAMESPACE, kept.key, expected=kept.version) for kept in fitting])
 
-    async def _found(self, kind: TokenKind, word: str) -> tuple[KeyValueEntry, AccessToken]:
+    async def _find(self, kind: TokenKind, word: str) -> tuple[KeyValueEntry, AccessToken]:
         kept = await self._kv.kv_get(NAMESPACE, key_of(word)) if len(word) <= _WORD_CHARS_MAX else None
         if kept is not None:
             found = msgspec.json.decode(kept.body, type=AccessToken)
             if found.kind is kind and self._world.now() < found.expires_at:
                 return kept, found
-        raise _refused(kind)
+        raise _refusal_of(kind)
 
     async def _sweep(self, now: float) -> None:
         if now < self._sweep_at:
@@ -169,6 +169,6 @@ def key_of(word: str) -> str:
     return hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
-def _refused(kind: TokenKind) -> UnauthorizedError:
+def _refusal_of(kind: TokenKind) -> UnauthorizedError:
     names = {TokenKind.LOGIN: "login link", TokenKind.VIEWER: "viewer's pass"}
     return UnauthorizedError(f"this {names.get(kind, kind.value)} is not, or no longer, valid")

@@ -26,13 +26,13 @@ from midstream.server.auth.tokens import TokenKind
 from midstream.server.transports.stream_headers import secrets_of
 
 REFUSAL_S = 0.02
-"""Seconds of which a whole number passes before somebody is refused: the time says nothing of what was found."""
+"""Seconds of which a whole number passes before a refusal: the time does not reveal what was found."""
 HELD = "midstream.held"
 """Where the scope of a request has what its secret opened."""
 _SAID_IN_BODY = re.compile(r"/events|/poll|/stream|/commands")
-"""Streams, and what is said on them: they ask when the `open` or the frame has come."""
+"""Streams, and the frames on them: they are checked when the `open` or the frame has come."""
 _NOTHING_SAID = re.compile(r"/tickets|/owner|/readers/[^/]+")
-"""What says nothing of what was said in a session, and is for those whom the door knows."""
+"""What has no text of a session, and is for authenticated principals."""
 
 
 class PresentedSecrets(Struct, frozen=True):
@@ -45,7 +45,7 @@ class PresentedSecrets(Struct, frozen=True):
         return "Shown(...)"
 
 
-def shown_in(connection: HTTPConnection, opening: Open | None = None) -> PresentedSecrets:
+def secrets_in(connection: HTTPConnection, opening: Open | None = None) -> PresentedSecrets:
     """Return the secrets of a request, or of the `open` it came with.
 
     Raises:
@@ -76,11 +76,11 @@ async def unlock(
     try:
         return await unlock_at_once(host, session, shown, action, begins=begins)
     except WrongSecretError:
-        await on_the_beat(host.world, asked_at)
+        await wait_for_refusal_interval(host.world, asked_at)
         raise
 
 
-async def on_the_beat(world: World, asked_at: float) -> None:
+async def wait_for_refusal_interval(world: World, asked_at: float) -> None:
     """Wait until a whole number of `REFUSAL_S` has passed since something was asked."""
     await world.sleep(REFUSAL_S - (world.monotonic() - asked_at) % REFUSAL_S)
 
@@ -116,4 +116,4 @@ async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[Held | 
     if found is None or _SAID_IN_BODY.fullmatch(what) or _NOTHING_SAID.fullmatch(what):
         return nullcontext()
     action = action_of(scope.get("method", "GET"), what)
-    return await unlock(host, found["session"], shown_in(HTTPConnection(scope)), action)
+    return await unlock(host, found["session"], secrets_in(HTTPConnection(scope)), action)

@@ -34,7 +34,7 @@ class ViewerRoutes:
         self._host = host
         self._door = door
 
-    async def let_look(self, request: Request, body: ViewerRequest) -> Issued:
+    async def issue_view(self, request: Request, body: ViewerRequest) -> Issued:
         """Issue a token that allows reading this session for a while."""
         session = root_of(request.path_params["session_id"])
         owner = None if self._door.access is None else await owner_of(self._door, session)
@@ -58,7 +58,7 @@ class ViewerRoutes:
         if _is_encrypted(request):
             assert self._host.locks is not None, "somebody holds it open"
             await self._host.locks.withdraw_viewers(session)
-        self._door.look_again()
+        self._door.recheck()
 
 
 def _is_encrypted(request: Request) -> bool:

@@ -42,14 +42,14 @@ from midstream.server.api.problems import INTERNAL
 from midstream.server.api.session_snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.auth.caller import Caller, Stranger
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import shown_in, stream_digest_of, unlock
+from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
 from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.transports.client_calls import ClientStays, ConnectedCalls
 from midstream.server.transports.disconnects import Presence
 from midstream.server.transports.encoded_pages import Copies
 from midstream.server.transports.frame_sending import FrameSending
 from midstream.server.transports.stream_fencing import Notices
-from midstream.session.session import Received, Session, fenced, notice_of
+from midstream.session.session import Received, Session, fencing_error, notice_of
 
 LAST_WORDS_S = 1.0
 """Seconds for the last frame of a connection that the server ends."""
@@ -69,7 +69,7 @@ class FrameTransport(Protocol):
     """Transport of the frames of one connection."""
 
     ends_with_turn: bool
-    """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
+    """Whether it is over when the turn of its stream is, as a body is that a client reads to its end."""
     gap_s: float
     """Seconds that may be between it and the next one of the same connection, where a connection is several; else 0."""
 
@@ -107,7 +107,7 @@ class Connections:
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self._told: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
-        """What the welcome of a named connection told, by its session and its name."""
+        """Settings in the welcome of a named connection, by its session and its name."""
         self._under_way: dict[tuple[str, str], list[int]] = {}
         """Commands of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
@@ -115,7 +115,7 @@ class Connections:
         self._presence: Presence | None = None
         self.stays = ClientStays()
         self.notices = Notices()
-        """What other processes are to know of the connections here."""
+        """Data of the connections here that other processes need."""
         self.ahead = 0
         """How often a client showed an event that is behind the end here (STREAM-100)."""
 
@@ -157,7 +157,7 @@ class Connections:
         speakers = [each for each in self._speakers.get(place, []) if each is not connection]
         _, newest = self._names.get(place, ("", 0))
         if any(map(connection.is_before, speakers)) or 0 < connection.number < newest:
-            connection.end(fenced())
+            connection.end(fencing_error())
             return
         if connection.is_continued:
             self.check(place, connection.name)
@@ -170,7 +170,7 @@ class Connections:
         self._speakers[place] = [*same, connection]
         for older in speakers:
             if older not in same:
-                older.end(fenced())
+                older.end(fencing_error())
 
     def check(self, place: tuple[str, str], name: str) -> None:
         """Let a request of a named connection pass if no newer one speaks for its stream, as far as is known here.
@@ -180,17 +180,17 @@ class Connections:
         """
         spoke, _ = self._names.get(place, (name, 0))
         if spoke != name:
-            raise fenced()
+            raise fencing_error()
 
-    def told(self, session_id: str, name: str) -> StreamSettings:
+    def settings_of(self, session_id: str, name: str) -> StreamSettings:
         """Return how a connection of several requests is served: as in its welcome, whatever was changed since.
 
         One that shows no name, or was made at another server, is served as the settings are now.
         """
         return self._told.get((session_id, name), self.settings)
 
-    def tell(self, session_id: str, name: str) -> StreamSettings:
-        """Return how a new connection is served, and remember it for the other requests that show its name."""
+    def choose_settings(self, session_id: str, name: str) -> StreamSettings:
+        """Return how a new connection is served, and keep it for the other requests that show its name."""
         if name:
             self._told[session_id, name] = self.settings
             self._told.move_to_end((session_id, name))
@@ -342,12 +342,12 @@ class Connection:
         if self._runner is not None:
             self._runner.detach()
         if self._mark is None:
-            self._let_go()
+            self._release()
             return
         after_s = self._stream.cancels_after_s
         after_s = None if after_s is None else max(after_s, self._transport.gap_s)
-        left = self._among.presence(self._host).left(self.place, self._mark, after_s)
-        left.add_done_callback(lambda _: self._let_go())  # the turn may have to be stopped until then
+        left = self._among.presence(self._host).leave(self.place, self._mark, after_s)
+        left.add_done_callback(lambda _: self._release())  # the turn may have to be stopped until then
 
     def _now(self) -> float:
         return self._world.monotonic()
@@ -357,7 +357,7 @@ class Connection:
         """Whether the client has gone or stopped reading."""
         return self._sending.is_gone
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._holding is not None:
             self._holding.close()
 
@@ -428,7 +428,7 @@ class Connection:
                     self._alarm.cancel()
             for loop in loops:
                 loop.cancel()
-        await self._say_last_words()
+        await self._send_last_frames()
         return self._stream.failure
 
     def _finish(self) -> None:
@@ -451,7 +451,7 @@ class Connection:
                 self._finish()
                 return
             try:
-                self._visitor.says()
+                self._visitor.count_frame()
             except MidstreamError as error:
                 self.end(error)
                 return
@@ -477,7 +477,7 @@ class Connection:
             return
         try:
             await self._send_all_of(self._runner)
-        except JournalMovedError:  # by another process: whoever asks again meets another session, or none
+        except JournalMovedError:  # by another process: a retry finds another session, or none
             self.end(SessionNotFoundError(f"session {self._session_id!r} was deleted"))
         except MidstreamError as error:
             self.end(error)
@@ -488,10 +488,10 @@ class Connection:
         """Send what there is and what comes; raises what ended the session here."""
         stream, journal, coalesce_s = self._stream, runner.events, self._stream.coalesce_s
         copies = self._among.copies_of(runner, stream.wire)
-        is_numbered = self.number > 0  # of readers nothing is asked with each delivery
+        is_numbered = self.number > 0  # readers need no check with each delivery
         while self._stage is not _Stage.OVER:
             if is_numbered and stream.is_fenced_by(runner.state):
-                raise fenced()
+                raise fencing_error()
             if stream.snapshot_due is not None:
                 await self.show_due()
             if journal.newest.position > stream.cursor:
@@ -518,7 +518,7 @@ class Connection:
                 try:
                     await self._until(news)
                 finally:
-                    journal.forget(news)
+                    journal.stop_waiting(news)
                 if coalesce_s > 0 and journal.newest.position > stream.cursor:
                     await self._world.sleep(coalesce_s)
 
@@ -545,10 +545,10 @@ class Connection:
         else:
             event_id, state = self._runner.newest, self._runner.state
             waits_for = self._host.waits_for(self._runner)
-        snapshot = snapshot_of(self._visitor.shown(self._session_id), state, str(event_id), waits_for)
+        snapshot = snapshot_of(self._visitor.public_name(self._session_id), state, str(event_id), waits_for)
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         """Do what is due, and come again when something else may be."""
         now = self._now()
         if not self._sending.is_sending:
@@ -569,7 +569,7 @@ class Connection:
 
     def _set_alarm(self) -> None:
         now = self._now()
-        self._alarm = self._world.later(max(self._next_check_at(now) - now, 0.0), self._look_at_clock)
+        self._alarm = self._world.later(max(self._next_check_at(now) - now, 0.0), self._check_clock)
 
     async def _keep_door(self) -> None:
         self.end(await self._visitor.until_unwelcome())
@@ -604,7 +604,7 @@ class Connection:
         match request:
             case Admit():
                 try:
-                    with self._typed_errors():
+                    with self._convert_errors():
                         await self._admit(request)
                 except MidstreamError as error:
                     self._stream.fail(error, now=self._now())
@@ -612,17 +612,17 @@ class Connection:
                 assert self._runner is not None
                 try:
                     if not is_played_back(self._runner.state, request.received):
-                        self._visitor.speak(request.received.command)
-                    with self._typed_errors():
+                        self._visitor.count_command(request.received.command)
+                    with self._convert_errors():
                         await self._runner.submit(request.received)
                 except MidstreamError as error:
-                    self._stream.refused(request.seqno, error, now=self._now())
+                    self._stream.refuse(request.seqno, error, now=self._now())
                 else:
                     self._world.reach(Fault.BEFORE_ACK)
-                    self._stream.accepted(request.seqno, now=self._now())
+                    self._stream.acknowledge(request.seqno, now=self._now())
 
     @contextlib.contextmanager
-    def _typed_errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         """Turn a defect into an error that the client receives, so that it does not take it for a lost connection."""
         try:
             yield
@@ -633,7 +633,7 @@ class Connection:
             raise InternalError(INTERNAL) from error
 
     async def _admit(self, request: Admit) -> None:
-        # A stream may begin a session; who has seen events of it knows that there was one. The first command may
+        # A stream may begin a session; a client with events of it has proof that there was one. The first command may
         # come after the second request of its connection.
         has_seen_none = request.event_id is None or request.event_id == START
         is_new = bool(request.open.stream) and (has_seen_none or self.is_continued)
@@ -667,7 +667,7 @@ class Connection:
             self._calls = ConnectedCalls(self._among.stays, self.place, self._transport.gap_s, self._world)
         presence = self._among.presence(self._host)
         if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
-            self._mark = await presence.arrived(self.place)
+            self._mark = await presence.arrive(self.place)
         if self._alarm is not None:  # the first heartbeat may be due long before the `open` had to come
             self._alarm.cancel()
             self._set_alarm()
@@ -684,7 +684,7 @@ class Connection:
 
     async def _unlock(self, opening: Open, *, is_new: bool) -> str | None:
         """Open the session with the secret that was shown, and return what stands for that in the session's streams."""
-        shown = shown_in(self._request, opening)
+        shown = secrets_in(self._request, opening)
         action = Action.SPEAK if opening.stream else Action.READ
         with contextlib.ExitStack() as stack:
             opened = await unlock(self._host, self._session_id, shown, action, begins=is_new)
@@ -712,7 +712,7 @@ class Connection:
         if self.is_gone or self._stream.is_closed or self._transport.is_full:
             self._finish()
 
-    async def _say_last_words(self) -> None:
+    async def _send_last_frames(self) -> None:
         if self.is_gone:
             return
         try:

@@ -34,7 +34,7 @@ class Presence:
         """The last one of each stream that was here."""
         self._waiting: dict[bytes, asyncio.Task[None]] = {}
 
-    async def arrived(self, place: Place) -> bytes:
+    async def arrive(self, place: Place) -> bytes:
         """Mark that a connection to this process speaks for a stream now, and return the mark.
 
         Raises:
@@ -60,7 +60,7 @@ class Presence:
         """
         return place in self._marks
 
-    def left(self, place: Place, mark: bytes, after_s: float | None) -> asyncio.Task[None]:
+    def leave(self, place: Place, mark: bytes, after_s: float | None) -> asyncio.Task[None]:
         """Stop a stream's turn in `after_s` seconds, unless its client comes back; with None only lift the mark.
 
         Returns the task of it.

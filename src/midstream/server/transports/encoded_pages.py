@@ -18,7 +18,7 @@ PAGE_BYTES_MAX = 2**17
 written to it last, some times over (as events, as the body of an answer, in the socket's buffer), for as long as it is
 waited for."""
 AHEAD_BYTES_MAX = 2**22
-"""Bytes of what was read from the store that are kept for whoever comes next, one record at least."""
+"""Bytes of what was read from the store that are kept for the next reader, one record at least."""
 
 
 class Copies:

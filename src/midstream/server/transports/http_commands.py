@@ -19,11 +19,11 @@ from midstream.protocol.frames import (
     decode_client,
     encode,
 )
-from midstream.protocol.server_stream import digest_shown, read_command
+from midstream.protocol.server_stream import digest_of_shown_secret, read_command
 from midstream.server.api.request_bodies import body_of, optional
 from midstream.server.auth.caller import visitor_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import PresentedSecrets, shown_in, stream_digest_of, unlock
+from midstream.server.auth.unlocking import PresentedSecrets, secrets_in, stream_digest_of, unlock
 from midstream.server.transports.connection import Connections, is_played_back
 from midstream.server.transports.stream_headers import FrameSender, sender_of
 
@@ -88,23 +88,23 @@ class CommandsEndpoint:
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
                 self._connections.check((session_id, by.stream), by.connection)
-            # A later one may overtake the first, also on its way to another server: it is told which is expected.
+            # A later one may overtake the first, also on its way to another server: the error names the expected one.
             runner = await self._host.session(session_id, create=True)
             opening = Open(by.stream, by.secret, old_secret=by.old_secret)
-            digest = stream_digest_of(held) or digest_shown(runner.state, opening)
+            digest = stream_digest_of(held) or digest_of_shown_secret(runner.state, opening)
             received = replace(received, secret_digest=digest, connection=by.number)
             is_replayed = is_played_back(runner.state, received)
             if not is_replayed:
-                visitor.speak(received.command)
-            most = self._connections.told(session_id, by.connection).in_flight_max
+                visitor.count_command(received.command)
+            most = self._connections.settings_of(session_id, by.connection).in_flight_max
             with self._connections.under_way((session_id, by.stream), received.seqno, most=most):
                 await runner.submit(received)
         return is_replayed
 
     async def _heartbeat(self, session_id: str, by: FrameSender, request: Request) -> HeartbeatFrame:
-        if by.stream:  # a stream may be open in a session in which nothing was said yet
+        if by.stream:  # a stream may be open in a session without a message yet
             await visitor_of(request.scope).require(Action.SPEAK)
-        with await unlock(self._host, session_id, shown_in(request), Action.READ):
+        with await unlock(self._host, session_id, secrets_in(request), Action.READ):
             runner = await self._host.session(session_id, create=bool(by.stream))
             waits_on = self._host.waits_for(runner)
             return HeartbeatFrame(str(runner.newest), waits_on)
@@ -112,7 +112,7 @@ class CommandsEndpoint:
     async def _hang_up(self, session_id: str, by: FrameSender, request: Request) -> None:
         if by.stream:
             await visitor_of(request.scope).require(Action.SPEAK)
-        with await unlock(self._host, session_id, shown_in(request), Action.READ):
+        with await unlock(self._host, session_id, secrets_in(request), Action.READ):
             self._connections.hang_up((session_id, by.stream), by.connection, by.secret)
 
 

@@ -89,7 +89,9 @@ class PollEndpoint:
         opening, query = await opening_of(request), decode_query(request, PollQuery)
         session_id, name = scope["path_params"]["session_id"], connection_name_of(request)
         settings = (
-            self._connections.told(session_id, name) if query.n else self._connections.tell(session_id, name)
+            self._connections.settings_of(session_id, name)
+            if query.n
+            else self._connections.choose_settings(session_id, name)
         )
         if query.wait is not UNSET:
             settings = replace(settings, heartbeat_s=query.wait)

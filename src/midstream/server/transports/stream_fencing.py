@@ -50,7 +50,7 @@ class Notices:
                 _log.info("a notice waits: %s", error.code, extra={"session": session_id})
                 await host.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=host.world.chance()))
             except MidstreamError as error:
-                # A still newer connection has it, or there is nothing left to tell.
+                # A still newer connection has it, or there is nothing left to report.
                 _log.debug("a notice was not written: %s", error.code, extra={"session": session_id})
                 return
             else:

@@ -114,7 +114,7 @@ def sender_of(request: HTTPConnection) -> FrameSender:
     Raises:
         MalformedFrameError: One of them is too long or not what it should be.
     """
-    return _decoded(request, FrameSender)
+    return _decode(request, FrameSender)
 
 
 def open_of(request: HTTPConnection) -> Open:
@@ -124,7 +124,7 @@ def open_of(request: HTTPConnection) -> Open:
         MalformedFrameError: A header has another form, or two headers have different values.
         UsageError: The query has another form.
     """
-    headers, query = _decoded(request, FollowerHeaders), decode_query(request, FollowQuery)
+    headers, query = _decode(request, FollowerHeaders), decode_query(request, FollowQuery)
     return Open(
         headers.stream,
         headers.secret,
@@ -157,7 +157,7 @@ def connection_name_of(request: HTTPConnection) -> str:
     return sender_of(request).connection
 
 
-def _decoded(request: HTTPConnection, kind: type[_SenderT]) -> _SenderT:
+def _decode(request: HTTPConnection, kind: type[_SenderT]) -> _SenderT:
     """Decode the headers that a type names; one that is empty counts as missing.
 
     Raises:

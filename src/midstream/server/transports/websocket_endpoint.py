@@ -25,7 +25,7 @@ from midstream.server.transports.connection import Connection, Connections, Fram
 from midstream.server.transports.stream_headers import open_of
 
 CLOSED = 1000
-"""WebSocket close codes (RFC 6455, section 7.4): the client said `close`."""
+"""WebSocket close codes (RFC 6455, section 7.4): the client sent `close`."""
 BROKEN_PROTOCOL = 1002
 REFUSED = 1008
 TOO_LARGE = 1009

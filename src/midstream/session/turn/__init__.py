@@ -15,7 +15,7 @@ A call of `RunningCalls` may wait for a person; the turn waits with it, across r
 upstream's agent in the middle of `AwaitingModel`; but its wait ends with the process, and its next attempt asks anew.
 
 A command that is late, repeated or about something else decides to no record at all (TURN-9): that happens
-whenever an node died or a cancel was faster, and it is no error.
+whenever a node died or a cancel was faster, and it is no error.
 
 Where things stand: `states` (and limits), `commands`, `deciding`, `batches` (the calls of one response), `asking`
 (permissions of upstream agents), `folding`, `owing`.

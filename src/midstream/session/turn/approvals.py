@@ -38,7 +38,7 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 
 QUESTIONS_MAX = 64
-"""Questions of one attempt that may wait for a person at once; the next one is refused, and the agent told so."""
+"""Questions of one attempt that may wait for a person at once; the next one is refused, which the agent sees."""
 
 _KIND = QuestionKind.APPROVAL
 
@@ -54,10 +54,10 @@ def decide(
     """
     match command:
         case PermissionRequested():
-            return _asked(state, command, at=at)
+            return _open_questions(state, command, at=at)
         case PermissionWithdrawn():
             dropped = _find(state, command)
-            return () if dropped is None else (_closed(state, dropped, at=at),)
+            return () if dropped is None else (_close_question(state, dropped, at=at),)
         case UseAnswer():
             told = _find(state, command)
             if told is None or told.is_open:
@@ -67,7 +67,7 @@ def decide(
             late = open_question(state, command.ref)
             if late is None or not late.expires_at or at < late.expires_at:
                 return ()  # TURN-9
-            return (_closed(state, late, at=at, why=CloseReason.EXPIRED),)
+            return (_close_question(state, late, at=at, why=CloseReason.EXPIRED),)
         case _:
             assert_never(command)
 
@@ -111,12 +111,12 @@ def take_answer(
     )
 
 
-def closed(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
+def close_open_questions(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
     """Return the ends of all open questions: their answers are not awaited any more."""
-    return tuple(_closed(state, each, at=at) for each in state.questions if each.is_open)
+    return tuple(_close_question(state, each, at=at) for each in state.questions if each.is_open)
 
 
-def answered(state: AwaitingModel) -> tuple[AgentQuestion, ...]:
+def undelivered_decisions(state: AwaitingModel) -> tuple[AgentQuestion, ...]:
     """Return the decisions that outlive an attempt: those that no agent has received."""
     return tuple(each for each in state.questions if each.choice is not None)
 
@@ -174,14 +174,14 @@ def evolve(
     return replace(after, waits_since=0.0, deadline_at=deadline_at)
 
 
-def _asked(state: AwaitingModel, asked: PermissionRequested, *, at: float) -> tuple[Record, ...]:
+def _open_questions(state: AwaitingModel, asked: PermissionRequested, *, at: float) -> tuple[Record, ...]:
     if asked.ref != state.ref:
         raise too_late(asked)
     if sum(each.is_open for each in state.questions) >= QUESTIONS_MAX:
         message = f"{QUESTIONS_MAX} questions already wait for a person"
         raise Refused(QuestionClosedError(message))
     digest = digest_of(asked.name, asked.arguments)
-    given = None if asked.is_vague else _given(state, digest)
+    given = None if asked.is_vague else _find_given_answer(state, digest)
     question = QuestionAsked(
         state.turn,
         state.response_no,
@@ -214,7 +214,7 @@ def _asked(state: AwaitingModel, asked: PermissionRequested, *, at: float) -> tu
     return (question, answer)
 
 
-def _given(state: AwaitingModel, digest: str) -> AgentQuestion | None:
+def _find_given_answer(state: AwaitingModel, digest: str) -> AgentQuestion | None:
     """Return the answer to the same question of an attempt that was cut before its agent received it."""
     return next(
         (
@@ -247,7 +247,7 @@ def _find(state: AwaitingModel, command: PermissionWithdrawn | UseAnswer) -> Age
     return next((each for each in state.questions if (each.id, each.attempt) == ids), None)
 
 
-def _closed(
+def _close_question(
     state: AwaitingModel, question: AgentQuestion, *, at: float, why: CloseReason = CloseReason.WITHDRAWN
 ) -> QuestionClosed:
     return QuestionClosed(state.turn, state.response_no, question.id, why, at)

@@ -81,8 +81,10 @@ def and_then_settle(
     assert isinstance(after, RunningCalls)
     open_calls = [call for call in after.calls if call.result is None]
     if open_calls:
-        asked = (_asked(after, call, _kind_of(call), at=at) for call in open_calls if call.wants_person)
-        started = (_started(after, call, at=at) for call in startable(after.calls))
+        asked = (
+            _question_record(after, call, _kind_of(call), at=at) for call in open_calls if call.needs_person
+        )
+        started = (_start_record(after, call, at=at) for call in startable(after.calls))
         return (*records, *asked, *started)
     committed = StepCommitted(after.turn, after.response_no)
     if after.terms.has_grace and after.response_no >= after.terms.responses_max:
@@ -94,32 +96,32 @@ def and_then_settle(
     return (*records, committed, AttemptStarted(after.turn, after.response_no + 1, attempt=1, at=at))
 
 
-def ended(state: Batch | AwaitingModel, result: ToolResult, *, at: float) -> CallEnded:
+def end_record(state: Batch | AwaitingModel, result: ToolResult, *, at: float) -> CallEnded:
     """Return the record of a call's one outcome."""
     return CallEnded(state.turn, state.response_no, result, at)
 
 
 def end_call(state: RunningCalls, result: ToolResult, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Take the outcome of a call that ran."""
-    taken = (ended(state, _told(state, result), at=at),)
+    taken = (end_record(state, _with_notice(state, result), at=at),)
     others = [call.runs for call in state.calls if call.result is None and call.call.id != result.call_id]
     if others and 0 not in others:
-        return taken  # nobody is to be asked, nothing to be started: most results of a large batch
+        return taken  # no question is due, nothing to be started: most results of a large batch
     return and_then_settle(state, taken, epoch=epoch, at=at)
 
 
 def end_with_suspect(state: RunningCalls, result: ToolResult, *, at: float) -> tuple[Record, ...]:
     """Take the outcome of a sub-agent that killed its servers, and end the turn: it would start another one."""
-    last = ended(state, _told(state, result), at=at)
+    last = end_record(state, _with_notice(state, result), at=at)
     *closed, _ = close(
         replace(state, calls=with_result(state.calls, last.result)), TurnStatus.INTERRUPTED, at=at
     )
-    return (last, *closed, _suspected(state, at=at))
+    return (last, *closed, _end_suspected(state, at=at))
 
 
 def end_call_while_stopping(state: Cancelling, result: ToolResult, *, at: float) -> tuple[Record, ...]:
     """Take an outcome that came during a cancel; the last one of a tool that ran here closes the step."""
-    last = ended(state, _told(state, result), at=at)
+    last = end_record(state, _with_notice(state, result), at=at)
     after = with_result(state.calls, last.result)
     if has_running_tools(after):
         return (last,)
@@ -149,13 +151,13 @@ def close(state: Batch, status: TurnStatus, *, at: float, is_lost: bool = False)
     running = UNKNOWN_CONTENT if is_lost else STOPPED_CONTENT
     results = (closing_result(call, running=running) for call in state.calls if call.is_open)
     return (
-        *(ended(state, _told(state, result), at=at) for result in results),
+        *(end_record(state, _with_notice(state, result), at=at) for result in results),
         StepCommitted(state.turn, state.response_no),
         _after_closing(state, status, at=at),
     )
 
 
-def _suspected(state: Batch, *, at: float) -> TurnEnded:
+def _end_suspected(state: Batch, *, at: float) -> TurnEnded:
     return TurnEnded(state.turn, TurnStatus.INTERRUPTED, at, SUSPECTED_CODE, SUSPECTED_MESSAGE)
 
 
@@ -176,7 +178,7 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
     """Judge every call that an older node left. One that waits for a person goes on waiting, however long."""
     if command.is_suspect:
         *closed, _ = close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
-        return (*closed, _suspected(state, at=at))
+        return (*closed, _end_suspected(state, at=at))
     is_old = at - state.touched_at > command.look_back_s
     if is_old and not (state.is_waiting_for_person or has_children(state)):
         return close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
@@ -185,13 +187,13 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
         doubted = CallInDoubt(state.turn, state.response_no, call.call.id, at)
         match judge(call, epoch=epoch):
             case CallVerdict.GIVE_UP:
-                records.append(ended(state, _told(state, lost_result(call)), at=at))
+                records.append(end_record(state, _with_notice(state, lost_result(call)), at=at))
             case CallVerdict.RERUN:
-                records.append(_started(state, call, at=at))
+                records.append(_start_record(state, call, at=at))
             case CallVerdict.PROBE:
                 records.append(doubted)
             case CallVerdict.ASK:
-                records += (doubted, _asked(state, call, QuestionKind.DOUBT, at=at))
+                records += (doubted, _question_record(state, call, QuestionKind.DOUBT, at=at))
             case CallVerdict.START | CallVerdict.LEAVE | CallVerdict.DONE:
                 pass
     return and_then_settle(state, tuple(records), epoch=epoch, at=at)
@@ -208,15 +210,15 @@ def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float
         unknown = ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         return end_call(state, unknown, epoch=epoch, at=at)
     if call.plan.needs_approval:  # its permission was used up by the start
-        asked = _asked(state, call, QuestionKind.APPROVAL, at=at)
+        asked = _question_record(state, call, QuestionKind.APPROVAL, at=at)
         return and_then_settle(state, (asked,), epoch=epoch, at=at)
-    return and_then_settle(state, (_started(state, call, at=at),), epoch=epoch, at=at)
+    return and_then_settle(state, (_start_record(state, call, at=at),), epoch=epoch, at=at)
 
 
 # --- people ---------------------------------------------------------------------------------------------------
 
 
-def asking(state: RunningCalls, ref: CallRef) -> CallState | None:
+def find_asking_call(state: RunningCalls, ref: CallRef) -> CallState | None:
     """Return the call whose question is open, or None."""
     call = _find(state, ref)
     return call if call is not None and call.is_asking else None
@@ -247,13 +249,13 @@ def take_answer(
     )
     if result := _result_of(call, answer):
         return and_then_settle(
-            state, (answered, ended(state, _told(state, result), at=at)), epoch=epoch, at=at
+            state, (answered, end_record(state, _with_notice(state, result), at=at)), epoch=epoch, at=at
         )
-    if call.runs:  # in doubt until now; whoever lets it run again was told so
+    if call.runs:  # in doubt until now; the question stated that
         edited = evolve(state, answered, epoch=epoch)
         assert isinstance(edited, RunningCalls)
         again = next(each for each in edited.calls if each.call.id == call.call.id)
-        return and_then_settle(state, (answered, _started(edited, again, at=at)), epoch=epoch, at=at)
+        return and_then_settle(state, (answered, _start_record(edited, again, at=at)), epoch=epoch, at=at)
     return and_then_settle(state, (answered,), epoch=epoch, at=at)
 
 
@@ -261,7 +263,7 @@ def expire_question(
     state: RunningCalls, expired: QuestionExpired, *, epoch: int, at: float
 ) -> tuple[Record, ...]:
     """Close a call whose question was not answered in time."""
-    call = asking(state, expired.ref)
+    call = find_asking_call(state, expired.ref)
     if call is None or not call.expires_at or at < call.expires_at:
         return ()  # TURN-9
     match call.asked:
@@ -295,7 +297,7 @@ def _kind_of(call: CallState) -> QuestionKind:
     return QuestionKind.QUESTION if call.plan.site is Site.PERSON else QuestionKind.APPROVAL
 
 
-def _asked(state: Batch, call: CallState, kind: QuestionKind, *, at: float) -> QuestionAsked:
+def _question_record(state: Batch, call: CallState, kind: QuestionKind, *, at: float) -> QuestionAsked:
     expires_at = at + call.plan.answer_s if call.plan.answer_s else 0.0
     return QuestionAsked(
         state.turn,
@@ -333,14 +335,14 @@ def _find(state: Batch, ref: CallRef) -> CallState | None:
     return next((call for call in state.calls if call.call.id == ref.call_id and call.is_open), None)
 
 
-def _started(state: Batch, call: CallState, *, at: float) -> CallStarted:
+def _start_record(state: Batch, call: CallState, *, at: float) -> CallStarted:
     arguments = call.call.arguments if call.is_edited else None
     # An effect in the transaction of its outcome cannot be there without it: a start that a power cut loses, too.
     has_effects = call.plan.has_effects and call.plan.on_doubt is not OnDoubt.IN_TRANSACTION
     return CallStarted(state.turn, state.response_no, call.call.id, call.runs + 1, at, has_effects, arguments)
 
 
-def _told(state: Batch, result: ToolResult) -> ToolResult:
+def _with_notice(state: Batch, result: ToolResult) -> ToolResult:
     """Return a result that informs the model that a call did not run with its arguments."""
     for call in state.calls:
         if call.is_edited and call.runs and call.call.id == result.call_id:

@@ -22,7 +22,7 @@ from midstream.history.messages import (
     ToolResult,
     UpstreamCall,
 )
-from midstream.history.upstream_calls import Words, closed
+from midstream.history.upstream_calls import Words, close_call
 from midstream.retries import MODEL_ATTEMPTS_MAX, MODEL_BACKOFF, pause_s
 from midstream.session.calls import CallState
 from midstream.session.records import (
@@ -163,7 +163,7 @@ def _decide_awaiting_model(
             place = (state.turn, state.response_no, state.attempt)
             return (ReuseDecided(*place, command.judgement, at),) if _is_current(state, command) else ()
         case Stalled() | StallFinished() if _is_about_model(state, command):
-            return (_noticed(command, at=at),)
+            return (_stall_record(command, at=at),)
         case Answer():
             question = approvals.open_question(state, command.ref)
             if question is None:
@@ -173,8 +173,8 @@ def _decide_awaiting_model(
             return approvals.decide(state, command, at=at)
         case _:
             did = _end_attempt(state, command, epoch=epoch, at=at)
-            # Nobody waits any more for what the attempt had asked (TURN-80).
-            return (*approvals.closed(state, at=at), *did) if did else did
+            # Nothing waits any more for an answer to the attempt's questions (TURN-80).
+            return (*approvals.close_open_questions(state, at=at), *did) if did else did
 
 
 def _end_attempt(state: AwaitingModel, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -210,17 +210,17 @@ def _decide_running_calls(
         case CallExpired() if is_open(state, command.ref):
             return call_batches.give_up_client(state, command.ref.call_id, epoch=epoch, at=at)
         case CallProgress() if is_open(state, command.ref):
-            return (_progressed(command, at=at),)
+            return (_progress_record(command, at=at),)
         case Stalled() | StallFinished() if is_open(
             state, CallRef(command.turn, command.response_no, command.call_id)
         ):
-            return (_noticed(command, at=at),)
+            return (_stall_record(command, at=at),)
         case ChildStreamed() if is_open(state, command.ref):
             return call_batches.show_child(state, command)
         case CallProbed():
             return call_batches.take_probe(state, command, epoch=epoch, at=at)
         case Answer():
-            call = call_batches.asking(state, command.ref)
+            call = call_batches.find_asking_call(state, command.ref)
             if call is None:
                 raise approvals.closed_error(command)
             return call_batches.take_answer(state, call, command, epoch=epoch, at=at)
@@ -248,11 +248,11 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
             # An outcome that arrives during a cancel is kept (TURN-7).
             return call_batches.end_call_while_stopping(state, command.result, at=at)
         case CallProgress() if is_open(state, command.ref):
-            return (_progressed(command, at=at),)
+            return (_progress_record(command, at=at),)
         case ChildStreamed() if is_open(state, command.ref):
             return call_batches.show_child(state, command)
         case Cancel() if command.turn in (None, state.turn) and state.status is not TurnStatus.CANCELLED:
-            # Its own time limit was stopping it; somebody who stops it wants no hand-in either.
+            # Its own time limit was stopping it; a cancellation has no hand-in either.
             return (CancelRequested(state.turn, at, state.deadline_at),)
         case CancelExpired() if command.turn == state.turn:
             return call_batches.close(state, state.status, at=at)
@@ -285,11 +285,11 @@ def _busy(turn: int) -> Refused:
     return Refused(SessionBusyError(f"turn {turn} is still running: wait for its end or cancel it"))
 
 
-def _progressed(said: CallProgress, *, at: float) -> Record:
+def _progress_record(said: CallProgress, *, at: float) -> Record:
     return CallProgressed(said.ref.turn, said.ref.response_no, said.ref.call_id, said.run, said.text, at)
 
 
-def _noticed(seen: Stalled | StallFinished, *, at: float) -> Record:
+def _stall_record(seen: Stalled | StallFinished, *, at: float) -> Record:
     kind = StallNoticed if isinstance(seen, Stalled) else StallEnded
     return kind(seen.turn, seen.response_no, seen.waiting_for, seen.silent_s, at, seen.call_id)
 
@@ -328,13 +328,13 @@ def _take_response(
         )
         return (
             completed,
-            *(call_batches.ended(state, result, at=at) for result in not_run),
+            *(call_batches.end_record(state, result, at=at) for result in not_run),
             StepCommitted(state.turn, state.response_no),
             TurnEnded(state.turn, TurnStatus.COMPLETED, at, HANDED_IN_CODE if state.is_last else ""),
         )
     # A call that cannot start (unknown tool, bad arguments) goes back to the model as an error result.
     impossible = tuple(
-        call_batches.ended(state, ToolResult(plan.call_id, plan.problem, Outcome.ERROR), at=at)
+        call_batches.end_record(state, ToolResult(plan.call_id, plan.problem, Outcome.ERROR), at=at)
         for plan in command.plans
         if plan.problem is not None
     )
@@ -371,7 +371,9 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
     if command.code == ContextOverflowError.code:
         return (failed, *_after_overflow(state, command, at=at))
     if command.code == ModelForgotError.code and state.continued:
-        return _anew(state, at=at)  # TURN-61: taking it up was worth a try, and what cut it was counted
+        return _retry_attempt(
+            state, at=at
+        )  # TURN-61: taking it up was worth a try, and what cut it was counted
     failures = state.failures + 1
     if not command.is_retriable or failures >= MODEL_ATTEMPTS_MAX:
         ended = _end_without_response(
@@ -382,11 +384,11 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
         MODEL_BACKOFF.wait_s(failures, chance=command.chance), pause_s(command.retry_after_s)
     )
     if command.is_cut and state.token and not state.is_mute:
-        return (failed, _continued(state, at=at, not_before=not_before))
-    return (failed, *_anew(state, at=at, not_before=not_before))
+        return (failed, _continue_attempt(state, at=at, not_before=not_before))
+    return (failed, *_retry_attempt(state, at=at, not_before=not_before))
 
 
-def _anew(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> tuple[Record, ...]:
+def _retry_attempt(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> tuple[Record, ...]:
     """Ask the model again. What a stateful agent did in the cut attempt enters the history first (TURN-83)."""
     partial = partial_response(state)
     if partial is None or not _has_acted(state, partial):
@@ -405,7 +407,7 @@ def _has_acted(state: AwaitingModel, partial: Response) -> bool:
     return has_called or (is_shown and bool(partial.text.strip()))
 
 
-def _continued(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> Record:
+def _continue_attempt(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> Record:
     place = (state.turn, state.response_no, state.attempt)
     return AttemptContinued(*place, state.continued + 1, at, not_before)
 
@@ -415,7 +417,7 @@ def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) ->
     if command.cut is not None and not state.is_compacted:
         return (
             HistoryCompacted(state.turn, state.response_no, command.cut, at),
-            *_anew(state, at=at),
+            *_retry_attempt(state, at=at),
         )
     why = "even without its older part" if state.is_compacted else "and nothing of it can be left out"
     message = f"the conversation is longer than the model can read, {why}: {command.message}"
@@ -437,7 +439,7 @@ def _end_without_response(
     )
 
 
-def words_said(state: AwaitingModel) -> dict[int, Words]:
+def text_so_far(state: AwaitingModel) -> dict[int, Words]:
     """Return the text of the running attempt so far, by part."""
     deltas: list[Delta] = []
     said = state.said
@@ -462,7 +464,7 @@ def words_said(state: AwaitingModel) -> dict[int, Words]:
 
 def response_so_far(state: AwaitingModel) -> Response | None:
     """Return the response of the running attempt so far, or None if it is empty. Calls upstream may still run."""
-    parts = [_part(words) for words in words_said(state).values()]
+    parts = [_part(words) for words in text_so_far(state).values()]
     return Response(tuple(parts), Finish.INTERRUPTED) if parts else None
 
 
@@ -471,7 +473,7 @@ def partial_response(state: AwaitingModel) -> Response | None:
     said = response_so_far(state)
     if said is None:
         return None
-    return replace(said, parts=tuple(closed(p) if isinstance(p, UpstreamCall) else p for p in said.parts))
+    return replace(said, parts=tuple(close_call(p) if isinstance(p, UpstreamCall) else p for p in said.parts))
 
 
 def _part(words: Words) -> ResponsePart:
@@ -493,5 +495,5 @@ def _recover_awaiting_model(
     if is_old:
         return _end_without_response(state, TurnStatus.INTERRUPTED, at=at)
     if state.token:
-        return (_continued(state, at=at),)
-    return _anew(state, at=at)
+        return (_continue_attempt(state, at=at),)
+    return _retry_attempt(state, at=at)

@@ -155,7 +155,7 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
         token="",
         continued=0,
         is_mute=False,
-        questions=approvals.answered(state),
+        questions=approvals.undelivered_decisions(state),
         waits_since=0.0,
         is_upstream=False,
     )
@@ -194,12 +194,12 @@ def _evolve_response(state: TurnState, record: ResponseCompleted) -> TurnState:
         touched_at=record.at,
         deadline_at=state.deadline_at,
         is_last=state.is_last,
-        cut=_cut(state) if record.body.finish is Finish.INTERRUPTED else Cut(),
+        cut=_cut_of(state) if record.body.finish is Finish.INTERRUPTED else Cut(),
     )
 
 
-def _cut(state: AwaitingModel) -> Cut:
-    return Cut(state.failures, approvals.answered(state))
+def _cut_of(state: AwaitingModel) -> Cut:
+    return Cut(state.failures, approvals.undelivered_decisions(state))
 
 
 def _evolve_question(

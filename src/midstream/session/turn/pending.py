@@ -122,7 +122,7 @@ def pending_work(state: TurnState) -> tuple[PendingWork, ...]:
             assert_never(state)
 
 
-def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
+def is_pending_for_client(state: TurnState, finished: CallFinished) -> bool:
     """Return whether a client may send this outcome: the call runs, and it runs at a client."""
     if not isinstance(state, RunningCalls | Cancelling):
         return False
@@ -137,7 +137,7 @@ def _end_of(state: AwaitingModel | RunningCalls) -> tuple[AwaitEnd, ...]:
 def _pending_questions(state: AwaitingModel) -> Iterator[PendingWork]:
     for question in state.questions:
         if question.attempt != state.attempt:
-            continue  # nobody waits for it; its answer may fit a question that is still to come
+            continue  # no agent waits for it; its answer may fit a question that is still to come
         if not question.is_open:
             yield AnswerAgent(state.ref, question.id)
         elif question.expires_at:

@@ -20,7 +20,7 @@ SUSPECTED_MAX = 2
 """Deaths of its nodes that a turn may be suspected of and is still resumed; the next one interrupts it. The first
 makes it a suspect, the others count where it was the only one."""
 SUSPECTED_CODE = "server_died"
-"""The code of a turn that was interrupted because its tools killed the server, as far as can be told."""
+"""The code of a turn that was interrupted because its tools killed the server, as far as can be determined."""
 SUSPECTED_MESSAGE = "the server died again and again while a tool of this turn ran"
 LOOK_BACK_S = 2 * 60 * 60.0
 """A turn untouched for longer is ended as `interrupted` by a new node (the seed's two hours)."""
@@ -46,7 +46,7 @@ class Terms(Struct, frozen=True, gc=False):
     timeout_s: float = 0.0
     """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
     responses_max: int = 0
-    """Responses before the model must hand in what it has; 0 where nobody set a limit of their own."""
+    """Responses before the model must hand in what it has; 0 where no own limit was set."""
     request: ApplicationRequest | None = None
     """The request that the turn answers, where a client application resends its conversation."""
 
@@ -135,9 +135,9 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
     continued: int = 0
     """How often this attempt was taken up again."""
     is_mute: bool = False
-    """It was taken up again and has said nothing new since."""
+    """It was taken up again and has produced nothing new since."""
     questions: tuple[AgentQuestion, ...] = ()
-    """What the upstream's agent waits to be allowed, and answers that no agent was told yet."""
+    """What the upstream's agent waits to be allowed, and answers that no agent received yet."""
     waits_since: float = 0.0
     """When the first of the open questions was asked; 0 while there is none."""
     is_upstream: bool = False
@@ -185,7 +185,7 @@ class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
     @property
     def is_waiting_for_person(self) -> bool:
         """Whether a question to a person is open; time does not count against the turn meanwhile."""
-        for call in self.calls:  # noqa: SIM110 - asked after each record: a generator takes three times as long
+        for call in self.calls:  # noqa: SIM110 - called after each record: a generator takes three times as long
             if call.asked is not None and call.result is None:
                 return True
         return False

@@ -123,7 +123,7 @@ def fresh_key(world: World) -> bytes:
     ).digest()
 
 
-def derived_key(secret: str, share: bytes, place: bytes) -> tuple[bytes, bytes]:
+def derive_key(secret: str, share: bytes, place: bytes) -> tuple[bytes, bytes]:
     """Return the key that a secret and a share of ours make for one place, and what shows that it is that key."""
     both = HKDF(SHA256(), 2 * KEY_BYTES, share, place).derive(secret.encode("utf-8", "surrogatepass"))
     return both[:KEY_BYTES], both[KEY_BYTES:]
@@ -134,13 +134,13 @@ def digest_from(key: bytes, purpose: bytes) -> str:
     return HKDFExpand(SHA256(), KEY_BYTES, purpose).derive(key).hex()
 
 
-async def kept_key(key: bytes, keys: OperatorKeys, *, context: bytes) -> bytes:
+async def wrap_key(key: bytes, keys: OperatorKeys, *, context: bytes) -> bytes:
     """Return a data key as it may be written down: its commitment, and it itself wrapped."""
     return DataKey(key).commitment + await keys.wrap(key, context=context)
 
 
-async def opened_key(kept: bytes, keys: OperatorKeys, *, context: bytes) -> DataKey:
-    """Return the data key that `kept_key` wrote down.
+async def unwrap_key(kept: bytes, keys: OperatorKeys, *, context: bytes) -> DataKey:
+    """Return the data key that `wrap_key` returned.
 
     Raises:
         KeyMissingError: The operator's key is not here.
@@ -155,7 +155,7 @@ async def opened_key(kept: bytes, keys: OperatorKeys, *, context: bytes) -> Data
 async def encrypt_alone(body: bytes, place: bytes, keys: OperatorKeys, world: World) -> bytes:
     """Return a body encrypted under a key of its own, which comes with it wrapped."""
     key = fresh_key(world)
-    kept = await kept_key(key, keys, context=place)
+    kept = await wrap_key(key, keys, context=place)
     encrypted = AESGCM(key).encrypt(_FIRST_NONCE, body, place)
     return b"%c%b%b%b" % (ALONE, len(kept).to_bytes(2), kept, encrypted)
 
@@ -206,7 +206,7 @@ class FileKeys(OperatorKeys):
             UsageError: There is a file already, or it cannot be made. Nothing was changed.
         """
         line = f"{name} {b64encode(fresh_key(world)).decode()}\n"
-        # Made beside it and linked: nobody ever reads half a key, and of two that make one the first wins.
+        # Made beside it and linked: half a key is never read, and of two processes that make one the first wins.
         fresh = Path(path).with_name(f".{world.new_id('keys')}")
         try:
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

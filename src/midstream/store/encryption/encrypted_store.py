@@ -93,7 +93,7 @@ class SessionKeys(Protocol):
         """
 
     async def writing(self, session: str, epoch: int) -> OperatorKeys:
-        """Return the keys for what an node is about to append first under its epoch.
+        """Return the keys for what a node is about to append first under its epoch.
 
         Raises:
             MidstreamError: As `reading` does; or another node has the lease.
@@ -102,7 +102,7 @@ class SessionKeys(Protocol):
     async def has_title(self, session: str) -> bool:
         """Whether its title may appear in listings."""
 
-    def forget(self, session: str) -> None:
+    def drop(self, session: str) -> None:
         """The session was deleted."""
 
 
@@ -133,7 +133,7 @@ class OneForAll(SessionKeys):
     async def has_title(self, session: str) -> bool:
         return True
 
-    def forget(self, session: str) -> None:
+    def drop(self, session: str) -> None:
         """Drop the wraps of a session that was deleted."""
 
 
@@ -187,7 +187,7 @@ class EncryptedReader(StoreReader):
                 raise type(error)(f"{where}: {error.message}") from error
             missing = found[-1].position + 1 if found else after + 1
             if stored.position != missing and (found or not _begins(stored.body, body)):
-                raise _cut(session, f"has no record {missing}: it was cut out")
+                raise _cut_error(session, f"has no record {missing}: it was cut out")
             found.append(StoredRecord(stored.position, stored.epoch, body))
         return found
 
@@ -197,15 +197,15 @@ class EncryptedReader(StoreReader):
         if found is None or not (found.end or found.seal) or (self._is_mixed and not found.seal):
             return
         if found.seal[:1] != b"%c" % SHARED:
-            raise _cut(session, "has no seal (`is_mixed` reads what was written before)")
+            raise _cut_error(session, "has no seal (`is_mixed` reads what was written before)")
         try:
             keys = await self.keys.reading(session)
-        except SessionLockedError:  # nobody reads, or writes, anything of it until its client is here
+        except SessionLockedError:  # nothing of it can be read or written until its client is here
             return
         sealed = int(await self._plain(session, found.seal, _place_of_end(session), keys))
         if found.end < sealed:
             what = f"ends with record {found.end}, and was sealed with {sealed}: records were cut off"
-            raise _cut(session, what)
+            raise _cut_error(session, what)
 
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`; raises as `read` does."""
@@ -230,13 +230,13 @@ class EncryptedReader(StoreReader):
     @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         found = await self._reader.kv_get(namespace, key)
-        return None if found is None else await self._opened(namespace, found)
+        return None if found is None else await self._decrypt_entry(namespace, found)
 
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        return [await self._opened(namespace, each) for each in await self._reader.kv_list(namespace)]
+        return [await self._decrypt_entry(namespace, each) for each in await self._reader.kv_list(namespace)]
 
-    async def _opened(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
+    async def _decrypt_entry(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
         if self._is_mixed and found.body[:1] != b"%c" % ALONE:
             return found
         body = await ciphers.decrypt_alone(found.body, _place_of_entry(namespace, found.key), self.keys.house)
@@ -246,7 +246,7 @@ class EncryptedReader(StoreReader):
         kind = body[0] if body else 0
         if kind == SHARED:
             key_id = body[1 : 1 + ID_BYTES]
-            key = self._known.get((session, key_id)) or await self._learnt(session, key_id, keys)
+            key = self._known.get((session, key_id)) or await self._read_key(session, key_id, keys)
             return key.decrypt(body, place)
         if kind == ALONE:
             return await ciphers.decrypt_alone(body, place, keys)
@@ -254,15 +254,15 @@ class EncryptedReader(StoreReader):
             return body
         raise StoreDamagedError("it is not encrypted (`is_mixed` reads what was written before)")
 
-    async def _learnt(self, session: str, key_id: bytes, keys: OperatorKeys) -> DataKey:
+    async def _read_key(self, session: str, key_id: bytes, keys: OperatorKeys) -> DataKey:
         kept = await self._reader.blob(session, f"{KEY_MARK}{key_id.hex()}")
         if kept is None:
             raise StoreDamagedError("its key is no longer in the store")
-        key = await ciphers.opened_key(kept, keys, context=_place_of_key(session))
-        self._remember(session, key)
+        key = await ciphers.unwrap_key(kept, keys, context=_place_of_key(session))
+        self._cache_key(session, key)
         return key
 
-    def _remember(self, session: str, key: DataKey) -> None:
+    def _cache_key(self, session: str, key: DataKey) -> None:
         self._known[session, key.id] = key
         if len(self._known) > KEYS_KNOWN_MAX:
             del self._known[next(iter(self._known))]
@@ -281,7 +281,7 @@ class EncryptedReader(StoreReader):
 
 
 class EncryptedStore(EncryptedReader, Store):
-    """A store in front of another one, which keeps everything encrypted and has the same abilities: see `encrypted`."""
+    """A store in front of another one, which encrypts everything and has the same abilities: see `encrypt_store`."""
 
     def __init__(self, store: Store, keys: SessionKeys, *, world: World, is_mixed: bool = False) -> None:
         super().__init__(store, keys, is_mixed=is_mixed)
@@ -324,7 +324,7 @@ class EncryptedStore(EncryptedReader, Store):
         if batch.seal:
             raise UsageError("a journal has one seal: encrypt it once")
         writing = await self._key_for(session, batch.epoch)
-        end = await self._store.append(session, _encrypted(batch, writing, session))
+        end = await self._store.append(session, _encrypt_batch(batch, writing, session))
         writing.is_kept = writing.is_kept or bool(batch.bodies)
         return end
 
@@ -340,7 +340,7 @@ class EncryptedStore(EncryptedReader, Store):
             return None
         if batch.seal:
             return None
-        return behind.append_now(session, _encrypted(batch, writing, session))
+        return behind.append_now(session, _encrypt_batch(batch, writing, session))
 
     @property
     def transactional(self) -> Transactional | None:
@@ -358,7 +358,7 @@ class EncryptedStore(EncryptedReader, Store):
 
         def encrypting(attempt: Attempt) -> Batch:
             plain[:] = [work(attempt)]
-            return _encrypted(plain[0], writing, session)
+            return _encrypt_batch(plain[0], writing, session)
 
         await behind.append_within(session, encrypting, expected=expected, epoch=epoch)
         writing.is_kept = writing.is_kept or bool(plain[0].bodies)
@@ -375,7 +375,7 @@ class EncryptedStore(EncryptedReader, Store):
         """See `Store.delete`. Its wrapped keys go with it, so that no copy of a record that is left can be read."""
         self.lock(session)
         is_deleted = await self._store.delete(session)
-        self.keys.forget(session)
+        self.keys.drop(session)
         return is_deleted
 
     def lock(self, session: str) -> None:
@@ -396,7 +396,9 @@ class EncryptedStore(EncryptedReader, Store):
                 body = await ciphers.decrypt_alone(
                     forwarded.body, _place_of_forwarded(forwarded.session), keys
                 )
-            except SessionLockedError:  # its sender has the key, and is told again once it owns the session
+            except (
+                SessionLockedError
+            ):  # its sender has the key, and is notified again once it owns the session
                 _log.debug("a command waits for its client", extra={"session": forwarded.session})
             except MidstreamError as error:
                 _log.error("a command cannot be read: %s", error.code, extra={"session": forwarded.session})
@@ -424,11 +426,11 @@ class EncryptedStore(EncryptedReader, Store):
         if found is None or found.epoch != epoch:
             keys, key = await self.keys.writing(session, epoch), ciphers.fresh_key(self._world)
             data_key = DataKey(key)
-            kept = await ciphers.kept_key(key, keys, context=_place_of_key(session))
+            kept = await ciphers.wrap_key(key, keys, context=_place_of_key(session))
             has_title = await self.keys.has_title(session)
             found = _Writing(epoch, data_key, Blob(f"{KEY_MARK}{data_key.id.hex()}", kept), has_title)
             self._writing[session] = found
-            self._remember(session, data_key)
+            self._cache_key(session, data_key)
         return found
 
     @override
@@ -442,7 +444,7 @@ class EncryptedStore(EncryptedReader, Store):
         return await self._store.kv_delete(namespace, key, expected=expected)
 
 
-def encrypted(
+def encrypt_store(
     store: Store, keys: OperatorKeys, *, is_mixed: bool = False, world: World = World()
 ) -> EncryptedStore:
     """Return a store that keeps everything in `store`, encrypted, and can do whatever `store` can.
@@ -456,7 +458,7 @@ def encrypted(
     return EncryptedStore(store, OneForAll(keys), world=world, is_mixed=is_mixed)
 
 
-def _cut(session: str, what: str) -> EventsLostError:
+def _cut_error(session: str, what: str) -> EventsLostError:
     error = EventsLostError(f"session {session!r} {what}")
     _log.error(error.message, extra={"session": session})
     return error
@@ -467,7 +469,7 @@ def _begins(encrypted: bytes, body: bytes) -> bool:
     return encrypted[:1] == b"%c" % ALONE or (encrypted is body and is_pruned(body))
 
 
-def _encrypted(batch: Batch, writing: _Writing, session: str) -> Batch:
+def _encrypt_batch(batch: Batch, writing: _Writing, session: str) -> Batch:
     encrypt = writing.key.encrypt
     bodies = [
         encrypt(body, _place_of_record(session, position, writing.epoch))

@@ -125,12 +125,12 @@ class _Root:
 
 
 class ClientKeys(SessionKeys, Escrow):
-    """The keys of an escrowed store: see `contract.Escrow` and `encrypted.SessionKeys` for what it is asked."""
+    """The keys of an escrowed store: see `contract.Escrow` and `encrypted_store.SessionKeys` for what it is asked."""
 
     def __init__(self, store: Store, house: OperatorKeys, *, world: World, is_mixed: bool) -> None:
         self.house = house
         self.on_locked: Callable[[str], None] = lambda _session: None
-        """Told of a session whose root key was forgotten."""
+        """Called with a session whose root key was dropped."""
         self._store = store
         self._world = world
         self._is_mixed = is_mixed
@@ -147,7 +147,7 @@ class ClientKeys(SessionKeys, Escrow):
         for tries in range(REPLACE_ATTEMPTS_MAX):
             found = await self._store.find(place)
             has_records = found is not None and found.end > 0
-            kept = await self._kept(place)  # after the records: what opens them was written before them
+            kept = await self._read_row(place)  # after the records: what opens them was written before them
             if has_records and kept.row is None and self._is_mixed:
                 return None
             if begins or old_secret:
@@ -158,25 +158,25 @@ class ClientKeys(SessionKeys, Escrow):
                     continue  # it was written at this moment
                 self.lock(place)  # it was deleted elsewhere
             row = self._row_here(place, kept, has_records=has_records)
-            opened = await self._opened(place, row, secret, has_records=has_records)
+            opened = await self._try_secret(place, row, secret, has_records=has_records)
             if old_secret:
-                before = await self._opened(place, row, old_secret, has_records=has_records)
+                before = await self._try_secret(place, row, old_secret, has_records=has_records)
                 if opened is None and before is not None and before.is_client:
                     if not await self._rewrap(place, kept, secret):
-                        continue  # somebody changed the row at this moment
+                        continue  # another writer changed the row at this moment
                     opened = before
             if opened is None and begins and not has_records and place not in self._roots:
-                opened = await self._begun(place, secret)
+                opened = await self._begin_session(place, secret)
                 if opened is None:
                     continue  # another connection began it at this moment, perhaps of the same client
             if opened is None:
-                raise _refused()
+                raise _refusal()
             return opened
         raise _moving(session)
 
     @override
     async def holds(self, session: str) -> bool:
-        return not self._is_mixed or (await self._kept(root_of(session))).row is not None
+        return not self._is_mixed or (await self._read_row(root_of(session))).row is not None
 
     @override
     async def share(self, session: str, *, for_s: float) -> str:
@@ -185,14 +185,14 @@ class ClientKeys(SessionKeys, Escrow):
         word = self._world.new_id(VIEWER)
         for _ in range(REPLACE_ATTEMPTS_MAX):
             now = self._world.now()
-            kept = await self._kept(place)
+            kept = await self._read_row(place)
             if root is None or not root.is_client or kept.row is None:
-                raise _locked(session)
+                raise _locked_error(session)
             good = tuple(each for each in kept.row.viewers if each.expires_at > now)
             if len(good) >= VIEWERS_MAX:
                 raise LimitReachedError(f"{VIEWERS_MAX} viewers are permitted for a session at a time")
             holder = _Holder(place, _id_of(word), now + for_s)
-            wrap = await self._wrapped(root.key, word, holder)
+            wrap = await self._wrap_key(root.key, word, holder)
             viewers = (*good, _Viewer(holder.viewer, holder.expires_at, wrap))
             if await self._keep(place, replace(kept.row, viewers=viewers), kept.version):
                 return word
@@ -202,7 +202,7 @@ class ClientKeys(SessionKeys, Escrow):
     async def withdraw_viewers(self, session: str) -> None:
         place = root_of(session)
         for _ in range(REPLACE_ATTEMPTS_MAX):
-            kept = await self._kept(place)
+            kept = await self._read_row(place)
             if kept.row is None or not kept.row.viewers:
                 return
             if await self._keep(place, replace(kept.row, viewers=()), kept.version):
@@ -210,7 +210,7 @@ class ClientKeys(SessionKeys, Escrow):
         raise _moving(session)
 
     @override
-    async def forget_deleted(self) -> None:
+    async def drop_deleted_keys(self) -> None:
         there = {info.session async for info in self._store.list()}
         before = self._world.now() - BEGINNING_S
         for kept in await self._store.kv_list(ESCROW):
@@ -221,7 +221,7 @@ class ClientKeys(SessionKeys, Escrow):
 
     @override
     async def is_good(self, opened: OpenedSession) -> bool:
-        row = None if opened.is_client else (await self._kept(opened.session)).row
+        row = None if opened.is_client else (await self._read_row(opened.session)).row
         viewers = row.viewers if row is not None else ()
         now = self._world.now()
         return opened.is_client or any(each.id == opened.viewer and now < each.expires_at for each in viewers)
@@ -237,18 +237,18 @@ class ClientKeys(SessionKeys, Escrow):
         root = self._roots.get(place)
         if root is None or root.unwritten is None:
             return kept.row
-        if has_records:  # somebody else was faster, in another process
+        if has_records:  # another process was faster
             self.lock(place)
             return kept.row
         return root.unwritten
 
-    async def _opened(
+    async def _try_secret(
         self, place: str, row: _Row | None, secret: str, *, has_records: bool
     ) -> OpenedSession | None:
         """Try a secret; as much is done for one that fits nothing."""
         wrap, holder = self._wrap_for(place, row, secret)
         share = await self.house.unwrap(wrap.share, context=holder.place_of_share)
-        wrapping, check = ciphers.derived_key(secret, share, holder.place)
+        wrapping, check = ciphers.derive_key(secret, share, holder.place)
         if not hmac.compare_digest(check, wrap.check):
             return None
         key = await OneKey(wrapping, self._world).unwrap(wrap.root, context=holder.place)
@@ -272,10 +272,10 @@ class ClientKeys(SessionKeys, Escrow):
                     found = each.wrap, _Holder(place, each.id, each.expires_at)
         return found
 
-    async def _begun(self, place: str, secret: str) -> OpenedSession | None:
+    async def _begin_session(self, place: str, secret: str) -> OpenedSession | None:
         """Give an unused session this secret; None where another caller was faster."""
         key = ciphers.fresh_key(self._world)
-        row = _Row(await self._wrapped(key, secret, _Holder(place)))
+        row = _Row(await self._wrap_key(key, secret, _Holder(place)))
         if place in self._roots:
             return None
         root = self._roots[place] = _Root(key, self._world, row)
@@ -287,24 +287,24 @@ class ClientKeys(SessionKeys, Escrow):
         root = self._roots.get(place)
         if root is None:
             return False
-        wrap = await self._wrapped(root.key, secret, _Holder(place))
+        wrap = await self._wrap_key(root.key, secret, _Holder(place))
         if root.unwritten is not None:
             root.unwritten = replace(root.unwritten, client=wrap)
             return True
         assert kept.row is not None, "it was opened by its row"
         return await self._keep(place, replace(kept.row, client=wrap), kept.version)
 
-    async def _wrapped(self, key: bytes, secret: str, holder: _Holder) -> _Wrap:
+    async def _wrap_key(self, key: bytes, secret: str, holder: _Holder) -> _Wrap:
         share = ciphers.fresh_key(self._world)
-        wrapping, check = ciphers.derived_key(secret, share, holder.place)
+        wrapping, check = ciphers.derive_key(secret, share, holder.place)
         root = await OneKey(wrapping, self._world).wrap(key, context=holder.place)
         return _Wrap(await self.house.wrap(share, context=holder.place_of_share), check, root)
 
     # --- the rows
 
-    async def _kept(self, place: str) -> _Kept:
+    async def _read_row(self, place: str) -> _Kept:
         found = await self._store.kv_get(ESCROW, place)
-        return _Kept(0, None) if found is None else _Kept(found.version, _decoded(found.body, place))
+        return _Kept(0, None) if found is None else _Kept(found.version, _decode_row(found.body, place))
 
     async def _keep(self, place: str, row: _Row, version: int) -> bool:
         """Write a row, and return whether it had still this version."""
@@ -320,11 +320,11 @@ class ClientKeys(SessionKeys, Escrow):
 
     @override
     async def prepare(self) -> None:
-        kept = await self._kept(NOBODY)
+        kept = await self._read_row(NOBODY)
         if kept.row is None:
             key, secret = ciphers.fresh_key(self._world), self._world.new_secret()
-            await self._keep(NOBODY, _Row(await self._wrapped(key, secret, _Holder(NOBODY))), 0)
-            kept = await self._kept(NOBODY)
+            await self._keep(NOBODY, _Row(await self._wrap_key(key, secret, _Holder(NOBODY))), 0)
+            kept = await self._read_row(NOBODY)
         assert kept.row is not None, "it was just written, here or by another process"
         await self.house.unwrap(kept.row.client.share, context=_Holder(NOBODY).place_of_share)
         self._nobody = kept.row
@@ -356,8 +356,8 @@ class ClientKeys(SessionKeys, Escrow):
         if root is None:
             return await self._house_for(session)
         if root.unwritten is not None:
-            kept = await self._kept(place)
-            found = await self._store.find(place)  # after the row: whoever wrote that was the node then
+            kept = await self._read_row(place)
+            found = await self._store.find(place)  # after the row: its writer was the node then
             if found is None or found.epoch != epoch:
                 raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
             if found.end > 0:
@@ -372,20 +372,20 @@ class ClientKeys(SessionKeys, Escrow):
     async def has_title(self, session: str) -> bool:
         return root_of(session) not in self._roots
 
-    def forget(self, session: str) -> None:
+    def drop(self, session: str) -> None:
         """Drop the wraps of a session that was deleted. The row went with the session (`OF_SESSIONS`)."""
         if session == root_of(session):
             self.lock(session)
 
     async def _house_for(self, session: str) -> OperatorKeys:
         """Return the operator's keys, for a session from before the escrow."""
-        if self._is_mixed and (await self._kept(root_of(session))).row is None:
+        if self._is_mixed and (await self._read_row(root_of(session))).row is None:
             return self.house
-        raise _locked(session)
+        raise _locked_error(session)
 
 
 class EscrowedStore(EncryptedStore):
-    """An encrypted store in which clients hold the keys of their sessions: see `escrowed`."""
+    """An encrypted store in which clients hold the keys of their sessions: see `escrow_store`."""
 
     keys: ClientKeys
 
@@ -399,7 +399,7 @@ class EscrowedStore(EncryptedStore):
         return self.keys
 
 
-def escrowed(
+def escrow_store(
     store: Store, house: OperatorKeys, *, is_mixed: bool = False, world: World = World()
 ) -> EscrowedStore:
     """Return a store in which each session can only be read while its client, or a viewer, is there with a secret.
@@ -420,7 +420,7 @@ def _id_of(word: str) -> bytes:
     return hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _decoded(body: bytes, place: str) -> _Row:
+def _decode_row(body: bytes, place: str) -> _Row:
     try:
         return msgspec.json.decode(body, type=_Row)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -432,11 +432,11 @@ def _require_form(secret: str) -> None:
         raise UsageError("the secret of an encrypted session is 32 random bytes, base64url without padding")
 
 
-def _refused() -> WrongSecretError:
+def _refusal() -> WrongSecretError:
     return WrongSecretError("this secret opens no such session")
 
 
-def _locked(session: str) -> SessionLockedError:
+def _locked_error(session: str) -> SessionLockedError:
     return SessionLockedError(
         f"session {session!r} is encrypted under its client's secret, and no client with that secret is connected"
     )

@@ -61,13 +61,13 @@ class DatabaseFile:
         self._vfs = vfs
 
     @contextlib.contextmanager
-    def looking(self) -> Iterator[inbox.Sight]:
+    def open_for_watcher(self) -> Iterator[inbox.Sight]:
         """Open a read-only connection for the watcher, in its thread."""
-        with self.named_errors():
+        with self.convert_errors():
             db = self.connect(flags=apsw.SQLITE_OPEN_READONLY)
 
         def rows(query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
-            with self.named_errors(
+            with self.convert_errors(
                 db
             ):  # without patience: who watches looks again soon, and has to beat meanwhile
                 return db.execute(query, values).fetchall()
@@ -90,13 +90,13 @@ class DatabaseFile:
             UsageError: They are not, or a newer version made them. Nothing was changed.
         """
         db.execute(f"pragma page_size = {PAGE_BYTES}")  # of a new file
-        self.patiently(partial(self.require_ours, db))
-        self.patiently(partial(db.execute, "pragma journal_mode = wal"))
+        self.retry_while_busy(partial(self.require_ours, db))
+        self.retry_while_busy(partial(db.execute, "pragma journal_mode = wal"))
         db.execute(f"pragma journal_size_limit = {LOG_BYTES_MAX}")
         db.execute("pragma secure_delete = on")  # what is deleted is overwritten
         # macOS: a plain sync stops at the drive's own memory. Without effect elsewhere.
         db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
-        self.patiently(partial(db.execute, BEGIN))
+        self.retry_while_busy(partial(db.execute, BEGIN))
         try:
             if not self.require_ours(db):
                 db.execute(schema())
@@ -107,7 +107,7 @@ class DatabaseFile:
             if db.in_transaction:
                 db.execute("rollback")
 
-    def patiently(self, step: Callable[[], T]) -> T:
+    def retry_while_busy(self, step: Callable[[], T]) -> T:
         """Do one step of SQLite's, again and again while another process has the lock."""
         for _ in range(BUSY_TRIES_MAX):
             try:
@@ -118,7 +118,7 @@ class DatabaseFile:
         return step()
 
     @contextlib.contextmanager
-    def named_errors(self, db: apsw.Connection | None = None) -> Iterator[None]:
+    def convert_errors(self, db: apsw.Connection | None = None) -> Iterator[None]:
         """Raise ours for SQLite's."""
         try:
             yield

@@ -79,7 +79,7 @@ class Effects:
         self._db.execute(f"savepoint {SAVEPOINT}")
         opened = OpenTransaction(self._db, lambda: self._clock() > began_at + within_s)
         try:
-            with self._guarded(opened):
+            with self._guard(opened):
                 value = effect(opened)
                 opened.require_whole()
         except BaseException:
@@ -100,11 +100,11 @@ class Effects:
             self._db.execute(f"rollback to {SAVEPOINT}")
             self._db.execute(f"release {SAVEPOINT}")
         else:
-            self._begin()  # SQLite itself has undone everything: interrupted in the middle of a write, or told to
+            self._begin()  # SQLite itself has undone everything: interrupted in the middle of a write, or on command
 
     @contextmanager
-    def _guarded(self, opened: OpenTransaction) -> Iterator[None]:
-        self._db.set_authorizer(self._judged)
+    def _guard(self, opened: OpenTransaction) -> Iterator[None]:
+        self._db.set_authorizer(self._judge)
         self._db.set_progress_handler(opened.is_late, STEPS)
         try:
             yield
@@ -112,7 +112,7 @@ class Effects:
             self._db.set_progress_handler(None)
             self._db.set_authorizer(None)
 
-    def _judged(
+    def _judge(
         self,
         operation: int,
         first: str | None,

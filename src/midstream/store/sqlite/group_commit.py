@@ -22,15 +22,15 @@ from midstream.store.sqlite.worker_thread import WorkThread
 T = TypeVar("T")
 
 Durability = Literal["default", "power", "process"]
-"""What `Sync` means: as the records say; every append survives a power cut; none does."""
+"""What `Sync` means: by the kind of the records; every append survives a power cut; none does."""
 _SYNCS = {"power": Sync.FULL, "process": Sync.NORMAL}
 
 BATCH_MAX = 1000
 """Operations in one commit; bounds how long the first of them waits for the last."""
 IDLE_CHECKPOINT_PAGES = 2000
-"""Pages in the write-ahead log from which it is copied back when nobody waits (4 MB)."""
+"""Pages in the write-ahead log from which it is copied back when no append waits (4 MB)."""
 BUSY_CHECKPOINT_PAGES = 16_000
-"""Pages from which it is copied back even if somebody waits (32 MB)."""
+"""Pages from which it is copied back even if an append waits (32 MB)."""
 AT_ONCE_SHARE = 0.1
 """Most of its time that the event loop spends on commits. A disk that takes its time even for a write that is not
 synced soon reaches it, and so do many sessions, which had better share commits: then they are the thread's."""
@@ -93,7 +93,7 @@ class Commits:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def ask(
+    def submit(
         self,
         write: Callable[[], T],
         sync: Sync,
@@ -112,7 +112,7 @@ class Commits:
         self._waiting.append(QueuedOperation(write, self._sync or sync, answer, is_alone))
         if not self._is_busy:
             self._become_busy()
-            if self._is_shared:  # who asks in the same moment shares the commit
+            if self._is_shared:  # submissions of the same moment share the commit
                 self._loop.call_soon(self._commit_next)
             else:
                 self._commit_next()
@@ -124,7 +124,7 @@ class Commits:
         After None nothing was written: the commit would be synced, or have to wait, or was refused.
 
         Args:
-            write: See `ask`.
+            write: See `submit`.
         """
         if (self._sync or sync) is Sync.FULL or self._is_busy or self._is_shared or self._has_new_log:
             return None
@@ -135,7 +135,7 @@ class Commits:
         [done] = self._writer.commit(
             [QueuedOperation(write, Sync.NORMAL, answer, is_alone=True)], is_patient=False
         )
-        self._rest_after(began_at)
+        self._pause_after(began_at)
         if self._writer.log_pages > IDLE_CHECKPOINT_PAGES:
             self._go_on()
         return None if isinstance(done, BaseException) else done
@@ -143,7 +143,7 @@ class Commits:
     async def clear_log(self) -> None:
         """Copy the log into the database and empty it, as far as readers allow."""
         self._has_new_log = True
-        await self._thread.ask(self._writer.clear_log)
+        await self._thread.submit(self._writer.clear_log)
 
     async def finish(self) -> None:
         """Wait until everything asked for is committed."""
@@ -163,14 +163,14 @@ class Commits:
             del self._waiting[:count]
         self._is_shared = len(batch) > 1
         self._has_new_log = False
-        self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
+        self._thread.submit_then(partial(self._writer.commit, batch), partial(self._finish_batch, batch))
 
-    def _rest_after(self, began_at: float) -> None:
+    def _pause_after(self, began_at: float) -> None:
         """Leave the event loop to others for a while, after what it was kept from them."""
         ended_at = self._world.monotonic()
         self._at_once_from = ended_at + (ended_at - began_at) * (1 / AT_ONCE_SHARE - 1)
 
-    def _committed(
+    def _finish_batch(
         self, batch: Sequence[QueuedOperation], done: list[Any] | None, bug: BaseException | None
     ) -> None:
         answers = [bug] * len(batch) if done is None else done
@@ -188,7 +188,7 @@ class Commits:
         if self._writer.log_pages > limit:
             self._become_busy()
             self._has_new_log = True
-            self._thread.tell(self._writer.checkpoint, lambda _done, _bug: self._go_on())
+            self._thread.submit_then(self._writer.checkpoint, lambda _done, _bug: self._go_on())
         elif self._waiting:
             self._commit_next()
         else:

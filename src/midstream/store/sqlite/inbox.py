@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 LETTERS_MAX = 100
-"""Commands told at once: more wait for the next look."""
+"""Commands reported at once: more wait for the next look."""
 
 PUT = "insert into inbox (session, sender, body) values (?, ?, ?) returning number"
 FIND_LETTER = """
@@ -114,7 +114,7 @@ class Sight:
         number: int = self._rows(FIND_VERSION, ())[0][0]
         return number
 
-    def undecided(self) -> list[Undecided]:
+    def list_undecided(self) -> list[Undecided]:
         """Return all forwarded commands without an answer, oldest first."""
         return [Undecided(*row) for row in self._rows(FIND_UNDECIDED, ())]
 
@@ -122,7 +122,7 @@ class Sight:
         """Return the answers to what this node has handed over."""
         return self._rows(FIND_ANSWERS, (sender,))
 
-    def given_up(self) -> list[tuple[str, int]]:
+    def list_given_up(self) -> list[tuple[str, int]]:
         """Return the sessions with an open turn that were given up, with their epochs."""
         return self._rows(FIND_GIVEN_UP, ())
 
@@ -130,7 +130,7 @@ class Sight:
         """Return the sessions with an open turn that none of these nodes holds, with epoch and node."""
         return self._rows(FIND_ORPHANS, (_json(living),))
 
-    def moved(self, followed: Mapping[str, int]) -> frozenset[str]:
+    def find_moved(self, followed: Mapping[str, int]) -> frozenset[str]:
         """Return which of these sessions have another end than given, or are gone."""
         ends = dict(self._rows(FIND_ENDS, (_json(followed),)))
         return frozenset(session for session, end in followed.items() if ends.get(session, 0) != end)

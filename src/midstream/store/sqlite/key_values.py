@@ -9,7 +9,7 @@ from midstream.store.contract import OF_SESSIONS, KeyValueEntry, require_version
 from midstream.store.sqlite.inbox import SqlConnection
 
 FIND_VERSION = "select version from key_value where namespace = ? and key = ?"
-# A dropped key starts again above all its versions, so that nobody who read the old entry replaces the new one.
+# A dropped key starts again above all its versions, so that no reader of the old entry replaces the new one.
 ADD = """
 insert into key_value (namespace, key, version, body, at)
 values (?, ?, 1 + (select versions_spent from ledger), ?, ?) returning version

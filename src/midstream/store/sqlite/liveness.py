@@ -1,7 +1,7 @@
-"""Liveness of nodes: an node is a process that holds an operating-system lock on a file of its own.
+"""Liveness of nodes: a node is a process that holds an operating-system lock on a file of its own.
 
 The system frees the lock the moment the process dies, however it dies; a free lock, or a missing file, is a dead
-node. That needs neither a clock nor a heartbeat. An node's name is never used twice.
+node. That needs neither a clock nor a heartbeat. A node's name is never used twice.
 
 A process that is stopped, not dead, still holds its lock. So every node that sees others also touches its file every
 now and then; who sees no touch for the whole of a lease takes it for frozen (`Peers`). A touch shows that the
@@ -57,7 +57,7 @@ else:
 TRIES_MAX = 100
 """A sweep by another process may take a new file away before it is locked; a hundred in a row are no accident."""
 BEATS_PER_LEASE = 10
-"""Touches of an node's file in the time after which it counts as frozen."""
+"""Touches of a node's file in the time after which it counts as frozen."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class NodeLock:
             ) from error
         _locks_of_this_process.add(self)
 
-    def beat(self) -> None:
+    def show_liveness(self) -> None:
         """Show those who look that this process is given time."""
         if self._descriptor >= 0:
             with contextlib.suppress(
@@ -106,14 +106,14 @@ class NodeLock:
 
 
 def is_alive(folder: Path, node: str) -> bool:
-    """Return whether an node's lock is held; the file of a dead one is removed."""
+    """Return whether a node's lock is held; the file of a dead one is removed."""
     path = _lock_file(folder, node)
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # somebody else's file: who cannot look must not take over
+        return True  # another user's file: a process that cannot check it must not take over
     try:
         if not _is_lock_free(descriptor):
             return True
@@ -140,7 +140,7 @@ class Peers:
 
     Args:
         lock: The lock of the observer, which is touched while other nodes exist.
-        lease_s: Seconds without a beat after which an node counts as frozen.
+        lease_s: Seconds without a beat after which a node counts as frozen.
     """
 
     def __init__(self, folder: Path, lock: NodeLock, *, lease_s: float) -> None:
@@ -155,9 +155,9 @@ class Peers:
         self._beaten_at = -lease_s
         self._looked_at: float | None = None
         self._silent_s: dict[str, tuple[int, float]] = {}
-        """Each one's last beat, as its file says, and the seconds seen since."""
+        """Each one's last beat, by its file, and the seconds seen since."""
 
-    def look(self, *, now: float) -> bool:
+    def check_all(self, *, now: float) -> bool:
         """Check all nodes; return whether one came, went, froze or continued.
 
         Args:
@@ -172,7 +172,7 @@ class Peers:
                 silent_s[node] = (beat, silent + passed_s if beat == last else 0.0)
         self._silent_s = silent_s
         if silent_s and now - self._beaten_at >= self._beat_s:
-            self._lock.beat()
+            self._lock.show_liveness()
             self._beaten_at = now
         return self._judge()
 
@@ -207,7 +207,7 @@ _locks_of_this_process: weakref.WeakSet[NodeLock] = weakref.WeakSet()
 
 
 def _lock_file(folder: Path, node: str) -> str:
-    return os.path.join(folder, f"{node}.lock")  # noqa: PTH118 - asked too often for a `Path`
+    return os.path.join(folder, f"{node}.lock")  # noqa: PTH118 - called too often for a `Path`
 
 
 def _take(path: str) -> int:

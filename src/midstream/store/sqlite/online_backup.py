@@ -68,12 +68,12 @@ def back_up(
     unfinished = target.with_name(f".{target.name}.{world.new_id('part')}")
     try:
         os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        with file.named_errors(), _connected(source, apsw.SQLITE_OPEN_READONLY) as live:
-            file.patiently(
+        with file.convert_errors(), _connect(source, apsw.SQLITE_OPEN_READONLY) as live:
+            file.retry_while_busy(
                 partial(live.execute, f"begin; {COUNT_SESSIONS}")
             )  # one moment, until it is closed
             _copy(live, unfinished, progress)
-        sessions, records = _checked(unfinished)
+        sessions, records = _check(unfinished)
         _publish(unfinished, target, may_replace=may_replace)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -87,7 +87,7 @@ def back_up(
 
 def _copy(live: apsw.Connection, unfinished: Path, progress: Callable[[float], None]) -> None:
     target = DatabaseFile(unfinished, World(), None)
-    with target.named_errors(), _connected(unfinished, apsw.SQLITE_OPEN_READWRITE) as copy:
+    with target.convert_errors(), _connect(unfinished, apsw.SQLITE_OPEN_READWRITE) as copy:
         # Without a journal: an unfinished copy is deleted.
         copy.execute("pragma journal_mode = off; pragma synchronous = off")
         with copy.backup("main", live, "main") as backup:
@@ -96,14 +96,14 @@ def _copy(live: apsw.Connection, unfinished: Path, progress: Callable[[float], N
                 progress(1 - backup.remaining / max(backup.page_count, 1))
 
 
-def _checked(unfinished: Path) -> tuple[int, int]:
+def _check(unfinished: Path) -> tuple[int, int]:
     """Return how many sessions and records a copy has.
 
     Raises:
         StoreDamagedError: It is damaged, as its source is.
     """
     uri = f"{unfinished.resolve().as_uri()}?immutable=1"  # makes no files beside it
-    with DatabaseFile(unfinished, World(), None).named_errors(), _connected(uri, IMMUTABLE) as copy:
+    with DatabaseFile(unfinished, World(), None).convert_errors(), _connect(uri, IMMUTABLE) as copy:
         if (found := copy.execute("pragma quick_check(1)").get) != "ok":
             raise StoreDamagedError(f"the database is damaged and was not copied: {found}")
         return number_of(copy.execute(COUNT_SESSIONS)), number_of(copy.execute(COUNT_RECORDS))
@@ -123,7 +123,7 @@ def _publish(unfinished: Path, target: Path, *, may_replace: bool) -> None:
 
 
 @contextlib.contextmanager
-def _connected(place: Path | str, flags: int) -> Iterator[apsw.Connection]:
+def _connect(place: Path | str, flags: int) -> Iterator[apsw.Connection]:
     db = apsw.Connection(str(place), flags=flags)
     try:
         yield db

@@ -102,46 +102,46 @@ class ReadConnection:
 
     def rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
         """Run a query and return its rows."""
-        with self._file.named_errors(self._db):
-            return self._file.patiently(lambda: self._db.execute(query, values).fetchall())
+        with self._file.convert_errors(self._db):
+            return self._file.retry_while_busy(lambda: self._db.execute(query, values).fetchall())
 
 
 class SQLiteReads(StoreReader):
-    """The reading half of a SQLite store, on a connection that `_ask` selects."""
+    """The reading half of a SQLite store, on a connection that `_query` selects."""
 
-    async def _ask(self, name: str, question: Callable[[ReadConnection], T]) -> T:
+    async def _query(self, name: str, question: Callable[[ReadConnection], T]) -> T:
         """Answer a question about what has this name."""
         raise NotImplementedError
 
     @override
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
-        return await self._ask(session, lambda reader: reader.records(session, after, limit))
+        return await self._query(session, lambda reader: reader.records(session, after, limit))
 
     @override
     async def blob(self, session: str, digest: str) -> bytes | None:
-        return await self._ask(session, lambda reader: reader.blob(session, digest))
+        return await self._query(session, lambda reader: reader.blob(session, digest))
 
     @override
     async def find(self, session: str) -> SessionInfo | None:
-        return await self._ask(session, lambda reader: reader.find(session))
+        return await self._query(session, lambda reader: reader.find(session))
 
     async def list(
         self, *, live: bool | None = None, of: Collection[str] | None = None
     ) -> AsyncIterator[SessionInfo]:
         """See `StoreReader.list`. The order is that of the first step; what is deleted meanwhile is left out."""
-        numbers = await self._ask("", lambda reader: reader.numbers(live, of))
+        numbers = await self._query("", lambda reader: reader.numbers(live, of))
         for start in range(0, len(numbers), LIST_PAGE):
             page = numbers[start : start + LIST_PAGE]
-            for line in await self._ask("", partial(ReadConnection.lines, numbers=page)):
+            for line in await self._query("", partial(ReadConnection.lines, numbers=page)):
                 yield line
 
     @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        return await self._ask(namespace + key, lambda reader: reader.kv_get(namespace, key))
+        return await self._query(namespace + key, lambda reader: reader.kv_get(namespace, key))
 
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        return await self._ask(namespace, lambda reader: reader.kv_list(namespace))
+        return await self._query(namespace, lambda reader: reader.kv_list(namespace))
 
 
 class SQLiteReader(SQLiteReads):
@@ -154,7 +154,7 @@ class SQLiteReader(SQLiteReads):
     def __init__(self, reader: ReadConnection) -> None:
         self._reader = reader
 
-    async def _ask(self, name: str, question: Callable[[ReadConnection], T]) -> T:  # noqa: ARG002 - see SQLiteReads
+    async def _query(self, name: str, question: Callable[[ReadConnection], T]) -> T:  # noqa: ARG002 - see SQLiteReads
         return question(self._reader)
 
 
@@ -170,11 +170,11 @@ def reading(path: str | Path, *, world: World = World()) -> Iterator[ReadConnect
     file = DatabaseFile(Path(path), world, None)
     if not file.path.is_file():
         raise NotFoundError(f"no database {str(file.path)!r}; give one with --store, or start a server")
-    with file.named_errors():
+    with file.convert_errors():
         db = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
     try:
-        with file.named_errors(db):
-            if not file.patiently(partial(file.require_ours, db)):
+        with file.convert_errors(db):
+            if not file.retry_while_busy(partial(file.require_ours, db)):
                 raise NotFoundError(f"nothing was stored in {str(file.path)!r} yet")
         yield ReadConnection(file, db)
     finally:

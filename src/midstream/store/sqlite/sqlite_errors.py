@@ -41,6 +41,6 @@ def refusal_of(error: apsw.Error, where: str, db: apsw.Connection | None) -> Mid
 
 
 def _is_for_lack_of_space(error: apsw.Error, db: apsw.Connection | None) -> bool:
-    # SQLite knows a full disk by itself, except where it makes its index of the log, and a spent quota.
+    # SQLite detects a full disk by itself, except where it makes its index of the log, and a spent quota.
     is_index = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
     return is_index or (db is not None and db.system_errno in {errno.ENOSPC, errno.EDQUOT})

@@ -111,13 +111,13 @@ class SQLiteStore(SQLiteReads, Store):
     @override
     async def claim(self, session: str, *, at: float) -> int:
         opened = self._require_open(session)
-        return await opened.commits.ask(partial(opened.writer.claim, session, at), Sync.NORMAL)
+        return await opened.commits.submit(partial(opened.writer.claim, session, at), Sync.NORMAL)
 
     @override
     async def release(self, session: str, *, epoch: int) -> None:
         opened = self._require_open(session)
         opened.synced_epochs.pop(session, None)
-        await opened.commits.ask(partial(opened.writer.release, session, epoch), Sync.NORMAL)
+        await opened.commits.submit(partial(opened.writer.release, session, epoch), Sync.NORMAL)
 
     @override
     async def append(self, session: str, batch: Batch) -> int:
@@ -129,14 +129,14 @@ class SQLiteStore(SQLiteReads, Store):
         # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
         # the same epoch, and the positions under it, to another node.
         if opened.synced_epochs.get(session) != batch.epoch:
-            end = await opened.commits.ask(write, Sync.FULL)
+            end = await opened.commits.submit(write, Sync.FULL)
             opened.synced_epochs[session] = batch.epoch
             return end
         if batch.sync is Sync.NORMAL and _is_small(batch):
             end_now = opened.commits.now(write, Sync.NORMAL)
             if end_now is not None:
                 return end_now
-        return await opened.commits.ask(write, batch.sync)
+        return await opened.commits.submit(write, batch.sync)
 
     @property
     @override
@@ -163,7 +163,7 @@ class SQLiteStore(SQLiteReads, Store):
         """See `Transactional.append_within`."""
         opened = self._require_open(session)
         write = partial(opened.writer.append_within, session, work, expected, epoch)
-        batch = await opened.commits.ask(write, Sync.FULL, is_alone=True)
+        batch = await opened.commits.submit(write, Sync.FULL, is_alone=True)
         opened.synced_epochs[session] = epoch
         return batch
 
@@ -171,7 +171,7 @@ class SQLiteStore(SQLiteReads, Store):
         """See `Store.prune`. The bytes are overwritten; the file does not shrink, its pages are used again."""
         opened = self._require_open(session)
         write = partial(opened.writer.prune, session, body, position, epoch)
-        return await opened.commits.ask(write, Sync.NORMAL)
+        return await opened.commits.submit(write, Sync.NORMAL)
 
     async def delete(self, session: str) -> bool:
         """See `Store.delete`.
@@ -180,7 +180,7 @@ class SQLiteStore(SQLiteReads, Store):
         """
         opened = self._require_open(session)
         opened.synced_epochs.pop(session, None)
-        is_gone = await opened.commits.ask(partial(opened.writer.delete, session), Sync.FULL)
+        is_gone = await opened.commits.submit(partial(opened.writer.delete, session), Sync.FULL)
         if is_gone:
             await opened.commits.clear_log()
         return is_gone
@@ -192,32 +192,32 @@ class SQLiteStore(SQLiteReads, Store):
     @override
     async def forward(self, session: str, body: bytes) -> bytes:
         opened = self._require_open(session)
-        number = await opened.commits.ask(partial(opened.writer.put, session, body), Sync.NORMAL)
+        number = await opened.commits.submit(partial(opened.writer.put, session, body), Sync.NORMAL)
         try:
             return await opened.watcher.answer_to(number)
         finally:
-            removed = opened.commits.ask(partial(opened.writer.remove, number), Sync.NORMAL)
+            removed = opened.commits.submit(partial(opened.writer.remove, number), Sync.NORMAL)
             removed.add_done_callback(asyncio.Future.exception)  # one that stays is removed after our death
 
     @override
     async def answer(self, forwarded: int, body: bytes) -> None:
         opened = self._require_open("")
-        await opened.commits.ask(partial(opened.writer.answer, forwarded, body), Sync.NORMAL)
+        await opened.commits.submit(partial(opened.writer.answer, forwarded, body), Sync.NORMAL)
 
     @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
         opened = self._require_open(namespace + key)
         write = partial(opened.writer.kv_put, namespace, key, body, expected, at)
-        return await opened.commits.ask(write, Sync.NORMAL)
+        return await opened.commits.submit(write, Sync.NORMAL)
 
     @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
         opened = self._require_open(namespace + key)
-        return await opened.commits.ask(
+        return await opened.commits.submit(
             partial(opened.writer.kv_delete, namespace, key, expected), Sync.NORMAL
         )
 
-    async def _ask(self, name: str, question: Callable[[ReadConnection], T]) -> T:
+    async def _query(self, name: str, question: Callable[[ReadConnection], T]) -> T:
         opened = self._require_open(name)
         return await opened.read(partial(question, opened.reader))
 
@@ -262,23 +262,23 @@ class _Opened:
             WorkThread("midstream-sqlite-reader"),
         )
         try:
-            writer, reader = await threads.writing.ask(partial(_open, file, node, lease_s))
+            writer, reader = await threads.writing.submit(partial(_open, file, node, lease_s))
         except BaseException:
             threads.shut()
             raise
-        watcher = Watcher(node, writer.peers, file.looking, file.world)
+        watcher = Watcher(node, writer.peers, file.open_for_watcher, file.world)
         watcher.start()
         return cls(writer, reader, threads, watcher, Commits(writer, threads.writing, durability, file.world))
 
     async def read(self, question: Callable[[], T]) -> T:
-        return await self._threads.reading.ask(question)
+        return await self._threads.reading.submit(question)
 
     async def close(self) -> None:
         await self.watcher.close()
         await self.commits.finish()
-        await self._threads.reading.ask(self.reader.close)
+        await self._threads.reading.submit(self.reader.close)
         # Whoever finds the lock free may take our sessions: only after the last write.
-        await self._threads.writing.ask(self.writer.close)
+        await self._threads.writing.submit(self.writer.close)
         self._threads.shut()
 
 
@@ -292,7 +292,7 @@ class _Threads(NamedTuple):
 
 
 def _open(file: DatabaseFile, node: str, lease_s: float) -> tuple[WriteConnection, ReadConnection]:
-    with contextlib.ExitStack() as undo, file.named_errors():
+    with contextlib.ExitStack() as undo, file.convert_errors():
         db = file.connect()
         undo.callback(db.close)
         file.prepare(db)
@@ -302,7 +302,7 @@ def _open(file: DatabaseFile, node: str, lease_s: float) -> tuple[WriteConnectio
         undo.callback(lock.give_up)
         nodes.sweep(file.nodes)
         peers = nodes.Peers(file.nodes, lock, lease_s=lease_s)
-        file.patiently(partial(inbox.clear, db, is_alive=partial(nodes.is_alive, file.nodes)))
+        file.retry_while_busy(partial(inbox.clear, db, is_alive=partial(nodes.is_alive, file.nodes)))
         undo.pop_all()
     return WriteConnection(file, db, lock, peers), ReadConnection(file, looking)
 

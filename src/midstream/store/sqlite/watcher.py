@@ -32,7 +32,7 @@ BUSY_S = 0.002
 """Seconds between two looks right after there were news, or while an answer is awaited. From there the pause grows by
 half a look at a time: a stream of words is followed closely, a silence costs little."""
 BACKSTOP_S = 1.0
-"""Seconds after which everything is looked at, whatever the signs say."""
+"""Seconds after which everything is looked at, whatever the signs are."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Watcher:
         self._waiting: _Waiting | None = None
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
         self._asked = 0
-        """How often somebody here began to wait for something."""
+        """How often a task here began to wait for something."""
         self._told = _Told(News(peers=-1), frozenset(), frozenset(), changes=-1)
         self._seen = (-1, -1)
         """What `_asked` and the version of the database were at the last look."""
@@ -113,9 +113,9 @@ class Watcher:
     async def watch(self, followed: Mapping[str, int]) -> News:
         """See `Store.watch`."""
         waiting = self._waiting = _Waiting(followed)
-        self._look_soon()
+        self._check_soon()
         try:
-            self._told = await waiting.told  # only now: a cancelled call has told nothing
+            self._told = await waiting.told  # only now: a cancelled call has reported nothing
         finally:
             if self._waiting is waiting:
                 self._waiting = None
@@ -125,13 +125,13 @@ class Watcher:
         """Wait for the answer to a letter of this node."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._awaited[forwarded] = answer
-        self._look_soon()
+        self._check_soon()
         try:
             return await answer
         finally:
             del self._awaited[forwarded]
 
-    def _look_soon(self) -> None:
+    def _check_soon(self) -> None:
         self._asked += 1
         self._nudged.set()
 
@@ -143,20 +143,20 @@ class Watcher:
                 sight: Sight | None = None
                 while not self._is_over:
                     try:
-                        self._changes += self._peers.look(now=self._world.monotonic())
-                        if self._is_anybody_waiting():
+                        self._changes += self._peers.check_all(now=self._world.monotonic())
+                        if self._has_waiting():
                             sight = sight or closing.enter_context(self._sight())
-                            self._look(sight)
+                            self._check(sight)
                     except (MidstreamError, OSError) as error:
                         self._seen = (-1, -1)
                         _log.debug("the store cannot be read: %s", error)
                     self._nudged.wait(self._next_pause_s())
                     self._nudged.clear()
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
                 self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
-    def _is_anybody_waiting(self) -> bool:
+    def _has_waiting(self) -> bool:
         waiting = self._waiting  # until the event loop has taken its news it stands here, and waits no more
         return (waiting is not None and not waiting.is_over) or bool(self._awaited)
 
@@ -168,7 +168,7 @@ class Watcher:
         self._pause_s = min(1.5 * self._pause_s, QUIET_S)
         return self._pause_s
 
-    def _look(self, sight: Sight) -> None:
+    def _check(self, sight: Sight) -> None:
         now, changes = self._world.monotonic(), self._changes
         is_all = changes != self._told.changes or now - self._all_looked_at >= BACKSTOP_S
         before, self._seen = self._seen, (self._asked, sight.version())
@@ -181,28 +181,32 @@ class Watcher:
             return
         if is_all:
             self._all_looked_at = now
-        told = self._look_for(waiting.followed, sight, changes, is_all=is_all)
+        told = self._find_changes(waiting.followed, sight, changes, is_all=is_all)
         if told.news == News(peers=self._told.news.peers):
             self._told = told
         else:
             waiting.is_over = True
             self._pause_s = BUSY_S
-            _tell(waiting.told, told)
+            _deliver(waiting.told, told)
 
-    def _look_for(self, followed: Mapping[str, int], sight: Sight, changes: int, *, is_all: bool) -> _Told:
+    def _find_changes(
+        self, followed: Mapping[str, int], sight: Sight, changes: int, *, is_all: bool
+    ) -> _Told:
         """Return the changes that were not returned yet, and the marks for them."""
-        forwarded_commands = [each for each in sight.undecided() if self._is_ours(each.node)]
-        senders = {sender for sender in {each.sender for each in forwarded_commands} if self._waits(sender)}
+        forwarded_commands = [each for each in sight.list_undecided() if self._is_ours(each.node)]
+        senders = {
+            sender for sender in {each.sender for each in forwarded_commands} if self._may_wait(sender)
+        }
         forwarded_commands = [each for each in forwarded_commands if each.sender in senders]
         fresh = [
             each
             for each in forwarded_commands
             if (each.number, each.epoch) not in self._told.forwarded_commands
         ][:LETTERS_MAX]
-        orphans = self._orphans(sight) if is_all else sight.given_up()
+        orphans = self._orphans(sight) if is_all else sight.list_given_up()
         lost = [each for each in orphans if each not in self._told.orphans]
         news = News(
-            sight.moved(followed) if followed else frozenset(),
+            sight.find_moved(followed) if followed else frozenset(),
             tuple(ForwardedCommand(each.number, each.session, each.body) for each in fresh),
             tuple(session for session, _ in lost),
             len(self._peers.living),
@@ -217,25 +221,25 @@ class Watcher:
 
     def _orphans(self, sight: Sight) -> list[tuple[str, int]]:
         living = {self._node, *self._peers.living}
-        # Asked again: an node that came a moment ago is alive, and what is told of it now is not told again.
+        # Queried again: a node that came a moment ago is alive, and what is reported of it now is not reported again.
         return [(name, epoch) for name, epoch, node in sight.orphans(living) if self._is_ours(node)]
 
     def _is_ours(self, node: str | None) -> bool:
         """Whether a session is this node's, or of no living node."""
         return node is None or node == self._node or not self._peers.may_hold(node)
 
-    def _waits(self, sender: str) -> bool:
+    def _may_wait(self, sender: str) -> bool:
         """Whether the sender of a forwarded command may still wait for its answer."""
         return sender == self._node or self._peers.may_hold(sender)
 
     def _settle_answers(self, answers: Mapping[int, bytes]) -> None:
         for number, future in [*self._awaited.items()]:
             if number in answers:
-                _tell(future, answers[number])
+                _deliver(future, answers[number])
 
 
-def _tell(future: asyncio.Future[T], result: T) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+def _deliver(future: asyncio.Future[T], result: T) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
         future.get_loop().call_soon_threadsafe(_settle, future, result)
 
 

@@ -31,16 +31,18 @@ class WorkThread:
         """Whether anything it was asked is not done yet."""
         return self._done != self._told
 
-    def ask(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Let the thread do `work`; the future, of the running loop, has what it returned or raised.
 
         A cancelled future stops nothing: the work is done all the same.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.tell(work, partial(_settle, answer))
+        self.submit_then(work, partial(_settle, answer))
         return answer
 
-    def tell(self, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]) -> None:
+    def submit_then(
+        self, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]
+    ) -> None:
         """Let the thread do `work`, then call `then` on the running loop with what it returned or raised.
 
         For who needs no future: it costs one turn of the loop less.
@@ -58,10 +60,10 @@ class WorkThread:
             error, result = None, None
             try:
                 result = work()
-            except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to who asked
+            except BaseException as raised:  # noqa: BLE001 - the submitter raises it, whatever it is
                 error = raised
-            self._done += 1  # written by this thread only, as the other number is by those who ask
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            self._done += 1  # written by this thread only, as the other number is by submitters
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
                 loop.call_soon_threadsafe(then, result, error)
             del question, loop, then, work, error, result
 

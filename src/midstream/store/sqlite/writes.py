@@ -84,8 +84,8 @@ class WriteConnection:
         """Where a session's journal ends, as was last seen here."""
         self._copied_pages = 0
         """Pages that were in the log when it was copied back last, as far as readers allowed."""
-        self._effects = Effects(db, partial(file.patiently, partial(db.execute, BEGIN)), file.world)
-        db.wal_autocheckpoint(0)  # SQLite's own checkpoints would come inside somebody's commit
+        self._effects = Effects(db, partial(file.retry_while_busy, partial(db.execute, BEGIN)), file.world)
+        db.wal_autocheckpoint(0)  # SQLite's own checkpoints would come inside a commit
 
     def close(self) -> None:
         """Give up all leases and close; the last connection of all empties the log."""
@@ -100,7 +100,7 @@ class WriteConnection:
         try:
             self._sync_if(any(asked.sync is Sync.FULL for asked in batch))
             if is_patient:
-                self._file.patiently(begin)
+                self._file.retry_while_busy(begin)
             else:
                 begin()
         except apsw.Error as error:
@@ -149,7 +149,7 @@ class WriteConnection:
             return number_of(self._db.execute(CREATE, (session, self.lock.node, at, at)))
         number, _, node = row
         self._refuse_if_held(session, node)
-        self._ends.pop(session, None)  # its epoch is over, also for who was told so by this process
+        self._ends.pop(session, None)  # its epoch is over, also for a caller of this process that has it
         return number_of(self._db.execute(CLAIM, (self.lock.node, number)))
 
     def release(self, session: str, epoch: int) -> None:
@@ -268,7 +268,7 @@ class WriteConnection:
         try:
             pages, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)  # copies nothing: it counts
         except apsw.Error:
-            return  # the next commit tells what is wrong
+            return  # the next commit raises what is wrong
         if pages < self._copied_pages:  # it was started anew
             self._copied_pages = 0
         self.log_pages = pages - self._copied_pages

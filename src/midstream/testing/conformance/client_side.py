@@ -35,7 +35,7 @@ from midstream.protocol.checkpoint import (
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Applied
 from midstream.protocol.frames import EventId, decode_payload
-from midstream.testing.conformance.matching import Names, difference, filled
+from midstream.testing.conformance.matching import Names, difference, fill
 from midstream.testing.conformance.scripts import Json, Script
 from midstream.testing.conformance.server_side import ScriptOutcome
 
@@ -43,7 +43,7 @@ STREAM = "stream-of-the-script"
 SECRET = "s" * 43
 
 
-def kept_after(kept: Checkpoint | None, write: Write) -> Checkpoint | None:
+def checkpoint_after(kept: Checkpoint | None, write: Write) -> Checkpoint | None:
     """Return what a checkpoint in memory is after a write; None where nothing is kept any more."""
     if kept is None:
         return None
@@ -76,10 +76,10 @@ class ClientTrial:
             if (what := self._difference(step)) is not None:
                 heard = tuple(msgspec.json.encode(frame).decode() for frame in self._sent[-3:])
                 return ScriptOutcome(script.name, script.clauses, what, number, heard)
-        problem = self._left_over() or ""
+        problem = self._find_left_over() or ""
         return ScriptOutcome(script.name, script.clauses, problem, len(script.steps) + 1 if problem else 0)
 
-    def _left_over(self) -> str | None:
+    def _find_left_over(self) -> str | None:
         """Return what came in the end that no step asked for."""
         what = self._difference_of_sent([])
         return what or (f"in the end the application received {self._told}" if self._told else None)
@@ -90,10 +90,10 @@ class ClientTrial:
         self._lives += 1
 
     def _settle(self) -> None:
-        if self._stream.wants_secret:
-            self._stream.show(SECRET)  # which nobody changes
+        if self._stream.needs_secret:
+            self._stream.show(SECRET)  # which no client changes
         for write in self._stream.writes():
-            self._checkpoint = kept_after(self._checkpoint, write)
+            self._checkpoint = checkpoint_after(self._checkpoint, write)
         self._sent += [msgspec.json.decode(frame) for frame in self._stream.frames_to_send()]
         self._told += [
             str(event.event_id) if isinstance(event, Applied) else "forget" for event in self._stream.events()
@@ -124,7 +124,7 @@ class ClientTrial:
         stream = self._stream
         match step:
             case {"submit": dict(payload)}:
-                stream.submit(decode_payload(msgspec.json.encode(filled(payload, self._names))))
+                stream.submit(decode_payload(msgspec.json.encode(fill(payload, self._names))))
             case {"cancel": _}:
                 stream.abort()
             case {"detach": _}:
@@ -133,17 +133,17 @@ class ClientTrial:
                 self._wait()
                 if not stream.is_connection_wanted:
                     return "no connection is expected"
-                stream.connected(now=self._now)
+                stream.begin_connection(now=self._now)
             case {"receive": dict(frame)}:
-                stream.receive(msgspec.json.encode(filled(frame, self._names)), now=self._now)
+                stream.receive(msgspec.json.encode(fill(frame, self._names)), now=self._now)
             case {"text": str(text)}:
                 stream.receive(text.encode(), now=self._now)
             case {"lost": _}:
-                stream.disconnected(chance=0.0, now=self._now)
+                stream.end_connection(chance=0.0, now=self._now)
             case {"silence": _}:
                 self._wait()
             case {"handled": str(event_id)}:
-                stream.handled(EventId.parse(event_id))
+                stream.mark_handled(EventId.parse(event_id))
             case {"restart": _}:
                 if self._checkpoint is None:
                     return "no checkpoint was stored"
@@ -187,4 +187,4 @@ class ClientTrial:
 
 
 STATES = frozenset({"acknowledged", "reconnecting", "degraded", "kept"})
-"""Steps that ask what a client says of itself."""
+"""Steps that check what a client reports of itself."""

@@ -16,7 +16,7 @@ from msgspec import Struct
 from midstream.client.transport_selection import TransportKind
 from midstream.environment import World
 from midstream.testing.conformance.client_side import STATES
-from midstream.testing.conformance.matching import Names, difference, filled
+from midstream.testing.conformance.matching import Names, difference, fill
 from midstream.testing.conformance.scripted_server import ScriptedConnection, ScriptedServer
 from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
 from midstream.testing.conformance.server_side import ScriptOutcome
@@ -26,7 +26,7 @@ WAIT_S = 20.0
 LOOK_S = 0.02
 """Seconds between two looks at a client."""
 GRACE_S = 0.5
-"""Seconds for what a client does that cannot tell what it has heard and said."""
+"""Seconds for the actions of a client that cannot report what it has received and sent."""
 
 
 class ClientView(Struct, frozen=True):
@@ -65,7 +65,7 @@ class ProbedClient(Protocol):
     async def detach(self) -> None:
         """Let the application leave, and keep what was written down."""
 
-    async def handled(self, event_id: str) -> None:
+    async def mark_handled(self, event_id: str) -> None:
         """Let the application be done with this event."""
 
     async def restart(self) -> None:
@@ -74,7 +74,7 @@ class ProbedClient(Protocol):
     async def pass_time(self) -> None:
         """Let the client's clock go on to whatever it owes next: a try, or the end of its patience with silence."""
 
-    async def seen(self) -> ClientView:
+    async def snapshot(self) -> ClientView:
         """Look at it."""
 
     async def end(self) -> None:
@@ -126,11 +126,11 @@ class WireTrial:
                 case {"sent": list(patterns)}:
                     return await self._difference_of_sent(patterns)
                 case {"told": list(wanted)}:
-                    return await self._difference_of_told(wanted)
+                    return await self._difference_of_events(wanted)
                 case {"nothing more": _}:
-                    return await self._difference_of_sent([]) or await self._difference_of_told([])
+                    return await self._difference_of_sent([]) or await self._difference_of_events([])
                 case {"connected": _}:
-                    return await self._connected()
+                    return await self._accept_connection()
                 case {"waits": _}:
                     await self._until(lambda seen: seen.phase == "waiting")
                 case {"dropped": _}:
@@ -147,23 +147,25 @@ class WireTrial:
     async def _act(self, step: Json) -> str | None:
         match step:
             case {"submit": dict(payload)}:
-                await self._subject.submit(filled(payload, self._names))
+                await self._subject.submit(fill(payload, self._names))
             case {"cancel": _}:
                 await self._subject.submit({"type": "cancel"})
             case {"detach": _}:
                 await self._subject.detach()
             case {"handled": str(event_id)}:
-                await self._subject.handled(event_id)
-                await self._subject.seen()  # a cursor may be written down later; what follows wants it there
+                await self._subject.mark_handled(event_id)
+                await (
+                    self._subject.snapshot()
+                )  # a cursor may be written down later; what follows needs it there
             case {"restart": _}:
-                while not (arrived := self._server.arrived(self._session)).empty():
+                while not (arrived := self._server.new_connections(self._session)).empty():
                     arrived.get_nowait()
                 await self._subject.restart()
                 self._told = 0
             case {"receive": dict(frame)}:
-                await self._receive(filled(frame, self._names))
+                await self._receive(fill(frame, self._names))
             case {"text": str(text)} if self._lines:
-                await self._lines[-1].say_text(text)
+                await self._lines[-1].send_text(text)
             case {"lost": _} if self._lines:
                 self._lines[-1].cut()
                 await self._until(self._is_without)
@@ -173,11 +175,11 @@ class WireTrial:
                 return f"the script has an unknown step: {sorted(step)}"
         return None
 
-    async def _connected(self) -> str | None:
+    async def _accept_connection(self) -> str | None:
         """Take the connection that the client makes, when it is time, and read its `open`."""
-        arrived = self._server.arrived(self._session)
+        arrived = self._server.new_connections(self._session)
         while arrived.empty():
-            seen = await self._subject.seen()
+            seen = await self._subject.snapshot()
             if seen.phase == "ended":
                 return "no connection is expected"
             if seen.phase == "waiting":
@@ -186,7 +188,7 @@ class WireTrial:
         line = arrived.get_nowait()
         self._lines.append(line)
         while not line.said:
-            await self._server.news()
+            await self._server.wait_for_frame()
         opening = line.said[0]
         self._names.setdefault("stream", opening.get("stream"))
         self._names.setdefault("secret", opening.get("secret"))
@@ -194,8 +196,8 @@ class WireTrial:
 
     async def _receive(self, frame: Json) -> None:
         assert self._lines, "a script connects first"
-        before = (await self._subject.seen()).heard
-        await self._lines[-1].say(frame)
+        before = (await self._subject.snapshot()).heard
+        await self._lines[-1].send(frame)
         if before is None:
             await self._world.sleep(GRACE_S)
         else:
@@ -203,25 +205,25 @@ class WireTrial:
 
     def _is_without(self, seen: ClientView) -> bool:
         """Whether the client has its connection no more: it waits, it has ended, or there is a newer one."""
-        has_newer = not self._server.arrived(self._session).empty()
+        has_newer = not self._server.new_connections(self._session).empty()
         return has_newer or seen.phase in ("waiting", "ended")
 
-    def _has_all_said(self, seen: ClientView) -> bool:
+    def _has_all_sent(self, seen: ClientView) -> bool:
         """Whether all frames of the client on the newest connection are here."""
-        is_another = not self._lines or not self._server.arrived(self._session).empty()
+        is_another = not self._lines or not self._server.new_connections(self._session).empty()
         return is_another or seen.said is None or len(self._lines[-1].said) >= seen.said
 
     async def _until(self, is_so: Callable[[ClientView], bool]) -> ClientView:
-        while not is_so(seen := await self._subject.seen()):
+        while not is_so(seen := await self._subject.snapshot()):
             await self._world.sleep(LOOK_S)
         return seen
 
     # --- what is compared -------------------------------------------------------------------------------------------
 
     async def _difference_of_sent(self, patterns: list[Json]) -> str | None:
-        if (await self._subject.seen()).said is None:
+        if (await self._subject.snapshot()).said is None:
             await self._world.sleep(GRACE_S)
-        await self._until(self._has_all_said)
+        await self._until(self._has_all_sent)
         said = [frame for line in self._lines for frame in line.said][self._asked :]
         self._asked += len(said)
         if len(said) != len(patterns):
@@ -232,13 +234,13 @@ class WireTrial:
                 return f"frame {number}: {what}"
         return None
 
-    async def _difference_of_told(self, wanted: list[str]) -> str | None:
-        seen = await self._subject.seen()
+    async def _difference_of_events(self, wanted: list[str]) -> str | None:
+        seen = await self._subject.snapshot()
         told, self._told = list(seen.told[self._told :]), len(seen.told)
         return None if told == wanted else f"the application received {told}; expected {wanted}"
 
     async def _difference_of_state(self, name: str, wanted: bool) -> str | None:  # noqa: FBT001 - a script's word
-        seen = await self._subject.seen()
+        seen = await self._subject.snapshot()
         found = {
             "acknowledged": seen.is_acknowledged,
             "reconnecting": seen.is_reconnecting,

@@ -17,7 +17,7 @@ Names = dict[str, Any]
 _MISSING = object()
 
 
-def filled(value: Any, names: Names) -> Any:  # noqa: ANN401 - JSON
+def fill(value: Any, names: Names) -> Any:  # noqa: ANN401 - JSON
     """Return a value with what stands for names put in.
 
     Raises:
@@ -27,9 +27,9 @@ def filled(value: Any, names: Names) -> Any:  # noqa: ANN401 - JSON
         case str() if value.startswith("$"):
             return names[value[1:]]
         case dict():
-            return {key: filled(each, names) for key, each in value.items()}
+            return {key: fill(each, names) for key, each in value.items()}
         case list():
-            return [filled(each, names) for each in value]
+            return [fill(each, names) for each in value]
         case _:
             return value
 
@@ -46,7 +46,7 @@ def difference(pattern: Any, found: Any, names: Names, place: str = "") -> str |
         case {"$any": _}:
             return None
         case {"$one_of": [*values]}:
-            return None if found in filled(values, names) else f"{place} is {found!r}, none of {values!r}"
+            return None if found in fill(values, names) else f"{place} is {found!r}, none of {values!r}"
         case {"$least": least}:
             is_enough = isinstance(found, int | float) and found >= least
             return None if is_enough else f"{place} is {found!r}, not at least {least!r}"
@@ -62,7 +62,7 @@ def difference(pattern: Any, found: Any, names: Names, place: str = "") -> str |
         case dict():
             return _difference_within(pattern, found, names, place)
         case _:
-            wanted = filled(pattern, names)
+            wanted = fill(pattern, names)
             return None if found == wanted else f"{place} is {found!r}, not {wanted!r}"
 
 

@@ -39,10 +39,10 @@ class ScriptedConnection(Protocol):
     def is_over(self) -> bool:
         """Whether the client has ended it."""
 
-    async def say(self, frame: Json) -> None:
+    async def send(self, frame: Json) -> None:
         """Send a frame."""
 
-    async def say_text(self, text: str) -> None:
+    async def send_text(self, text: str) -> None:
         """Send text that may be no frame."""
 
     def cut(self) -> None:
@@ -52,7 +52,7 @@ class ScriptedConnection(Protocol):
 class ScriptedServer:
     """Listens on this machine; use it as `async with server.listening()`.
 
-    `url` is its address. A connection waits in `arrived` of its session until it is taken.
+    `url` is its address. A connection waits in `new_connections` of its session until it is taken.
 
     Args:
         files: What else is found there, by its path: the page and the modules of a client that lives in a browser.
@@ -78,17 +78,17 @@ class ScriptedServer:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def arrived(self, session: str) -> asyncio.Queue[ScriptedConnection]:
+    def new_connections(self, session: str) -> asyncio.Queue[ScriptedConnection]:
         """Return the connections of a session that were not taken yet."""
         return self._arrived.setdefault(session, asyncio.Queue())
 
-    async def news(self) -> None:
+    async def wait_for_frame(self) -> None:
         """Wait until a frame came, or a client went."""
         self._bell.clear()
         await self._bell.wait()
 
     def ring(self) -> None:
-        """Wake the waiters of `news`."""
+        """Wake the waiters of `wait_for_frame`."""
         self._bell.set()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,7 +124,7 @@ class ScriptedServer:
             b"sec-websocket-accept: " + base64.b64encode(digest) + HEAD_END
         )
         line = _Socket(reader, writer)
-        self.arrived(session).put_nowait(line)
+        self.new_connections(session).put_nowait(line)
         try:
             async for message in line.messages():
                 line.said.append(msgspec.json.decode(message))
@@ -152,7 +152,7 @@ class ScriptedServer:
         if is_first:
             line = self._named[name] = _Events(self._world) if kind == "events" else _Poll(self._world)
             line.said.append(frame)
-            self.arrived(path[1]).put_nowait(line)
+            self.new_connections(path[1]).put_nowait(line)
             self.ring()
         else:
             line = self._named[name]
@@ -194,10 +194,10 @@ class _Socket:
                         yield message
                         message = b""
 
-    async def say(self, frame: Json) -> None:
-        await self.say_text(msgspec.json.encode(frame).decode())
+    async def send(self, frame: Json) -> None:
+        await self.send_text(msgspec.json.encode(frame).decode())
 
-    async def say_text(self, text: str) -> None:
+    async def send_text(self, text: str) -> None:
         self._write(_TEXT, text.encode())
         with contextlib.suppress(OSError):
             await self._writer.drain()
@@ -223,10 +223,10 @@ class _HttpLine:
         self._outgoing: asyncio.Queue[str] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
 
-    async def say(self, frame: Json) -> None:
+    async def send(self, frame: Json) -> None:
         await self._outgoing.put(msgspec.json.encode(frame).decode())
 
-    async def say_text(self, text: str) -> None:
+    async def send_text(self, text: str) -> None:
         await self._outgoing.put(text)
 
     def cut(self) -> None:

@@ -41,7 +41,7 @@ from midstream.environment import World
 from midstream.errors import ConnectionLostError, LimitReachedError, MidstreamError
 from midstream.protocol.frames import FRAME_BYTES_MAX, HEARTBEAT_S, Error, EventId, encode
 from midstream.retries import HEARTBEATS_MISSED_MAX, pause_s
-from midstream.testing.conformance.matching import Names, difference, filled, is_event_id
+from midstream.testing.conformance.matching import Names, difference, fill, is_event_id
 from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
 
 WAIT_S = 30.0
@@ -49,14 +49,14 @@ WAIT_S = 30.0
 BUSY_S = 120.0
 """Seconds a script waits, all in all, for a server that has had enough: two of the minutes that one counts in."""
 BUSY_S_MIN = 1.0
-"""Seconds to wait where it does not say how long."""
+"""Seconds to wait where it does not set how long."""
 _PING = b'{"type":"ping"}'
 _HEARTBEAT: Json = {
     "event_id": {"$event_id": True},
     "waiting_on": {"$one_of": ["model", "tool", "client", "person", "nothing"]},
 }
 _ENDED = frozenset(("completed", "cancelled", "failed", "interrupted", "ended"))
-"""What a welcome says of a turn that is over."""
+"""Part of a welcome for a turn that is over."""
 
 
 class ProbedConnection(Protocol):
@@ -98,7 +98,7 @@ class ScriptOutcome(Struct, frozen=True):
 
 
 _PLACED = {"welcome": "resume_from", "gone": "resume_from", "snapshot": "event_id"}
-"""Frames that say from where events go on, and by which member."""
+"""Frames with the place from which events go on, and in which member."""
 
 
 class _DifferenceError(Exception):
@@ -122,7 +122,7 @@ class _Heard:
         self.is_turn_over = False
         """The turn of its stream has ended."""
         self.is_encrypted = False
-        """The server said so of the session."""
+        """The server reported so of the session."""
         self.heartbeat_s = HEARTBEAT_S
         self.newest_said = -1
         """The highest number of a command that the server has, or was sent here."""
@@ -179,7 +179,7 @@ class _Heard:
             asked_s = refusal.retry_after_s
             return encode(Error(refusal.code, refusal.message, refusal.retry, retry_after_s=asked_s))
 
-    async def news(self, wait_s: float) -> Json:
+    async def next_new_frame(self, wait_s: float) -> Json:
         """Return the next frame with new information: an ack may be repeated at any time (STREAM-13).
 
         Raises:
@@ -189,7 +189,7 @@ class _Heard:
             pass
         return frame
 
-    async def acknowledged(self, seqno: int, wait_s: float) -> Json | None:
+    async def wait_for_ack(self, seqno: int, wait_s: float) -> Json | None:
         """Return what came in the place of an ack of this command; None where one came, or came before.
 
         An ack of a later command is one of this command too.
@@ -309,7 +309,7 @@ class ServerTrial:
                 problem = await self._problem(step, connections, names)
                 if problem is not None:
                     last = connections.get(step.get("on", "a"))
-                    heard = tuple(_shown(frame) for frame in (last.frames[-3:] if last else ()))
+                    heard = tuple(_shorten(frame) for frame in (last.frames[-3:] if last else ()))
                     return ScriptOutcome(script.name, script.clauses, problem, number, heard, self._way)
         finally:
             for each in connections.values():
@@ -350,9 +350,9 @@ class ServerTrial:
             case {"send": dict(frame)}:
                 if isinstance(seqno := frame.get("seqno"), int):
                     heard.newest_said = max(heard.newest_said, seqno)
-                await heard.wire.send([msgspec.json.encode(filled(frame, names))])
+                await heard.wire.send([msgspec.json.encode(fill(frame, names))])
             case {"text": str(text)}:
-                await heard.wire.send([str(filled(text, names)).encode()])
+                await heard.wire.send([str(fill(text, names)).encode()])
             case {"expect": dict(pattern)}:
                 await self._expect(heard, pattern, names)
             case {"events": str(kind)}:
@@ -360,9 +360,9 @@ class ServerTrial:
             case {"quiet": _}:
                 await _within(self._wait_s, self._quiet(heard))
             case {"closed": _}:
-                await _within(self._wait_s, self._closed(heard))
+                await _within(self._wait_s, self._expect_close(heard))
             case {"refused": str(code)}:
-                await _within(self._wait_s, self._refused(heard, code, names))
+                await _within(self._wait_s, self._expect_refusal(heard, code, names))
             case {"heartbeat": _}:
                 await self._heartbeat(heard)
             case {"drop": _}:
@@ -384,8 +384,8 @@ class ServerTrial:
         try:
             frame = await _within(self._wait_s, self._answer(heard, pattern))
         except ConnectionLostError as error:
-            # The end of the turn may overtake the answer to what was said in it.
-            is_told = pattern.get("type") == "ack" and heard.has_accepted(filled(pattern, names))
+            # The end of the turn may overtake the answer to a command in it.
+            is_told = pattern.get("type") == "ack" and heard.has_accepted(fill(pattern, names))
             if not (is_told and self._ends_with_turn(heard)):
                 raise _DifferenceError("the server ended the connection") from error
             return
@@ -394,8 +394,8 @@ class ServerTrial:
 
     async def _answer(self, heard: _Heard, pattern: Json) -> Json | None:
         if pattern.get("type") == "ack":
-            return await heard.acknowledged(pattern["seqno"], self._wait_s)
-        while (frame := await heard.news(self._wait_s))["type"] in {"events", "heartbeat"}:
+            return await heard.wait_for_ack(pattern["seqno"], self._wait_s)
+        while (frame := await heard.next_new_frame(self._wait_s))["type"] in {"events", "heartbeat"}:
             pass
         return frame
 
@@ -408,46 +408,46 @@ class ServerTrial:
                     return str(event["id"])
             frame = await _within(self._wait_s, self._next_but_heartbeats(heard))
             if frame["type"] != "events":
-                raise _DifferenceError(f"{_shown(frame)} came in the place of an event {kind!r}")
+                raise _DifferenceError(f"{_shorten(frame)} came in the place of an event {kind!r}")
 
     async def _quiet(self, heard: _Heard) -> None:
         if self._ends_with_turn(heard):
-            await self._closed(heard)
+            await self._expect_close(heard)
             return
         await heard.wire.send([_PING])
         while (frame := await self._next(heard))["type"] != "heartbeat":
             if frame["type"] != "events":
-                raise _DifferenceError(f"{_shown(frame)} came where nothing was to come")
+                raise _DifferenceError(f"{_shorten(frame)} came where nothing was to come")
             if self._ends_with_turn(heard):
-                await self._closed(heard)
+                await self._expect_close(heard)
                 return
         _require_heartbeat(frame)
 
     async def _heartbeat(self, heard: _Heard) -> None:
         frame = await self._next(heard, max(HEARTBEATS_MISSED_MAX * heard.heartbeat_s, self._wait_s))
         if frame["type"] != "heartbeat":
-            raise _DifferenceError(f"{_shown(frame)} came where nothing but a heartbeat was to come")
+            raise _DifferenceError(f"{_shorten(frame)} came where nothing but a heartbeat was to come")
         _require_heartbeat(frame)
 
     def _ends_with_turn(self, heard: _Heard) -> bool:
         return self._way is not TransportKind.WEBSOCKET and heard.is_turn_over
 
-    async def _closed(self, heard: _Heard) -> None:
+    async def _expect_close(self, heard: _Heard) -> None:
         while True:
             try:
-                frame = await heard.news(self._wait_s)
+                frame = await heard.next_new_frame(self._wait_s)
             except ConnectionLostError:
                 return
             if frame["type"] not in {"events", "heartbeat"}:
-                raise _DifferenceError(f"{_shown(frame)} came where the connection was to end")
+                raise _DifferenceError(f"{_shorten(frame)} came where the connection was to end")
 
-    async def _refused(self, heard: _Heard, code: str, names: Names) -> None:
+    async def _expect_refusal(self, heard: _Heard, code: str, names: Names) -> None:
         while (frame := await self._next(heard))["type"] in {"welcome", "events", "heartbeat"}:
             pass
         error = {"type": "error", "code": code, "seqno": {"$none": True}}
         if (what := difference(error, frame, names)) is not None:
             raise _DifferenceError(f"{frame['type']}: {what}")
-        await self._closed(heard)
+        await self._expect_close(heard)
 
     async def _next_but_heartbeats(self, heard: _Heard) -> Json:
         while (frame := await self._next(heard))["type"] == "heartbeat":
@@ -456,7 +456,7 @@ class ServerTrial:
 
     async def _next(self, heard: _Heard, wait_s: float | None = None) -> Json:
         try:
-            return await heard.news(self._wait_s if wait_s is None else wait_s)
+            return await heard.next_new_frame(self._wait_s if wait_s is None else wait_s)
         except ConnectionLostError as error:
             raise _DifferenceError("the server ended the connection") from error
 
@@ -496,11 +496,11 @@ def _opening(step: Json, names: Names) -> Json | None:
             return {}
         case {"open": dict(fields)}:
             said = {"type": "open", "stream": "$stream", "secret": "$secret", **fields}
-            return {key: value for key, value in filled(said, names).items() if value is not None}
+            return {key: value for key, value in fill(said, names).items() if value is not None}
         case _:
             return None
 
 
-def _shown(frame: Json) -> str:
+def _shorten(frame: Json) -> str:
     """Return a frame for people: long texts are left out."""
     return msgspec.json.encode({key: value for key, value in frame.items() if key != "events"}).decode()[:300]

@@ -496,7 +496,7 @@ export class Client {
    * Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again. For sessions
    * that were deleted too: a copy of the server's whole store from before still has what the secret opens.
    */
-  forgetSecret(session: string): Promise<void>;
+  discardSecret(session: string): Promise<void>;
   /** A word with which anybody may look at a session, and no more, for `forS` (3600) seconds: see `follow`. */
   letLook(session: string, options?: { forS?: number }): Promise<string>;
   /** Let none of the words for a session be good any more. */

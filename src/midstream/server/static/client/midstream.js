@@ -249,8 +249,8 @@ export class Client {
   }
 
   /** Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again. */
-  async forgetSecret(session) {
-    await this.#secrets.forget(session);
+  async discardSecret(session) {
+    await this.#secrets.discard(session);
   }
 
   /** Return a word with which anybody may look at a session, and no more, for `forS` seconds: see `follow`. */

@@ -59,7 +59,7 @@ export class SessionSecrets {
   }
 
   /** Keep and show no secret of a session any more. */
-  async forget(session) {
+  async discard(session) {
     await this.#changed(session, () => null);
   }
 
