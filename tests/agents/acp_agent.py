@@ -114,10 +114,17 @@ class ScriptedAgent:
         texts = self.remembered(session_id)
         if self.orders.take("wrong"):
             return LoadSessionResponse()
+        if "late" in self.can:  # as Gemini CLI does it
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.05, lambda: loop.create_task(self.replay(session_id, texts)))
+        else:
+            await self.replay(session_id, texts)
+        return LoadSessionResponse()
+
+    async def replay(self, session_id: str, texts: list[str]) -> None:
         for text in texts:
             await self.client.session_update(session_id, helpers.update_user_message_text(text))
             await self.say(session_id, "an old answer")
-        return LoadSessionResponse()
 
     async def resume_session(
         self, session_id: str, cwd: str, mcp_servers: Anything = None, **meta: Anything

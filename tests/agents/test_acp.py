@@ -43,7 +43,7 @@ from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents.leave_contract import LeaveContract
-from tests.agents.scripted_peer import Orders
+from tests.agents.scripted_peer import SEPARATOR, Orders
 from tests.house.source import ROOT
 
 pytest.importorskip("acp", reason="the Agent Client Protocol's package is not installed")
@@ -253,6 +253,14 @@ async def test_rules_decide_for_each_single_time(
         assert ended.outcome is Outcome.DENIED
         assert "is not allowed here" in ended.content
     assert text_of(events) == "one"
+
+
+async def test_a_replay_that_comes_after_the_answer_to_the_load_is_no_output(
+    tmp_path: Path, address: str
+) -> None:
+    program = Program(tmp_path, address, "load", "late")
+    name = name_in(await asked(program.agent(), "one"))
+    assert text_of(await resumed(program.agent(), name, "two")) == SEPARATOR.join(["one", "two"])
 
 
 async def test_somebody_may_be_asked(program: Program) -> None:

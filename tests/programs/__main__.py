@@ -86,7 +86,9 @@ def main(arguments: list[str]) -> int:
             cells[name] = {"faults": verdict.faults, "facts": verdict.facts}
             mark = "FAULT" if verdict.faults else "held"
             took = time.monotonic() - started
-            print(f"{program_name:16} {name:30} {mark:6} {took:5.1f} s  {'; '.join(verdict.facts)}", flush=True)
+            print(
+                f"{program_name:16} {name:30} {mark:6} {took:5.1f} s  {'; '.join(verdict.facts)}", flush=True
+            )
             if given.json:
                 given.json.write_text(json.dumps(table, indent=1) + "\n")
     faults = sum(bool(cell["faults"]) for cells in table.values() for cell in cells.values())

@@ -118,7 +118,12 @@ class GatewayProcess:
             answer: Filled while it is read, for callers that kill something in between.
         """
         answer = answer or Answer()
-        body = {"model": "agent", "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        body = {
+            "model": "agent",
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         headers = {"authorization": f"Bearer {TOKEN}", "x-midstream-session": session}
         started = asyncio.get_running_loop().time()
         async with httpx2.AsyncClient(timeout=limit_s) as client:

@@ -255,7 +255,9 @@ def _chat_whole(body: Any, parts: list[Part]) -> Any:
 
 
 def _openai_error(code: int) -> Any:
-    kind = {401: "invalid_api_key", 429: "rate_limit_exceeded", 400: "invalid_request"}.get(code, "server_error")
+    kind = {401: "invalid_api_key", 429: "rate_limit_exceeded", 400: "invalid_request"}.get(
+        code, "server_error"
+    )
     return {"error": {"message": f"scripted {code}", "type": kind, "code": kind}}
 
 
@@ -343,7 +345,9 @@ def _responses_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterat
     yield event("response.created", response=_response(body, [], "in_progress"))
     for index, (part, item) in enumerate(zip(parts, items, strict=True)):
         place = {"output_index": index, "item_id": item["id"]}
-        empty = {**item, "status": "in_progress"} | ({"content": []} if isinstance(part, Words) else {"arguments": ""})
+        empty = {**item, "status": "in_progress"} | (
+            {"content": []} if isinstance(part, Words) else {"arguments": ""}
+        )
         yield event("response.output_item.added", output_index=index, item=empty)
         if isinstance(part, Words):
             text = {"type": "output_text", "text": "", "annotations": []}
@@ -425,13 +429,16 @@ def _gemini_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterator[
 
 def _gemini_whole(body: Any, parts: list[Part]) -> Any:
     written = [
-        {"text": "".join(part.pieces)} if isinstance(part, Words) else _gemini_call(body, part) for part in parts
+        {"text": "".join(part.pieces)} if isinstance(part, Words) else _gemini_call(body, part)
+        for part in parts
     ]
     return _gemini_chunk(written, "STOP")
 
 
 def _gemini_error(code: int) -> Any:
-    status = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 429: "RESOURCE_EXHAUSTED"}.get(code, "UNAVAILABLE")
+    status = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 429: "RESOURCE_EXHAUSTED"}.get(
+        code, "UNAVAILABLE"
+    )
     return {"error": {"code": code, "message": f"scripted {code}", "status": status}}
 
 

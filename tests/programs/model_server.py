@@ -145,7 +145,9 @@ class ModelServer:
                 command = self.command_of(directive)
                 if f"echo {directive.id} >>" in behind:
                     return await self._send(request, api, body, [Words([f"R{directive.id}.done"])])
-                return await self._send(request, api, body, [ToolUse(f"call_{directive.id}_{tries}", command)])
+                return await self._send(
+                    request, api, body, [ToolUse(f"call_{directive.id}_{tries}", command)]
+                )
             case "hang" if tries <= directive.number(1, 1e9):
                 return await self._send(request, api, body, [Words(_words(directive, 0))], end="hang")
             case "cut" if tries <= directive.number(1, 1e9):

@@ -18,9 +18,7 @@ from tests.programs.programs import Place, Program, processes_of
 
 WAIT_S = 60.0
 POLL_S = 0.05
-PIXEL = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
 class Verdict(Struct):
@@ -65,8 +63,13 @@ class Run(Struct):
     def whole(self, answer: Answer, expected: str) -> None:
         """Check that an answer ended in order with these words only."""
         words = " ".join(answer.text.split())
-        self.check(answer.is_ended and not answer.error, f"no complete answer: {answer.status} {answer.error[:200]}")
-        self.check(words.endswith(expected) and words.count("R") == expected.count("R"), f"{words!r}, not {expected!r}")
+        self.check(
+            answer.is_ended and not answer.error, f"no complete answer: {answer.status} {answer.error[:200]}"
+        )
+        self.check(
+            words.endswith(expected) and words.count("R") == expected.count("R"),
+            f"{words!r}, not {expected!r}",
+        )
 
     def resumed(self, directive_id: str, *before: str) -> None:
         """Check that the agent got each message of the user once, and note whether a transcript was sent."""

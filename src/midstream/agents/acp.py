@@ -375,15 +375,13 @@ class _Conversation:
             if isinstance(refusal, RequestError) and refusal.code in _NOT_REMEMBERED:
                 raise UpstreamGoneError(str(error)) from refusal
             raise
-        replayed = process.take_updates()
+        replayed = await process.take_replay(_is_message) if is_loading else process.take_updates()
         others = {session for session, _ in replayed} - {self._session}
         if others and len(others) == len({session for session, _ in replayed}):
             raise UpstreamMismatchError(
                 f"{self._terms.name} opened another conversation than the requested one"
             )
-        is_told = any(isinstance(update, UserMessageChunk | AgentMessageChunk) for _, update in replayed)
-        if is_loading and not is_told:
-            # The protocol has it replay everything before it answers: what was not replayed is not remembered.
+        if is_loading and not any(_is_message(update) for _, update in replayed):
             raise UpstreamGoneError(f"{self._terms.name} opened the conversation, and it is empty")
 
     def _servers(self, process: AcpProcess) -> list[_Server]:
@@ -420,6 +418,10 @@ class _Conversation:
         process, self._process = self._process, None
         if process is not None:
             await process.aclose()
+
+
+def _is_message(update: object) -> bool:
+    return isinstance(update, UserMessageChunk | AgentMessageChunk)
 
 
 async def _refuse_unattended(_: str, __: ToolCallUpdate) -> Decision:

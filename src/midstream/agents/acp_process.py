@@ -42,6 +42,10 @@ with extra("acp"):
 
 GREETING_S = 120.0
 """Seconds an agent has to start and greet: a first `npx` downloads it."""
+REPLAY_STARTS_S = 2.0
+"""Seconds after the answer to `session/load` in which a replay that comes late must begin."""
+REPLAY_PAUSE_S = 0.5
+"""Seconds without an update after which a late replay is complete."""
 EXIT_S = 2.0
 """Seconds a process has to end by itself once its stdin is closed; and once more, after it was asked to."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
@@ -189,6 +193,25 @@ class AcpProcess:
         updates = self._listener.updates
         waiting = (updates.get_nowait() for _ in range(updates.qsize()))
         return [update for update in waiting if update is not None]
+
+    async def take_replay(self, is_message: Callable[[object], bool]) -> list[tuple[str, object]]:
+        """Return the updates of a conversation that was loaded, each with its session, once.
+
+        The protocol has the agent send them before its answer to `session/load`. Gemini CLI (0.61) answers first: if no
+        message came before the answer, wait for the first one, and then until no more come.
+        """
+        replayed = self.take_updates()
+        if any(is_message(update) for _, update in replayed):
+            return replayed
+        limit_s = REPLAY_STARTS_S
+        with contextlib.suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(limit_s):
+                    update = await self._listener.updates.get()
+                if update is not None:
+                    replayed.append(update)
+                    limit_s = REPLAY_PAUSE_S if is_message(update[1]) else limit_s
+        return replayed
 
     async def read_updates(self, until: asyncio.Future[Any]) -> AsyncGenerator[tuple[str, object], None]:
         """Give updates as they come, each with its session, until something is done and all have been given.
