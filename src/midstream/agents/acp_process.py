@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
 from midstream.agents.permission_rules import Allowed, Decision
 from midstream.agents.upstream_errors import upstream_error
 from midstream.environment import World
@@ -106,6 +107,7 @@ class AcpProcess:
             ModelStalledError: It did not answer for `GREETING_S`.
             ModelError: It refused.
         """
+        await end_orphans()
         try:
             self._program = program = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -113,7 +115,7 @@ class AcpProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 cwd=self._cwd,
-                env={**default_environment(), **self._env},
+                env={**default_environment(), **self._env, OWNER_VARIABLE: owner_of_new_agents()},
                 limit=LINE_BYTES_MAX,
                 start_new_session=True,
             )

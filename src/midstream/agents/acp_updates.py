@@ -41,6 +41,7 @@ _FINISHES: Mapping[str, Finish] = {
     "max_turn_requests": Finish.LENGTH,
     "refusal": Finish.FILTER,
 }
+_FOLDER = {"cwd"}
 _MARKS = {"pending": " ", "in_progress": ">", "completed": "x"}
 _encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 
@@ -66,6 +67,11 @@ class _Call:
             self.content = "\n".join(filter(None, map(_content, told.content)))
         elif told.raw_output is not None:
             self.content = self.content or _plain(told.raw_output)
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether the arguments do not show yet what is to be done: opencode (1.18) begins with the folder only."""
+        return not self.arguments or (isinstance(self.arguments, dict) and {*self.arguments} <= _FOLDER)
 
     @property
     def name(self) -> str:
@@ -122,7 +128,7 @@ class AcpReader:
             yield from self._end_call(call_id, Outcome.UNKNOWN, "(the agent did not say how this ended)")
         yield Finished(
             _FINISHES.get(response.stop_reason, Finish.STOP),
-            usage=None if response.usage is None else usage_of(response.usage),
+            usage=usage_in(response),
         )
 
     def _tool(self, told: ToolCallStart | ToolCallProgress) -> Iterator[ModelEvent]:
@@ -132,7 +138,7 @@ class AcpReader:
         call = self._calls.setdefault(told.tool_call_id, _Call())
         call.merge(told)
         status = told.status or "pending"
-        if status == "pending" and call.arguments in (None, {}):
+        if status == "pending" and call.is_vague:
             yield Working(call.name)  # what it is to do comes with a later update
             return
         yield from self._show_call(told.tool_call_id)
@@ -156,6 +162,20 @@ class AcpReader:
             yield UpstreamCallEnded(call_id, call.refusal, Outcome.DENIED)
         else:
             yield UpstreamCallEnded(call_id, call.content or content, outcome)
+
+
+def usage_in(response: PromptResponse) -> Usage | None:
+    """Return the tokens of a turn, or None where the agent does not report them."""
+    if response.usage is not None:
+        return usage_of(response.usage)
+    counted: Any = response.field_meta or {}
+    for name in ("quota", "token_count"):  # Gemini CLI (0.61)
+        counted = counted.get(name) if isinstance(counted, dict) else None
+    match counted:
+        case {"input_tokens": int(given), "output_tokens": int(written)}:
+            return Usage(given, written)
+        case _:
+            return None
 
 
 def usage_of(counted: CountedTokens) -> Usage:

@@ -172,8 +172,9 @@ def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
         return Fail()
     if not situation.is_taken and situation.repeats < len(AGENT_REPEAT_AFTER_S):
         return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], asked_s))
-    # With a time to retry after, no larger request is sent than before.
-    return _anew(situation) if error.retry_after_s is None else Fail()
+    # With a time to retry after, no larger request is sent than before. An agent that took the message has a provider
+    # that fails: it fails a fresh agent, too, and the larger request costs all its retries once more.
+    return _anew(situation) if error.retry_after_s is None and not situation.is_taken else Fail()
 
 
 def _decide_stalled(situation: FailureSituation) -> Remedy:

@@ -22,8 +22,9 @@ from typing import Any, cast
 import msgspec
 from typing_extensions import override
 
-from midstream.agents.claude_messages import ClaudeReader
+from midstream.agents.claude_messages import ClaudeReader, exact_reason
 from midstream.agents.mcp_forwarding import Forwarding
+from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
 from midstream.agents.permission_rules import (
     Allowed,
     Asking,
@@ -243,7 +244,8 @@ class _Program:
         self._name = name
         self._world = world
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)
-        self.client = ClaudeSDKClient(dataclasses.replace(options, stderr=self._stderr.append))
+        env = {**options.env, OWNER_VARIABLE: owner_of_new_agents()}
+        self.client = ClaudeSDKClient(dataclasses.replace(options, env=env, stderr=self._stderr.append))
         self.greeting: Mapping[str, Any] = {}
         self.is_branch = options.fork_session
         """Its conversation has yet to be made, as a copy."""
@@ -252,6 +254,9 @@ class _Program:
 
     async def start(self) -> None:
         """Start it and wait until it is ready. What was started is ended by `aclose`, whatever this raises."""
+        await end_orphans()
+        if self._ending is not None:
+            raise UpstreamFailedError(f"{self._name} was closed while it started")
         self._starting = self._world.spawn(self.client.connect(), name="claude: start of a process")
         try:
             await self._starting
@@ -268,7 +273,7 @@ class _Program:
         if isinstance(error, CLINotFoundError):
             return ModelMissingError(f"{self._name} has no CLI: {error}")
         if isinstance(error, ResultError):
-            names = [error.terminal_reason, error.subtype]
+            names = [exact_reason(error.terminal_reason), error.subtype]
             return upstream_error(self._name, str(error), names=names, status=error.api_error_status)
         waits = int(STDERR_WAIT_S / _LOOK_S) if isinstance(error, ProcessError) else 0
         for _ in range(waits):

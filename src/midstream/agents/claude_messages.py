@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from midstream.agents.upstream_errors import upstream_error
+from midstream.agents.upstream_errors import CHECK_ACCESS, upstream_error
 from midstream.agents.upstreams import Marked, MessageTaken, UpstreamEvent
-from midstream.errors import ModelError, UpstreamFailedError, UpstreamGoneError
+from midstream.errors import ModelAccessError, ModelError, UpstreamFailedError, UpstreamGoneError
 from midstream.extras import extra
 from midstream.history.messages import Finish, Outcome, Usage
 from midstream.models.responses import (
@@ -44,6 +44,10 @@ with extra("claude"):
 _FINISHES = {"max_tokens": Finish.LENGTH, "refusal": Finish.FILTER}
 _LIMITS = {"error_max_turns"}
 """Results that are an end by a limit, and no failure: the conversation goes on."""
+_ACCESS_STATUSES = {401, 403}
+"""Statuses that the CLI (2.1) retries ten times, in three minutes, although only a person can help."""
+_UNSPECIFIC = {"api_error"}
+"""Reasons of the CLI for any fault of its provider: the status is more exact."""
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -86,6 +90,10 @@ class ClaudeReader:
             case SystemMessage(subtype="init"):
                 self._model = str(message.data.get("model") or "")
                 yield from self._open_session(message.data.get("session_id"))
+            case SystemMessage(subtype="api_retry"):
+                yield KeepAlive()
+                if message.data.get("error_status") in _ACCESS_STATUSES:
+                    self._fail(ModelAccessError(f"{self._name} failed: its key is refused{CHECK_ACCESS}"))
             case StreamEvent() if message.parent_tool_use_id is None:
                 yield from self._open_session(message.session_id)
                 yield from self._piece(message.event)
@@ -207,7 +215,7 @@ class ClaudeReader:
         return upstream_error(
             self._name,
             "\n".join(dict.fromkeys(filter(None, said))),
-            names=[kind or None, result.terminal_reason, result.subtype],
+            names=[kind or None, exact_reason(result.terminal_reason), result.subtype],
             status=result.api_error_status,
             retry_after_s=wait_s,
         )
@@ -215,6 +223,11 @@ class ClaudeReader:
     def _fail(self, error: ModelError) -> None:
         self.is_ended = True
         self.failure = error
+
+
+def exact_reason(terminal_reason: str | None) -> str | None:
+    """Return why a run ended, or None where that is any fault of the provider."""
+    return None if terminal_reason in _UNSPECIFIC else terminal_reason
 
 
 def usage_of(counted: object) -> Usage:

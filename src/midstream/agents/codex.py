@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 
 from midstream.agents.codex_permissions import AskingClient, CodexPermissions, OnceClient
 from midstream.agents.mcp_forwarding import Forwarding
+from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
 from midstream.agents.permission_rules import Asking, Person, Rules
 from midstream.agents.upstreams import (
     Abilities,
@@ -45,6 +47,7 @@ from midstream.errors import (
 from midstream.extras import extra
 from midstream.history.codecs.file_parts import file_words
 from midstream.history.messages import File, Finish, Outcome, Text, Usage, UserMessage
+from midstream.models.provider_errors import STATUSES
 from midstream.models.responses import (
     Finished,
     ModelEvent,
@@ -262,12 +265,12 @@ class Codex:
         closings = self._closings
         async with self._starting:
             if self._codex is None and self._closings == closings:
-                self._fresh = codex = sdk.AsyncCodex(self._config)
+                env = {**(self._config.env or {}), OWNER_VARIABLE: owner_of_new_agents()}
+                config = dataclasses.replace(self._config, env=env)
+                self._fresh = codex = sdk.AsyncCodex(config)
                 # The package has no way to choose the client that it sends requests with.
                 codex._client._sync = (  # noqa: SLF001
-                    OnceClient(self._config)
-                    if self.permissions is None
-                    else AskingClient(self._config, self._decide)
+                    OnceClient(config) if self.permissions is None else AskingClient(config, self._decide)
                 )
                 try:
                     await self._greet(codex)
@@ -287,6 +290,7 @@ class Codex:
             return self._codex
 
     async def _greet(self, codex: sdk.AsyncCodex) -> None:
+        await end_orphans()
         try:
             await codex.__aenter__()
         except (OSError, ValueError, RuntimeError, sdk.CodexError) as error:
@@ -419,6 +423,9 @@ class CodexTurn:
         self._spoken: set[str] = set()
         """Messages and thoughts whose words came as they were produced."""
         self._usage: Usage | None = None
+        """Tokens of all model calls of this turn; Codex counts those of the thread and those of the last call."""
+        self._before: Usage | None = None
+        """Tokens of the thread before this turn."""
 
     def read(self, payload: object, method: str) -> list[ModelEvent]:
         """Return the events of one notification: none, while the agent has not begun to answer."""
@@ -434,8 +441,9 @@ class CodexTurn:
             case wire.ItemCompletedNotification():
                 return self._complete_item(payload.item.root)
             case wire.ThreadTokenUsageUpdatedNotification():
-                counted = payload.token_usage.last
-                self._usage = Usage(counted.input_tokens, counted.output_tokens, counted.cached_input_tokens)
+                total, last = _usage_of(payload.token_usage.total), _usage_of(payload.token_usage.last)
+                self._before = total - last if self._before is None else self._before
+                self._usage = total - self._before
                 return []
             case wire.TurnCompletedNotification():
                 self._end(payload.turn)
@@ -473,9 +481,13 @@ class CodexTurn:
         if turn.error is None:
             self.failure = UpstreamFailedError(f"the turn ended with status {turn.status.value!r}")
             return
-        info = turn.error.codex_error_info
-        kind = _FAULTS.get(_fault_of(info.root if info is not None else None), UpstreamFailedError)
+        info = turn.error.codex_error_info.root if turn.error.codex_error_info is not None else None
+        kind = STATUSES.get(_status_of(info)) or _FAULTS.get(_fault_of(info), UpstreamFailedError)
         self.failure = kind(f"the turn failed: {turn.error.message}")
+
+
+def _usage_of(counted: wire.TokenUsageBreakdown) -> Usage:
+    return Usage(counted.input_tokens, counted.output_tokens, counted.cached_input_tokens)
 
 
 def _call_of(item: object) -> tuple[str, str, str] | None:
@@ -523,6 +535,13 @@ def _fault_of(info: object) -> str:
     name = next(iter(fields), "")
     head, *rest = name.split("_")
     return head + "".join(word.capitalize() for word in rest)
+
+
+def _status_of(info: object) -> int:
+    """Return the HTTP status of the provider in a fault, which is more exact than the fault's name; 0 for none."""
+    fields = dict(getattr(info, "__dict__", {}))
+    status = getattr(next(iter(fields.values()), None), "http_status_code", None)
+    return status or 0
 
 
 def _refusal(error: sdk.JsonRpcError) -> ModelError:

@@ -207,9 +207,11 @@ SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
 )
 """Fragments of prose, in the order in which they are looked for; `&` stands for anything between its neighbours."""
 
+CHECK_ACCESS = " (check its login or key, its account and the name of its model; then resume the turn)"
+
 _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
     {
-        _ASK: " (check its login or key, its account and the name of its model; then resume the turn)",
+        _ASK: CHECK_ACCESS,
         _LONG: " (the conversation is longer than the model can read)",
         _FILTER: " (its content filter; another text may pass)",
     }

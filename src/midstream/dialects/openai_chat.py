@@ -195,9 +195,10 @@ class ChatWriter(Writer):
         return b'%b%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (self._head, delta, finish)
 
 
-def usage_in_chat(usage: Usage | None) -> dict[str, Any]:
-    """Return tokens as this API counts them; zeros where the upstream did not."""
-    counted = usage or Usage()
+def usage_in_chat(counted: Usage | None) -> dict[str, Any] | None:
+    """Return tokens as this API counts them, or null where the upstream did not count them."""
+    if counted is None:
+        return None
     return {
         "prompt_tokens": counted.input_tokens,
         "completion_tokens": counted.output_tokens,

@@ -310,9 +310,10 @@ class ResponsesWriter(Writer):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
 
 
-def usage_in_responses(usage: Usage | None) -> Json:
-    """Return tokens as this API counts them; zeros where the upstream did not."""
-    counted = usage or Usage()
+def usage_in_responses(counted: Usage | None) -> Json | None:
+    """Return tokens as this API counts them, or null where the upstream did not count them."""
+    if counted is None:
+        return None
     return {
         "input_tokens": counted.input_tokens,
         "input_tokens_details": {

@@ -152,6 +152,15 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
             self.cache_write_tokens + other.cache_write_tokens,
         )
 
+    def __sub__(self, other: Usage) -> Usage:
+        """Return the tokens beyond those of `other`."""
+        return Usage(
+            self.input_tokens - other.input_tokens,
+            self.output_tokens - other.output_tokens,
+            self.cached_tokens - other.cached_tokens,
+            self.cache_write_tokens - other.cache_write_tokens,
+        )
+
 
 class Finish(StrEnum):
     """Why a response ended."""
