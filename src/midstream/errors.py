@@ -58,6 +58,7 @@ MidstreamError
 └── ModelError            the model did not answer (each class has its own `retry`)
     ├── ModelUnavailableError  network, 429, 5xx, timeout: retried
     │   ├── ModelCutError          the provider continues the response: resumed where it was cut
+    │   ├── ModelRestartedError    an upstream agent begins its response again
     │   ├── UpstreamBusyError      the agent is in another run
     │   └── UpstreamFailedError    its run failed for an unknown reason
     ├── UpstreamGoneError      the agent does not exist any more: a fresh one gets the whole transcript
@@ -504,6 +505,12 @@ class ModelCutError(ModelUnavailableError):
     """The connection was lost, and the provider continues the response: it is resumed where it was cut."""
 
     code = "model_cut"
+
+
+class ModelRestartedError(ModelUnavailableError):
+    """An upstream agent lost its provider, and begins its response again. Its text so far is no part of the answer."""
+
+    code = "model_restarted"
 
 
 class UpstreamBusyError(ModelUnavailableError):

@@ -219,6 +219,8 @@ class Program:
         if call := self.orders.take("tool"):
             self.tool(**call)
         answer = SEPARATOR.join(self.session.texts)
+        if status := self.orders.take("retry"):
+            self.retry(int(status))
         message_id = new_id()
         self.event({"type": "message_start", "message": {"id": message_id, "usage": USAGE}})
         self.event({"type": "content_block_start", "index": 0, "content_block": {"type": "thinking"}})
@@ -243,6 +245,23 @@ class Program:
             usage={**USAGE, "output_tokens": 7},
             user_message_uuids=[line["uuid"]],
             stop_reason="end_turn",
+        )
+
+    def retry(self, status: int) -> None:
+        """The connection to the provider is lost in the middle of a response."""
+        self.event({"type": "message_start", "message": {"id": new_id(), "usage": USAGE}})
+        self.delta(type="text_delta", text="a cut text")
+        self.event({"type": "message_stop"})
+        say(
+            "system",
+            subtype="api_retry",
+            attempt=1,
+            max_retries=10,
+            retry_delay_ms=500,
+            error_status=status,
+            error="unknown",
+            session_id=self.session.id,
+            uuid=new_id(),
         )
 
     def tool(self, name: str, arguments: str, content: str, is_asked: bool = False) -> None:  # noqa: FBT001, FBT002 - JSON's

@@ -17,6 +17,7 @@ from midstream.agents.permission_rules import CAUTIOUS, Permission, Rules, Verdi
 from midstream.agents.upstreams import (
     Marked,
     MessageTaken,
+    ResponseRestarted,
     Setup,
     Upstream,
     UpstreamAgent,
@@ -28,6 +29,7 @@ from midstream.errors import (
     ModelAccessError,
     ModelError,
     ModelMissingError,
+    ModelRejectedError,
     ModelUnavailableError,
     UpstreamBusyError,
     UpstreamFailedError,
@@ -255,6 +257,10 @@ async def test_no_cli_and_no_folder_are_a_missing_model(cli: Cli) -> None:
         ({"subtype": "error_during_execution", "errors": []}, UpstreamFailedError),
         ({"subtype": "error_during_execution", "terminal_reason": "aborted_tools"}, UpstreamFailedError),
         ({"subtype": "error_max_budget_usd"}, ModelAccessError),
+        (
+            {"subtype": "success", "result": "API Error: 400", "api_error_status": 400, "terminal_reason": "api_error"},
+            ModelRejectedError,
+        ),
     ],
 )  # fmt: skip
 async def test_a_failed_result_is_the_error_that_says_what_helps(
@@ -290,6 +296,20 @@ async def test_thinking_and_words_come_once(cli: Cli) -> None:
     assert text_of(events) == "one"
     assert isinstance(events[-1], Finished)
     assert events[-1].model == "claude-test"
+
+
+async def test_a_response_that_the_cli_begins_again_is_marked(cli: Cli) -> None:
+    cli.orders.order("retry", 529)
+    events = await asked(Claude(cwd=cli.cwd, options=cli.options()), "one")
+    at = events.index(ResponseRestarted())
+    assert text_of(events[:at]) == "a cut text"
+    assert text_of(events[at:]) == "one"
+
+
+async def test_a_refused_key_is_reported_at_the_first_try_of_the_cli(cli: Cli) -> None:
+    cli.orders.order("retry", 401)
+    with pytest.raises(ModelAccessError, match="its key is refused"):
+        await asked(Claude(cwd=cli.cwd, options=cli.options()), "one")
 
 
 async def test_one_message_at_a_time(cli: Cli) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from midstream.agents.upstream_errors import CHECK_ACCESS, upstream_error
-from midstream.agents.upstreams import Marked, MessageTaken, UpstreamEvent
+from midstream.agents.upstreams import Marked, MessageTaken, ResponseRestarted, UpstreamEvent
 from midstream.errors import ModelAccessError, ModelError, UpstreamFailedError, UpstreamGoneError
 from midstream.extras import extra
 from midstream.history.messages import Finish, Outcome, Usage
@@ -91,7 +91,7 @@ class ClaudeReader:
                 self._model = str(message.data.get("model") or "")
                 yield from self._open_session(message.data.get("session_id"))
             case SystemMessage(subtype="api_retry"):
-                yield KeepAlive()
+                yield ResponseRestarted()
                 if message.data.get("error_status") in _ACCESS_STATUSES:
                     self._fail(ModelAccessError(f"{self._name} failed: its key is refused{CHECK_ACCESS}"))
             case StreamEvent() if message.parent_tool_use_id is None:

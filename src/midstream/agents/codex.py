@@ -25,6 +25,7 @@ from midstream.agents.upstreams import (
     Abilities,
     Marked,
     MessageTaken,
+    ResponseRestarted,
     Setup,
     UpstreamEvent,
     UpstreamMessage,
@@ -427,7 +428,7 @@ class CodexTurn:
         self._before: Usage | None = None
         """Tokens of the thread before this turn."""
 
-    def read(self, payload: object, method: str) -> list[ModelEvent]:
+    def read(self, payload: object, method: str) -> Sequence[UpstreamEvent]:
         """Return the events of one notification: none, while the agent has not begun to answer."""
         match payload:
             case wire.AgentMessageDeltaNotification():
@@ -445,6 +446,8 @@ class CodexTurn:
                 self._before = total - last if self._before is None else self._before
                 self._usage = total - self._before
                 return []
+            case wire.ErrorNotification(will_retry=True):
+                return [ResponseRestarted()]
             case wire.TurnCompletedNotification():
                 self._end(payload.turn)
                 return []

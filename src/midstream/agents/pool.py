@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import cast
 
 from msgspec import Struct
@@ -29,6 +29,7 @@ from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
 from midstream.agents.pool_records import PoolRecord
 from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
 from midstream.agents.prior_transcript import TranscriptBudget
+from midstream.agents.restarted_answers import Events, HeldRuns, JoinedAnswer
 from midstream.agents.reuse_classification import (
     Fork,
     Fresh,
@@ -43,6 +44,7 @@ from midstream.agents.upstreams import (
     ForkingUpstream,
     Marked,
     MessageTaken,
+    ResponseRestarted,
     Setup,
     Upstream,
     UpstreamAgent,
@@ -54,6 +56,7 @@ from midstream.environment import World
 from midstream.errors import (
     EntryMovedError,
     ModelError,
+    ModelRestartedError,
     UpstreamFailedError,
     UpstreamMismatchError,
     UsageError,
@@ -171,6 +174,7 @@ class Pooled(StoredModel):
             close_s=limits.silence.close_s,
         )
         self._locks = KeyLocks(world, wait_s=limits.wait_s)
+        self._held = HeldRuns(world)
         self._chains: OrderedDict[str, Chain] = OrderedDict()
         self._reports: OrderedDict[str, TurnReport] = OrderedDict()
         show_where_asked()
@@ -213,6 +217,7 @@ class Pooled(StoredModel):
 
     async def aclose(self) -> None:
         """Close all agents and the upstream. Calling it twice is harmless. What is streaming fails."""
+        await self._held.aclose()
         await self._live.aclose()
         await self._upstream.aclose()
 
@@ -224,11 +229,31 @@ class Pooled(StoredModel):
                 cause of this one).
         """
         chain = self._chains.get(request.session, Chain()).then(request.history)
-        async with contextlib.aclosing(self._stream(request, chain)) as events:
+        key = b""
+        held: Events | None = None
+        if self._held:
+            key = self._key_of(request, chain)
+            held = await self._held.take(request.session, key)
+        events = held or self._stream(request, chain)
+        joined = JoinedAnswer(can_drop=bool(request.session) and not request.is_resent)
+        is_held = False
+        try:
             async for event in events:
-                yield event
+                if isinstance(event, ResponseRestarted) and joined.is_droppable:
+                    self._held.hold(request.session, key or self._key_of(request, chain), events)
+                    is_held = True
+                    raise ModelRestartedError(f"{self.name} lost its provider, and begins its response again")
+                for each in joined.take(event):
+                    yield each
+        finally:
+            if not is_held:
+                await events.aclose()
 
-    async def _stream(self, request: ModelRequest, chain: Chain) -> AsyncGenerator[ModelEvent, None]:
+    def _key_of(self, request: ModelRequest, chain: Chain) -> bytes:
+        _, outline = self._read(request, chain.heard)
+        return outline.fingerprint.users
+
+    async def _stream(self, request: ModelRequest, chain: Chain) -> Events:
         setup, outline = self._read(request, chain.heard)
         is_ours = await self._may_enter(request, outline)
         try:
@@ -385,7 +410,7 @@ class Pooled(StoredModel):
 
     # --- saying it --------------------------------------------------------------------------------------------
 
-    async def _answer(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
+    async def _answer(self, turn: PoolTurn) -> Events:
         """Send the messages, with a fresh agent where the first one fails, and yield the answer to the last."""
         while True:
             yield ReuseReported(turn.judgement())
@@ -398,10 +423,14 @@ class Pooled(StoredModel):
             else:
                 return
 
-    async def _deliver(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
+    async def _deliver(self, turn: PoolTurn) -> Events:
         for said in turn.delivery.sends:
             async with contextlib.aclosing(self._send(turn, said)) as events:
                 async for event in events:
+                    if isinstance(event, ResponseRestarted):
+                        if turn.delivery.is_last and turn.has_spoken:
+                            yield event
+                        continue
                     if turn.own_calls is not None and _is_shown(event, is_last=turn.delivery.is_last):
                         if turn.own_calls.add(event):
                             await self._keep_calls(turn)
@@ -451,7 +480,7 @@ class Pooled(StoredModel):
         turn.is_answered = True
         return replace(finished, usage=total) if finished.usage or turn.delivery.delivered else finished
 
-    async def _send(self, turn: PoolTurn, said: UpstreamMessage) -> AsyncGenerator[ModelEvent, None]:
+    async def _send(self, turn: PoolTurn, said: UpstreamMessage) -> Events:
         """Send one message, again to the same agent where that is safe, and yield its answer."""
         turn.delivery.repeats, turn.delivery.is_forced = 0, False
         while True:
@@ -492,7 +521,7 @@ class Pooled(StoredModel):
             else:
                 return
 
-    async def _read_answer(self, turn: PoolTurn, run: AgentRun) -> AsyncGenerator[ModelEvent, None]:
+    async def _read_answer(self, turn: PoolTurn, run: AgentRun) -> Events:
         while True:
             event: UpstreamEvent = await run.next()
             match event:

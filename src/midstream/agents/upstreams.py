@@ -5,7 +5,8 @@ again by its id, for as long as the upstream keeps it. `midstream.agents.pool.Po
 never continues the wrong conversation; an upstream itself decides nothing and repeats nothing.
 
 Order of the events of one `send`: `MessageTaken` first, as soon as the upstream has named the conversation; then its
-output; `Marked` wherever it names a point that a later conversation can start from; `Finished` last. Closing the
+output; `Marked` wherever it names a point that a later conversation can start from; `ResponseRestarted` where it begins
+a response again by itself; `Finished` last. Closing the
 iterator stops the run upstream.
 
 An error before `MessageTaken` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) means that nothing
@@ -45,6 +46,7 @@ __all__ = [
     "ForkingUpstream",
     "Marked",
     "MessageTaken",
+    "ResponseRestarted",
     "Setup",
     "Upstream",
     "UpstreamAgent",
@@ -107,7 +109,14 @@ class Marked(Struct, frozen=True):
     mark: str
 
 
-UpstreamEvent = MessageTaken | Marked | ModelEvent
+class ResponseRestarted(Struct, frozen=True):
+    """The upstream lost its provider in the middle of a response, and begins that response again by itself.
+
+    The text and thoughts since the last tool, or since the message, are no part of the answer.
+    """
+
+
+UpstreamEvent = MessageTaken | Marked | ResponseRestarted | ModelEvent
 
 
 class UpstreamAgent(Protocol):

@@ -1,0 +1,121 @@
+"""Answers that the agent begins again by itself, after the connection to its own provider was lost.
+
+The text before the loss is no part of the answer. A session's readers drop it: the agent's second try becomes an
+attempt of the turn, as any other (`Pooled` fails the first attempt, and the next one goes on with the same run).
+
+An application behind the gateway cannot take text back, and neither can a turn in which the agent has used tools. There
+the second try is joined to the first one. What it repeats is left out; where it differs, it begins a new paragraph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+
+from msgspec import Struct
+
+from midstream.agents.upstreams import ResponseRestarted
+from midstream.environment import Cancellable, World
+from midstream.errors import MidstreamError
+from midstream.models.responses import ModelEvent, TextDelta, UpstreamCallStarted
+
+HELD_S = 120.0
+"""Seconds that a run waits for the next attempt of its turn; the engine's own pause is shorter."""
+
+Events = AsyncGenerator[ModelEvent | ResponseRestarted, None]
+
+
+class JoinedAnswer:
+    """Passes the events of an answer on, and joins a second try to the first one.
+
+    Args:
+        can_drop: Readers can drop text that they have.
+    """
+
+    def __init__(self, *, can_drop: bool) -> None:
+        self._can_drop = can_drop
+        self._text = ""
+        """Text of the response that may be begun again: since the last tool."""
+        self._repeated: str | None = None
+        """Text of the second try, as long as it repeats the first one."""
+
+    @property
+    def is_droppable(self) -> bool:
+        """Whether all text so far can be dropped, because there is some and it has no consequences."""
+        return self._can_drop and bool(self._text)
+
+    def take(self, event: ModelEvent | ResponseRestarted) -> Sequence[ModelEvent]:
+        """Return what to pass on for one event."""
+        match event:
+            case ResponseRestarted():
+                self._repeated = "" if self._text else None
+                return ()
+            case UpstreamCallStarted():
+                self._can_drop, self._text, self._repeated = False, "", None
+            case TextDelta() if self._repeated is not None:
+                return self._join(event.text)
+            case TextDelta():
+                self._text += event.text
+            case _:
+                pass
+        return (event,)
+
+    def _join(self, text: str) -> Sequence[ModelEvent]:
+        assert self._repeated is not None
+        tried = self._repeated + text
+        if self._text.startswith(tried):
+            self._repeated = tried
+            return ()
+        rest = tried.removeprefix(self._text) if tried.startswith(self._text) else f"\n\n{tried}"
+        self._text, self._repeated = tried, None
+        return (TextDelta(rest),)
+
+
+class _HeldRun(Struct):
+    key: bytes
+    events: Events
+    timer: Cancellable
+
+
+class HeldRuns:
+    """Runs whose agent began its answer again, until the next attempt of their turn; one for each session."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._runs: dict[str, _HeldRun] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def hold(self, session: str, key: bytes, events: Events) -> None:
+        """Keep a run for the next attempt, for `HELD_S`."""
+
+        def end() -> None:
+            self._world.spawn(self.drop(session), name="end of a held run")
+
+        self._runs[session] = _HeldRun(key, events, self._world.later(HELD_S, end))
+
+    async def take(self, session: str, key: bytes) -> Events | None:
+        """Return the run of the same request; end the run of another one of its session."""
+        held = self._runs.get(session)
+        if held is None:
+            return None
+        if held.key != key:
+            await self.drop(session)
+            return None
+        del self._runs[session]
+        held.timer.cancel()
+        return held.events
+
+    async def drop(self, session: str) -> None:
+        """End the run of a session, if there is one."""
+        held = self._runs.pop(session, None)
+        if held is not None:
+            held.timer.cancel()
+            with contextlib.suppress(RuntimeError, MidstreamError):  # it is being closed already, or the store is
+                await held.events.aclose()
+
+    async def aclose(self) -> None:
+        """End all runs."""
+        for session in [*self._runs]:
+            await self.drop(session)

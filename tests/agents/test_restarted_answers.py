@@ -1,0 +1,85 @@
+"""An agent that begins its answer again: readers that can drop text get the second try, others get each word once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from midstream import Agent, Host, Pooled
+from midstream.agents.restarted_answers import JoinedAnswer
+from midstream.agents.upstreams import ResponseRestarted, UpstreamEvent
+from midstream.models.responses import (
+    Finished,
+    ModelEvent,
+    TextDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+)
+from midstream.store.memory import MemoryStore
+from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream
+from tests.agents.pooling import Bench
+
+AGAIN = ResponseRestarted()
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        (["a ", "b ", AGAIN, "a ", "b ", "c"], "a b c"),
+        (["a ", "b ", AGAIN, "a b c ", "d"], "a b c d"),
+        (["a ", "b ", AGAIN, "a ", "x"], "a b \n\na x"),
+        (["a ", "b ", AGAIN, "a "], "a b "),
+        (["a ", AGAIN, "a ", AGAIN, "a ", "b"], "a b"),
+        ([AGAIN, "a"], "a"),
+        (["a ", UpstreamCallStarted("1", "shell", "{}"), AGAIN, "a "], "a a "),
+    ],
+)
+def test_a_second_try_is_joined_to_the_first_one(
+    events: list[str | ModelEvent | ResponseRestarted], text: str
+) -> None:
+    answer = JoinedAnswer(can_drop=False)
+    passed = [
+        each
+        for event in events
+        for each in answer.take(TextDelta(event) if isinstance(event, str) else event)
+    ]
+    assert "".join(event.text for event in passed if isinstance(event, TextDelta)) == text
+
+
+def cut_once(talk: AgentConversation) -> Iterator[UpstreamEvent]:
+    yield TextDelta("cut ")
+    yield ResponseRestarted()
+    yield TextDelta("whole")
+    yield Finished()
+
+
+async def test_the_readers_of_a_session_get_the_second_try_alone_and_the_agent_gets_one_message() -> None:
+    upstream = ScriptedUpstream(answer=cut_once)
+    async with Host(Agent(Pooled(upstream)), MemoryStore()) as host:
+        assert await host.ask("s", "hi") == "whole"
+        assert await host.ask("s", "and now") == "whole"
+    assert len(upstream.memory.arrived) == 2
+
+
+def cut_behind_a_tool(talk: AgentConversation) -> Iterator[UpstreamEvent]:
+    yield UpstreamCallStarted("1", "shell", "{}")
+    yield UpstreamCallEnded("1", "done")
+    yield from cut_once(talk)
+
+
+async def test_behind_a_tool_the_second_try_begins_a_paragraph() -> None:
+    upstream = ScriptedUpstream(answer=cut_behind_a_tool)
+    async with Host(Agent(Pooled(upstream)), MemoryStore()) as host:
+        assert await host.ask("s", "hi") == "cut \n\nwhole"
+    assert len(upstream.memory.arrived) == 1
+
+
+async def test_another_request_of_the_session_ends_the_run_that_waits() -> None:
+    bench = Bench(ScriptedUpstream(answer=cut_once))
+    host = await bench.host()
+    await host.fail("hi")
+    await host.fail("something else")  # ends the first run
+    await host.ask()  # goes on with the second one
+    assert host.text == "whole"
+    assert bench.upstream.memory.wrongs == []
