@@ -270,8 +270,11 @@ def test_ctrl_c_ends_it_and_leaves_no_draft(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*DOCTOR, "--fix", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as done:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            done.wait(timeout=1.0)  # somewhere in the middle
+        for _ in range(3000):  # until it has begun to write
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                done.wait(timeout=0.02)
+            if len([*tmp_path.iterdir()]) > 1 or done.poll() is not None:
+                break
         done.send_signal(signal.SIGINT)
         out, said = done.communicate(timeout=60)
     assert (done.returncode, b"Traceback" in said, out) == (130, False, b"")
