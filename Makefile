@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test check agents format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -87,6 +87,16 @@ $(VENV)/.upstreams: requirements/upstreams.txt | $(VENV)/.dev
 	$(PIP_PINNED) --no-build-isolation --no-binary claude-agent-sdk -r requirements/upstreams.txt
 	@touch $@
 
+
+# Agent programs that people run, in a folder apart. Two come as wheels: Claude's is the one with its program. The others
+# are 1 GB of npm's, so only for `make agents`. The wheels are pinned for Linux.
+$(VENV)/.agents: requirements/agents.txt | $(VENV)/.upstreams
+	$(PIP_PINNED) --upgrade --target $(VENV)/agents/site -r requirements/agents.txt
+	@touch $@
+
+$(VENV)/.programs: tests/programs/node/package-lock.json tests/programs/node/.npmrc tools/judges.py | $(VENV)/.agents
+	$(BIN)/python tools/judges.py programs $(VENV)/agents/node
+	@touch $@
 
 # LiteLLM asks the gateway as a client of its own making: in an environment apart, since it wants an older OpenAI SDK.
 $(VENV)/.clients: requirements/clients.txt | $(VENV)/.made
@@ -137,7 +147,7 @@ demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the a
 
 test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
-	@for judge in node templates clients schemathesis; do \
+	@for judge in node templates clients schemathesis agents; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
 	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
@@ -166,6 +176,9 @@ fault: $(VENV)/.dev  ## The full kill matrix: processes are killed at every faul
 
 chaos: $(VENV)/.dev  ## Ten thousand reconnects through the worst of networks, while server and clients are killed; ARGS=SEED repeats one
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+agents: $(VENV)/.programs  ## Play every situation with the agent programs that people run, offline; ARGS="--programs claude,codex"
+	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.programs $(ARGS)
 
 soak: $(VENV)/.dev  ## Run turns for an hour and assert that memory, descriptors, tasks and timers stay flat; ARGS=MINUTES
 	$(BIN)/python -m tests.soak $(ARGS)

@@ -163,6 +163,22 @@ def numbers() -> str:
     return _table(rows)
 
 
+def real_agents() -> str:
+    """Return what `make agents` found last: a row for each situation, a column for each program."""
+    table = _result("agents")
+    names = list(next(iter(table.values())))
+    head = f"| situation | {' | '.join(f'`{program}`' for program in table)} |\n"
+    rows = "".join(
+        f"| {name} | {' | '.join(_agent_cell(cells[name]) for cells in table.values())} |\n" for name in names
+    )
+    return f"{head}|{' --- |' * (len(table) + 1)}\n{rows}"
+
+
+def _agent_cell(cell: dict[str, list[str]]) -> str:
+    fault = "; ".join(cell["faults"]).replace("|", "/")[:160]
+    return f"**fault**: {fault}" if fault else ", ".join(["held", *cell["facts"]])
+
+
 def chaos_run() -> str:
     """Return what `make chaos` did last, and what came of it."""
     run = _result("chaos")
@@ -341,6 +357,7 @@ def _result(name: str) -> Any:  # noqa: ANN401 - whatever that bench measures
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "chaos-run": chaos_run,
+    "real-agents": real_agents,
     "durable-costs": durable_costs,
     "durable-crashes": durable_crashes,
     "error-codes": error_codes,

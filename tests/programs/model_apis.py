@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 
+Json = dict[str, Any]
 USAGE_IN, USAGE_OUT = 1000, 10
-SHELLS = {
+SHELLS: Mapping[str, Callable[[str], Json]] = {
     "Bash": lambda command: {"command": command, "description": "append a line"},
     "bash": lambda command: {"command": command, "description": "append a line"},
     "run_shell_command": lambda command: {"command": command, "description": "append a line"},
@@ -49,17 +51,17 @@ class ModelApi(Struct, frozen=True):
         error: Write an error of a status.
     """
 
-    texts: Callable[[Any], Iterator[str]]
-    tools: Callable[[Any], list[str]]
-    images: Callable[[Any], int]
-    is_stream: Callable[[str, Any], bool]
+    texts: Callable[[Json], Iterator[str]]
+    tools: Callable[[Json], list[str]]
+    images: Callable[[Json], int]
+    is_stream: Callable[[str, Json], bool]
     stream: Callable[..., Iterator[bytes]]
-    whole: Callable[[Any, list[Part]], Any]
-    error: Callable[[int], Any]
+    whole: Callable[[Json, list[Part]], Json]
+    error: Callable[[int], Json]
     headers: Mapping[str, str] = {}
 
 
-def _flat(value: Any) -> Iterator[str]:
+def _flat(value: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -70,7 +72,7 @@ def _flat(value: Any) -> Iterator[str]:
             yield from _flat(each)
 
 
-def _event(data: Any, name: str = "") -> bytes:
+def _event(data: Json, name: str = "") -> bytes:
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
@@ -82,21 +84,21 @@ def _shell(names: list[str], command: str) -> tuple[str, dict[str, Any]]:
 # --- Anthropic Messages ---------------------------------------------------------------------------
 
 
-def _messages_tools(body: Any) -> list[str]:
+def _messages_tools(body: Json) -> list[str]:
     return [tool.get("name", "") for tool in body.get("tools") or ()]
 
 
-def _messages_texts(body: Any) -> Iterator[str]:
+def _messages_texts(body: Json) -> Iterator[str]:
     for message in body.get("messages") or ():
         yield from _flat(message.get("content"))
 
 
-def _messages_images(body: Any) -> int:
+def _messages_images(body: Json) -> int:
     return json.dumps(body.get("messages")).count('"type": "image"')
 
 
-def _messages_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterator[bytes]:
-    message = {
+def _messages_stream(body: Json, parts: list[Part], *, is_whole: bool) -> Iterator[bytes]:
+    message: Json = {
         "id": "msg_1",
         "type": "message",
         "role": "assistant",
@@ -136,7 +138,7 @@ def _messages_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterato
         yield _event({"type": "message_stop"}, "message_stop")
 
 
-def _messages_whole(body: Any, parts: list[Part]) -> Any:
+def _messages_whole(body: Json, parts: list[Part]) -> Json:
     content: list[Any] = []
     for part in parts:
         if isinstance(part, Words):
@@ -165,7 +167,7 @@ _MESSAGE_ERRORS = {
 }
 
 
-def _messages_error(code: int) -> Any:
+def _messages_error(code: int) -> Json:
     kind = _MESSAGE_ERRORS.get(code, "api_error")
     return {"type": "error", "error": {"type": kind, "message": f"scripted {code}"}}
 
@@ -183,21 +185,21 @@ MESSAGES = ModelApi(
 # --- OpenAI chat completions ----------------------------------------------------------------------
 
 
-def _chat_tools(body: Any) -> list[str]:
+def _chat_tools(body: Json) -> list[str]:
     return [tool.get("function", {}).get("name", "") for tool in body.get("tools") or ()]
 
 
-def _chat_texts(body: Any) -> Iterator[str]:
+def _chat_texts(body: Json) -> Iterator[str]:
     for message in body.get("messages") or ():
         yield from _flat(message.get("content"))
         yield from _flat(message.get("tool_calls"))
 
 
-def _chat_images(body: Any) -> int:
+def _chat_images(body: Json) -> int:
     return json.dumps(body.get("messages")).count('"type": "image_url"')
 
 
-def _chat_chunk(body: Any, delta: Any, finish: str | None = None, **more: Any) -> bytes:
+def _chat_chunk(body: Json, delta: Json, finish: str | None = None, **more: object) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     return _event(
         {
@@ -211,7 +213,7 @@ def _chat_chunk(body: Any, delta: Any, finish: str | None = None, **more: Any) -
     )
 
 
-def _chat_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterator[bytes]:
+def _chat_stream(body: Json, parts: list[Part], *, is_whole: bool) -> Iterator[bytes]:
     yield _chat_chunk(body, {"role": "assistant", "content": ""})
     reason = "stop"
     for part in parts:
@@ -226,12 +228,12 @@ def _chat_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterator[by
         yield b"data: [DONE]\n\n"
 
 
-def _chat_call(body: Any, part: ToolUse) -> Any:
+def _chat_call(body: Json, part: ToolUse) -> Json:
     name, given = _shell(_chat_tools(body), part.command)
     return {"id": part.id, "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
 
 
-def _chat_usage() -> Any:
+def _chat_usage() -> Json:
     return {
         "prompt_tokens": USAGE_IN,
         "completion_tokens": USAGE_OUT,
@@ -239,7 +241,7 @@ def _chat_usage() -> Any:
     }
 
 
-def _chat_whole(body: Any, parts: list[Part]) -> Any:
+def _chat_whole(body: Json, parts: list[Part]) -> Json:
     text = "".join("".join(part.pieces) for part in parts if isinstance(part, Words))
     calls = [_chat_call(body, part) for part in parts if isinstance(part, ToolUse)]
     message = {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}
@@ -254,7 +256,7 @@ def _chat_whole(body: Any, parts: list[Part]) -> Any:
     }
 
 
-def _openai_error(code: int) -> Any:
+def _openai_error(code: int) -> Json:
     kind = {401: "invalid_api_key", 429: "rate_limit_exceeded", 400: "invalid_request"}.get(
         code, "server_error"
     )
@@ -274,20 +276,20 @@ CHAT = ModelApi(
 # --- OpenAI Responses -----------------------------------------------------------------------------
 
 
-def _responses_tools(body: Any) -> list[str]:
+def _responses_tools(body: Json) -> list[str]:
     return [tool.get("name") or tool.get("type", "") for tool in body.get("tools") or ()]
 
 
-def _responses_texts(body: Any) -> Iterator[str]:
+def _responses_texts(body: Json) -> Iterator[str]:
     given = body.get("input")
     yield from _flat(given)
 
 
-def _responses_images(body: Any) -> int:
+def _responses_images(body: Json) -> int:
     return json.dumps(body.get("input")).count('"type": "input_image"')
 
 
-def _responses_items(body: Any, parts: list[Part]) -> list[Any]:
+def _responses_items(body: Json, parts: list[Part]) -> list[Any]:
     items: list[Any] = []
     for index, part in enumerate(parts):
         if isinstance(part, Words):
@@ -316,7 +318,7 @@ def _responses_items(body: Any, parts: list[Part]) -> list[Any]:
     return items
 
 
-def _response(body: Any, items: list[Any], status: str) -> Any:
+def _response(body: Json, items: list[Any], status: str) -> Json:
     usage = {
         "input_tokens": USAGE_IN,
         "input_tokens_details": {"cached_tokens": 0},
@@ -335,19 +337,18 @@ def _response(body: Any, items: list[Any], status: str) -> Any:
     }
 
 
-def _responses_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterator[bytes]:
-    number = iter(range(1_000_000))
+def _responses_stream(body: Json, parts: list[Part], *, is_whole: bool) -> Iterator[bytes]:
+    number = itertools.count()
 
-    def event(kind: str, **more: Any) -> bytes:
+    def event(kind: str, **more: object) -> bytes:
         return _event({"type": kind, "sequence_number": next(number), **more}, kind)
 
     items = _responses_items(body, parts)
     yield event("response.created", response=_response(body, [], "in_progress"))
     for index, (part, item) in enumerate(zip(parts, items, strict=True)):
         place = {"output_index": index, "item_id": item["id"]}
-        empty = {**item, "status": "in_progress"} | (
-            {"content": []} if isinstance(part, Words) else {"arguments": ""}
-        )
+        nothing: Json = {"content": []} if isinstance(part, Words) else {"arguments": ""}
+        empty = {**item, "status": "in_progress", **nothing}
         yield event("response.output_item.added", output_index=index, item=empty)
         if isinstance(part, Words):
             text = {"type": "output_text", "text": "", "annotations": []}
@@ -364,7 +365,7 @@ def _responses_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterat
         yield event("response.completed", response=_response(body, items, "completed"))
 
 
-def _responses_whole(body: Any, parts: list[Part]) -> Any:
+def _responses_whole(body: Json, parts: list[Part]) -> Json:
     return _response(body, _responses_items(body, parts), "completed")
 
 
@@ -381,7 +382,7 @@ RESPONSES = ModelApi(
 # --- Gemini ---------------------------------------------------------------------------------------
 
 
-def _gemini_tools(body: Any) -> list[str]:
+def _gemini_tools(body: Json) -> list[str]:
     return [
         function.get("name", "")
         for tool in body.get("tools") or ()
@@ -389,16 +390,16 @@ def _gemini_tools(body: Any) -> list[str]:
     ]
 
 
-def _gemini_texts(body: Any) -> Iterator[str]:
+def _gemini_texts(body: Json) -> Iterator[str]:
     for content in body.get("contents") or ():
         yield from _flat(content.get("parts"))
 
 
-def _gemini_images(body: Any) -> int:
+def _gemini_images(body: Json) -> int:
     return json.dumps(body.get("contents")).count('"inlineData"')
 
 
-def _gemini_chunk(parts: list[Any], finish: str = "") -> Any:
+def _gemini_chunk(parts: list[Any], finish: str = "") -> Json:
     candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
     chunk: dict[str, Any] = {"candidates": [candidate], "modelVersion": "scripted"}
     if finish:
@@ -411,12 +412,12 @@ def _gemini_chunk(parts: list[Any], finish: str = "") -> Any:
     return chunk
 
 
-def _gemini_call(body: Any, part: ToolUse) -> Any:
+def _gemini_call(body: Json, part: ToolUse) -> Json:
     name, given = _shell(_gemini_tools(body), part.command)
     return {"functionCall": {"name": name, "args": given, "id": part.id}}
 
 
-def _gemini_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterator[bytes]:
+def _gemini_stream(body: Json, parts: list[Part], *, is_whole: bool) -> Iterator[bytes]:
     for part in parts:
         if isinstance(part, Words):
             for piece in part.pieces:
@@ -427,7 +428,7 @@ def _gemini_stream(body: Any, parts: list[Part], *, is_whole: bool) -> Iterator[
         yield _event(_gemini_chunk([{"text": ""}], "STOP"))
 
 
-def _gemini_whole(body: Any, parts: list[Part]) -> Any:
+def _gemini_whole(body: Json, parts: list[Part]) -> Json:
     written = [
         {"text": "".join(part.pieces)} if isinstance(part, Words) else _gemini_call(body, part)
         for part in parts
@@ -435,7 +436,7 @@ def _gemini_whole(body: Any, parts: list[Part]) -> Any:
     return _gemini_chunk(written, "STOP")
 
 
-def _gemini_error(code: int) -> Any:
+def _gemini_error(code: int) -> Json:
     status = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 429: "RESOURCE_EXHAUSTED"}.get(
         code, "UNAVAILABLE"
     )

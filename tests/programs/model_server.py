@@ -17,13 +17,15 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from msgspec import Struct
+from msgspec.structs import replace
 
-from tests.programs.model_apis import API_OF_PATH, ModelApi, ToolUse, Words
+from tests.programs.model_apis import API_OF_PATH, Json, ModelApi, ToolUse, Words
 
 DIRECTIVE = re.compile(r"Q(\w+) \{(\w+)((?: [\d.]+)*)\}")
 PAUSE_S = 0.02
@@ -133,7 +135,7 @@ class ModelServer:
         return await self._play(request, api, body, newest, whole)
 
     async def _play(
-        self, request: web.Request, api: ModelApi, body: Any, directive: Directive, whole: str
+        self, request: web.Request, api: ModelApi, body: Json, directive: Directive, whole: str
     ) -> web.StreamResponse:
         tries = self.tries[directive.id]
         match directive.kind:
@@ -152,19 +154,24 @@ class ModelServer:
                 return await self._send(request, api, body, [Words(_words(directive, 0))], end="hang")
             case "cut" if tries <= directive.number(1, 1e9):
                 return await self._send(request, api, body, [Words(_words(directive, 2))], end="cut")
-            case _:
+            case "say" | "hang":
                 return await self._send(request, api, body, [Words(_words(directive, 2))])
+            case _:  # an error or a loss that is over
+                return await self._send(
+                    request, api, body, [Words(_words(replace(directive, numbers=()), 2))]
+                )
 
     async def _send(
-        self, request: web.Request, api: ModelApi, body: Any, parts: list[Words | ToolUse], end: str = ""
+        self, request: web.Request, api: ModelApi, body: Json, parts: list[Words | ToolUse], end: str = ""
     ) -> web.StreamResponse:
         if not api.is_stream(request.path, body):
             return web.json_response(api.whole(body, parts))
         answer = web.StreamResponse(headers={"content-type": "text/event-stream", **api.headers})
         await answer.prepare(request)
-        for piece in api.stream(body, parts, is_whole=not end):
-            await answer.write(piece)
-            await asyncio.sleep(PAUSE_S)
+        with suppress(ConnectionError):  # the program has left, or was killed
+            for piece in api.stream(body, parts, is_whole=not end):
+                await answer.write(piece)
+                await asyncio.sleep(PAUSE_S)
         if end == "hang":
             await asyncio.sleep(HANG_S)
         if end == "cut" and request.transport is not None:

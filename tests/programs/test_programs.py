@@ -1,0 +1,30 @@
+"""A short form of `make agents`: two programs that come as wheels, in the situations that differ most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT
+from tests.programs.__main__ import play
+from tests.programs.programs import PROGRAMS
+
+INSTALLED = ROOT / ".venv" / "agents"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (INSTALLED / "site").is_dir(), reason="the agent programs are not installed: make agents"
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "situation", ["gateway killed between turns", "gateway killed in an answer", "provider cuts once"]
+)
+@pytest.mark.parametrize("program", ["claude", "codex"])
+async def test_a_real_program_goes_through_the_situation(
+    program: str, situation: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AGENT_PROGRAMS", str(INSTALLED))
+    assert (await play(PROGRAMS[program], situation, tmp_path)).faults == []
