@@ -1,7 +1,8 @@
 """A scripted Claude Code: the CLI's side of its stream-json protocol over stdio, as the SDK speaks it.
 
-Transcripts lie where the CLI keeps them, `$CLAUDE_CONFIG_DIR/projects/FOLDER/ID.jsonl` (or below `$HOME/.claude`). What it is to do and what it
-was told goes through the folder `$SCRIPTED_CLAUDE`. Started by the SDK; imports nothing of ours but `scripted_peer`.
+Transcripts lie where the CLI keeps them, `$CLAUDE_CONFIG_DIR/projects/FOLDER/ID.jsonl`, or below `$HOME/.claude`. What
+it is to do and what it was told goes through the folder `$SCRIPTED_CLAUDE`. Started by the SDK; imports nothing of ours
+but `scripted_peer`.
 """
 
 from __future__ import annotations
