@@ -117,7 +117,7 @@ def _check_type(option: click.Option, value: Any) -> Any:  # noqa: ANN401 - a va
     else:
         is_right, expected = isinstance(value, str), "a string"
     if not is_right:
-        raise UsageError(f"{value!r} is not valid; expected {expected}")
+        raise UsageError(f"the value has another type; expected {expected}")
     return value
 
 
