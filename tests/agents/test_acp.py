@@ -526,8 +526,8 @@ async def test_thoughts_and_plans_are_thinking(program: Program) -> None:
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        ("/opt/bin/gemini --acp", "acp:gemini"),
-        ("env HOME=/srv/agent KEY= /opt/bin/gemini --acp", "acp:gemini"),
+        ("/usr/bin/gemini --acp", "acp:gemini"),
+        ("env HOME=/srv/agent KEY= /usr/bin/gemini --acp", "acp:gemini"),
         ("/usr/bin/env -i -u PATH --chdir=/srv A=b gemini --acp", "acp:gemini"),
         ("env A=b", "acp:env"),
     ],

@@ -162,7 +162,7 @@ async def test_claude_takes_its_program_its_variables_and_rules(
 
 @pytest.mark.parametrize("sessions", ["", "cli", "store"])
 async def test_conversations_of_claude_are_kept_in_the_store_on_request(
-    tmp_path: Path, sessions: str
+    tmp_path: Path, kv: MemoryStore, sessions: str
 ) -> None:
     pytest.importorskip("claude_agent_sdk")
     orders = Orders(tmp_path / "orders")
@@ -207,7 +207,7 @@ async def test_codex_takes_its_program_its_variables_and_rules(
 
 def test_an_acp_agent_has_its_own_defaults(tmp_path: Path) -> None:
     pytest.importorskip("acp")
-    model = find_upstream("acp:env A=b /opt/agent --acp", NAMESPACE, cwd=tmp_path)
+    model = find_upstream("acp:env A=b /usr/bin/agent --acp", NAMESPACE, cwd=tmp_path)
     assert isinstance(model, Pooled)
     assert model.name == "acp:agent"
     terms = model._upstream._terms  # type: ignore[attr-defined]
