@@ -155,11 +155,22 @@ def test_one_way_to_authenticate_is_given(
 
 
 @pytest.mark.parametrize(
-    ("flags", "token"), [((), "file-key"), (("--token", "typed"), "typed"), (("--no-token",), None)]
+    ("variable", "flags", "token"),
+    [
+        ("", (), "file-key"),
+        ("set", (), "set"),
+        ("", ("--token", "typed"), "typed"),
+        ("set", ("--no-token",), None),
+    ],
 )
-def test_the_key_of_a_flag_wins_over_that_of_the_file_of_options(
-    tmp_path: Path, flags: tuple[str, ...], token: str | None
+def test_the_key_of_a_flag_wins_over_a_variable_and_that_over_the_file_of_options(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    flags: tuple[str, ...],
+    token: str | None,
 ) -> None:
+    monkeypatch.setenv("MIDSTREAM_GATEWAY_TOKEN", variable)
     config = tmp_path / "gateway.toml"
     config.write_text(f'token-file = "{token_file(tmp_path).name}"')
     process, told = started(tmp_path, "--config", str(config), *flags)

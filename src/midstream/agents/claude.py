@@ -4,7 +4,8 @@
 
 Each open agent is one process of the CLI, started when it is first spoken to, and kept between messages. A message that
 is stopped ends its process, too: the next one resumes the conversation in a fresh one. Conversations belong to their
-folder, so the same id opened elsewhere is not remembered.
+folder, and to the home that the CLI uses: `CLAUDE_CONFIG_DIR`, else `.claude` in `HOME`, of `options.env` or of this
+process. The same id opened elsewhere is not remembered.
 """
 
 from __future__ import annotations

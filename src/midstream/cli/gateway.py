@@ -209,18 +209,21 @@ def _token_of(context: click.Context, options: dict[str, Any]) -> str | None:
 
 
 def _authentication_of(context: click.Context, options: dict[str, Any]) -> str:
-    """Return which option decides how clients authenticate, or "". One of the file gives way to any other source.
+    """Return which option decides how clients authenticate, or "": a flag, else a variable, else the file of options.
 
     Raises:
         UsageError: Two of one source are given.
     """
-    given = [name for name in AUTHENTICATION if options[name]]
-    others = [name for name in given if context.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP]
-    flags = others or given
-    if len(flags) > 1:
-        named = " and ".join(AUTHENTICATION[name] for name in flags)
-        raise UsageError(f"{named} exclude each other; give only one of them")
-    return "".join(flags)
+    for source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP):
+        given = [
+            name for name in AUTHENTICATION if options[name] and context.get_parameter_source(name) is source
+        ]
+        if len(given) > 1:
+            named = " and ".join(AUTHENTICATION[name] for name in given)
+            raise UsageError(f"{named} exclude each other; give only one of them")
+        if given:
+            return given[0]
+    return ""
 
 
 def _read_given_token(path: Path) -> str:
