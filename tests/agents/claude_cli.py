@@ -1,7 +1,8 @@
 """A scripted Claude Code: the CLI's side of its stream-json protocol over stdio, as the SDK speaks it.
 
-Transcripts lie where the CLI keeps them, `$CLAUDE_CONFIG_DIR/projects/FOLDER/ID.jsonl`. What it is to do and what it
-was told goes through the folder `$SCRIPTED_CLAUDE`. Started by the SDK; imports nothing of ours but `scripted_peer`.
+Transcripts lie where the CLI keeps them, `$CLAUDE_CONFIG_DIR/projects/FOLDER/ID.jsonl`, or below `$HOME/.claude`. What
+it is to do and what it was told goes through the folder `$SCRIPTED_CLAUDE`. Started by the SDK; imports nothing of ours
+but `scripted_peer`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Session:
     """A transcript on disk."""
 
     def __init__(self, session_id: str, *, is_mirrored: bool) -> None:
-        home = Path(os.environ.get("CLAUDE_CONFIG_DIR", ""))
+        home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
         self.folder = home / "projects" / re.sub(r"[^a-zA-Z0-9]", "-", str(Path.cwd().resolve()))
         self.id = session_id
         self.entries: list[Json] = []

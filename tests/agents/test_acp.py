@@ -521,3 +521,16 @@ async def test_thoughts_and_plans_are_thinking(program: Program) -> None:
     thought = "".join(event.text for event in events if isinstance(event, ThinkingDelta))
     assert thought == "hmm\nPlan:\n- [x] look\n- [ ] act\n"
     assert events[-1] == Finished(usage=Usage(100, 7, 60, 10))
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("/usr/bin/gemini --acp", "acp:gemini"),
+        ("env HOME=/srv/agent KEY= /usr/bin/gemini --acp", "acp:gemini"),
+        ("/usr/bin/env -i -u PATH --chdir=/srv A=b gemini --acp", "acp:gemini"),
+        ("env A=b", "acp:env"),
+    ],
+)
+def test_it_is_named_for_its_program(command: str, name: str) -> None:
+    assert AcpAgent(command).name == name

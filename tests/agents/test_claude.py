@@ -415,6 +415,33 @@ async def test_it_starts_in_its_folder_with_its_model_and_its_mode(cli: Cli) -> 
     assert upstream.identity["cwd"] == str(cli.cwd)
 
 
+async def test_conversations_belong_to_the_home_that_the_cli_uses(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def upstream(**env: str) -> Claude:
+        options = replace(cli.options(), env={"SCRIPTED_CLAUDE": str(cli.orders.folder), **env})
+        return Claude(cwd=cli.cwd, options=options)
+
+    own, other = tmp_path / "own", tmp_path / "other"
+    monkeypatch.setenv("HOME", str(own))
+    monkeypatch.delenv("CLAUDE_CONFIG_DIR", raising=False)
+    homes = [upstream(), upstream(HOME=str(own)), upstream(HOME=str(other)), upstream(CLAUDE_CONFIG_DIR="c")]
+    assert [each.identity["home"] for each in homes] == ["", "", str(other / ".claude"), str(cli.cwd / "c")]
+    for claude_of, home in ((upstream(), own), (upstream(HOME=str(other)), other)):
+        opened = (await asked(claude_of, "one"))[0]
+        assert isinstance(opened, MessageTaken)
+        (transcript,) = home.glob(f".claude/projects/*/{opened.agent}.jsonl")
+        (transcript.with_suffix("") / "subagents").mkdir(parents=True)
+        await claude_of.delete("../" + opened.agent)
+        assert transcript.exists()
+        await claude_of.delete(opened.agent)
+        assert not [*home.glob(".claude/projects/*/*")]
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(own))
+    assert upstream(HOME=str(other)).identity["home"] == "", (
+        "the CLI inherits the variable, which comes first"
+    )
+
+
 async def test_rules_decide_what_the_mode_leaves_open(cli: Cli) -> None:
     for name, is_allowed in (("Read", True), ("Bash", False)):
         cli.orders.order("tool", {"name": name, "arguments": '{"a":1}', "content": "done", "is_asked": True})

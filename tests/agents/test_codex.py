@@ -358,3 +358,15 @@ def test_another_folder_model_or_sandbox_is_another_identity(tmp_path: Path) -> 
         Codex("m", cwd=tmp_path, sandbox=Sandbox.read_only).identity,
     ]
     assert len({tuple(sorted(identity.items())) for identity in identities}) == len(identities)
+
+
+def test_threads_belong_to_the_home_that_the_app_server_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def home(**env: str) -> str:
+        return Codex(cwd=tmp_path, env=env).identity["home"]
+
+    monkeypatch.delenv("CODEX_HOME", raising=False)
+    assert (home(), home(A="b"), home(HOME="/other")) == ("", "", "/other/.codex")
+    monkeypatch.setenv("CODEX_HOME", "/own")
+    assert (home(A="b"), home(HOME="/other"), home(CODEX_HOME="/new")) == ("/own", "/own", "/new")

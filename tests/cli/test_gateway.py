@@ -38,10 +38,11 @@ def ended(process: subprocess.Popen[str]) -> int:
     return process.returncode
 
 
-def asked(url: str, token: str | None, words: str = "hi") -> tuple[int, str]:
+def asked(url: str, token: str | None, words: str = "hi", system: str = "") -> tuple[int, str]:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT_S)
     headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": words}]})
+    messages = [{"role": "system", "content": system}] if system else []
+    body = json.dumps({"model": "m", "messages": [*messages, {"role": "user", "content": words}]})
     connection.request("POST", "/v1/chat/completions", body, headers)
     answer = connection.getresponse()
     whole = answer.read().decode()
@@ -90,6 +91,7 @@ def test_without_a_key_everybody_on_this_machine_is_answered(tmp_path: Path) -> 
         (("--upstream", "scripted", "--no-token", "--host", "0.0.0.0"), "--no-token"),
         (("--upstream", "scripted", "--host", "0.0.0.0", "--token", "x"), "with --allow-host"),
         (("--upstream", "scripted", "--key-from", "NOPE"), "leave out --key-from"),
+        (("--upstream", "scripted", "--token-file", "/nope"), "'/nope' does not exist"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(run: Run, options: tuple[str, ...], words: str) -> None:
@@ -102,6 +104,78 @@ def test_a_key_that_is_none_is_not_shown_to_anybody(run: Run, tmp_path: Path) ->
     (tmp_path / "gateway-token").write_bytes(b"\xff\xfe")
     done = run("gateway", "--upstream", "scripted", "--port", "0")
     assert (done.exit_code, done.stdout, "holds no key; remove it" in done.stderr) == (2, "", True)
+
+
+def token_file(folder: Path, content: str = "file-key\n", mode: int = 0o600) -> Path:
+    path = folder / "key"
+    path.write_text(content)
+    path.chmod(mode)
+    return path
+
+
+def test_its_key_is_read_from_a_file(tmp_path: Path) -> None:
+    process, told = started(tmp_path, "--token-file", str(token_file(tmp_path)))
+    try:
+        assert told["token"] == "file-key"
+        assert asked(told["url"], "file-key")[0] == 200
+    finally:
+        assert ended(process) == 0
+    assert not (tmp_path / "gateway-token").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words"),
+    [
+        ("key", 0o644, "readable by other users; restrict it with chmod 600"),
+        ("\n", 0o600, "is empty; write the key into it"),
+        ("key another", 0o600, "holds more than a key"),
+        ("k\u00e9", 0o600, "holds no key"),
+    ],
+)
+def test_a_file_without_a_key_is_refused(
+    run: Run, tmp_path: Path, content: str, mode: int, words: str
+) -> None:
+    done = run("gateway", "--upstream", "scripted", "--token-file", token_file(tmp_path, content, mode))
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        (("--token", "x"), "--token and --token-file exclude each other"),
+        (("--no-token",), "--token-file and --no-token exclude each other"),
+    ],
+)
+def test_one_way_to_authenticate_is_given(
+    run: Run, tmp_path: Path, others: tuple[str, ...], words: str
+) -> None:
+    done = run("gateway", "--upstream", "scripted", "--token-file", token_file(tmp_path), *others)
+    assert (done.exit_code, done.stderr.count("\n"), words in done.stderr) == (2, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "flags", "token"),
+    [
+        ("", (), "file-key"),
+        ("set", (), "set"),
+        ("", ("--token", "typed"), "typed"),
+        ("set", ("--no-token",), None),
+    ],
+)
+def test_the_key_of_a_flag_wins_over_a_variable_and_that_over_the_file_of_options(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    flags: tuple[str, ...],
+    token: str | None,
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_GATEWAY_TOKEN", variable)
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'token-file = "{token_file(tmp_path).name}"')
+    process, told = started(tmp_path, "--config", str(config), *flags)
+    assert ended(process) == 0
+    assert told["token"] == token
 
 
 def test_how_to_reach_it_is_said_to_people(tmp_path: Path) -> None:
@@ -154,13 +228,61 @@ def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tm
     assert not any(b"quetzal" in path.read_bytes() for path in files)
 
 
+def test_a_file_gives_an_agent_its_variables_mode_sign_in_rules_and_instructions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("acp")
+    folder, config = tmp_path / "agent", tmp_path / "gateway.toml"
+    command = f"{sys.executable} -m tests.agents.acp_agent {folder} load"
+    config.write_text(
+        f"""
+upstream = "acp:env SOME=thing {command}"
+agent-env = ["ITS_KEY", "PYTHONPATH={ROOT}"]
+permission-mode = "careful"
+sign-in = "oauth"
+instructions = "message"
+allow-kind = ["edit"]
+"""
+    )
+    monkeypatch.setenv("ITS_KEY", "s3cr3t")
+    monkeypatch.setenv("OTHER_KEY", "hidden")
+    start = [sys.executable, "-m", "midstream", "--home", str(tmp_path), "gateway", "--port", "0", "--json"]
+    process = subprocess.Popen([*start, "--config", str(config)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = json.loads(process.stdout.readline())
+    orders = Orders(folder)
+    orders.order("tool", {"name": "edit", "arguments": "{}", "content": "done", "is_asked": True})
+    try:
+        assert asked(told["url"], told["token"], "one", system="be brief")[0] == 200
+    finally:
+        assert ended(process) == 0
+    assert told["upstream"] == f"acp:{Path(sys.executable).name}"
+    (initialized,) = orders.recorded("initialized")
+    assert (initialized["env"]["ITS_KEY"], initialized["env"]["SOME"]) == ("s3cr3t", "thing")
+    assert "OTHER_KEY" not in initialized["env"]
+    assert [each["method"] for each in orders.recorded("signed in")] == ["oauth"]
+    assert [each["mode"] for each in orders.recorded("mode")] == ["careful"]
+    (message,) = orders.recorded("told")
+    assert "be brief" in message["text"]
+    assert len(orders.recorded("ran")) == 1
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [
         (("--permission-mode", "plan"), "takes no --permission-mode"),
         (("--sandbox", "read-only"), "takes no --sandbox"),
         (("--rules-file",), "takes no --rules-file"),
+        (("--allow-kind", "edit"), "takes no --allow-kind, --allow-tool or --refuse-tool"),
+        (("--allow-tool", "Bash"), "takes no --allow-kind, --allow-tool or --refuse-tool"),
+        (("--refuse-tool", "Bash"), "takes no --allow-kind, --allow-tool or --refuse-tool"),
+        (("--agent-env", "A=b"), "takes no --agent-env"),
+        (("--agent-path", __file__), "takes no --agent-path"),
+        (("--agent-sessions", "cli"), "takes no --agent-sessions"),
+        (("--sign-in", "oauth"), "takes no --sign-in"),
+        (("--instructions", "meta"), "takes no --instructions"),
         (("--pool-records", "5"), "has no pool"),
+        (("--agent-rest", "5"), "has no pool"),
     ],
 )
 def test_an_option_that_an_upstream_can_make_nothing_of_is_refused(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
+from midstream.agents.permission_rules import CAUTIOUS, HARMLESS, Rules
 from midstream.agents.pool import Pooled
 from midstream.cli.upstream_options import KINDS, UpstreamOptions, find_upstream
 from midstream.errors import UsageError
 from midstream.history.messages import History, UserMessage
+from midstream.models.model import Model
 from midstream.models.openai_compatible import OpenAICompatible
 from midstream.models.responses import ModelRequest, TextDelta
-from midstream.store.memory import MemoryStore
+from midstream.store.memory import Memory, MemoryStore
+from tests.agents import codex_server
+from tests.agents.scripted_peer import Orders
+from tests.house.source import ROOT
 
 NAMESPACE = MemoryStore()
 
@@ -112,6 +119,99 @@ def test_an_option_reaches_its_upstream(
     ]
     upstreams = [each._upstream for each in made if isinstance(each, Pooled)]
     assert len({(str(each.identity), str(each.abilities)) for each in upstreams}) == 2
+
+
+@pytest.fixture
+async def kv() -> AsyncIterator[MemoryStore]:
+    store = MemoryStore(Memory())
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def answer(model: Model, words: str) -> str:
+    request = ModelRequest("", History((UserMessage.of(words),)))
+    return "".join([event.text async for event in model.stream(request) if isinstance(event, TextDelta)])
+
+
+def program(folder: Path, command: str) -> Path:
+    path = folder / "program"
+    path.write_text(f"#!/bin/sh\n{command}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(("rules", "ran"), [(None, 0), (Rules(HARMLESS | {"execute"}), 1)])
+async def test_claude_takes_its_program_its_variables_and_rules(
+    tmp_path: Path, kv: MemoryStore, rules: Rules | None, ran: int
+) -> None:
+    pytest.importorskip("claude_agent_sdk")
+    orders = Orders(tmp_path / "orders")
+    orders.order("tool", {"name": "Bash", "arguments": "{}", "content": "done", "is_asked": True})
+    options = UpstreamOptions(
+        rules=rules,
+        env={"SCRIPTED_CLAUDE": str(orders.folder), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        path=program(tmp_path, f'exec {sys.executable} -m tests.agents.claude_cli "$@"'),
+    )
+    model = find_upstream("claude", kv, cwd=tmp_path, options=options)
+    assert isinstance(model, Pooled)
+    async with aclosing(model):
+        assert "one" in await answer(model, "one")
+    assert len(orders.recorded("ran")) == ran
+
+
+@pytest.mark.parametrize("sessions", ["", "cli", "store"])
+async def test_conversations_of_claude_are_kept_in_the_store_on_request(
+    tmp_path: Path, kv: MemoryStore, sessions: str
+) -> None:
+    pytest.importorskip("claude_agent_sdk")
+    orders = Orders(tmp_path / "orders")
+    options = UpstreamOptions(
+        env={"SCRIPTED_CLAUDE": str(orders.folder), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        path=program(tmp_path, f'exec {sys.executable} -m tests.agents.claude_cli "$@"'),
+        sessions=sessions,
+    )
+    model = find_upstream("claude", kv, cwd=tmp_path, options=options)
+    assert isinstance(model, Pooled)
+    async with aclosing(model):
+        await answer(model, "one")
+    (started,) = orders.recorded("started")
+    assert ("--session-mirror" in started["argv"]) == (sessions == "store")
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize(("rules", "ran"), [(Rules(), False), (Rules(HARMLESS | {"execute"}), True)])
+async def test_codex_takes_its_program_its_variables_and_rules(
+    tmp_path: Path, kv: MemoryStore, rules: Rules, *, ran: bool
+) -> None:
+    pytest.importorskip("openai_codex")
+    for name in ("threads", "running"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "want").touch()
+    options = UpstreamOptions(
+        rules=rules,
+        env={"SOME": "thing"},
+        path=program(
+            tmp_path,
+            f'echo "$SOME $*" > started; exec {sys.executable} {codex_server.__file__} {tmp_path}',
+        ),
+    )
+    model = find_upstream("codex", kv, cwd=tmp_path, options=options)
+    assert isinstance(model, Pooled)
+    async with aclosing(model):
+        assert "one" in await answer(model, "one")
+    assert (tmp_path / "started").read_text() == "thing app-server --listen stdio://\n"
+    assert (tmp_path / "ran.jsonl").exists() is ran
+
+
+def test_an_acp_agent_has_its_own_defaults(tmp_path: Path) -> None:
+    pytest.importorskip("acp")
+    model = find_upstream("acp:env A=b /usr/bin/agent --acp", NAMESPACE, cwd=tmp_path)
+    assert isinstance(model, Pooled)
+    assert model.name == "acp:agent"
+    terms = model._upstream._terms  # type: ignore[attr-defined]
+    assert (terms.permissions, terms.instructions, terms.sign_in, terms.env) == (CAUTIOUS, "meta", "", {})
 
 
 async def test_the_scripted_one_says_again_what_it_hears() -> None:

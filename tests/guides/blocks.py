@@ -13,8 +13,8 @@ PROGRAMS = frozenset({"python", "js"})
 """Languages of blocks that are executed."""
 COMMANDS = frozenset({"", "sh"})
 """Languages of blocks that may hold commands of ours; their names and options are checked."""
-SHOWN = frozenset({"console", "json", "yaml"})
-"""Languages of output, and of the configuration of other programs."""
+SHOWN = frozenset({"console", "json", "toml", "yaml"})
+"""Languages of output, and of configuration."""
 _BLOCK = re.compile(r"^```(?P<language>\S*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

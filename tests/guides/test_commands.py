@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 
 import click
@@ -23,6 +24,13 @@ def test_every_json_block_is_json() -> None:
     assert shown
     for block in shown:
         assert json.loads(block.code), block.key
+
+
+def test_every_toml_block_is_toml() -> None:
+    shown = [block for block in BLOCKS.values() if block.language == "toml"]
+    assert shown
+    for block in shown:
+        assert tomllib.loads(block.code), block.key
 
 
 def test_every_yaml_block_is_yaml() -> None:

@@ -39,7 +39,7 @@ class Shell:
         self.url = url
         self.typed: set[str] = set()
         port = url.rpartition(":")[2]
-        self._environment = environment(
+        self.environment = environment(
             folder,
             HOME=str(folder),
             PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -66,7 +66,7 @@ class Shell:
             stderr=stderr,
             text=True,
             cwd=self.folder,
-            env=self._environment,
+            env=self.environment,
             start_new_session=True,
         )
 
@@ -186,6 +186,21 @@ def _upstreams(shell: Shell, *gateways: str) -> None:
         assert models["object"] == "list"
 
 
+def _gateway_file(shell: Shell, gateway: str) -> None:
+    """Start it with the file of options, and the file of MCP servers, that the page shows."""
+    pytest.importorskip("claude_agent_sdk")
+    shell.environment["MAIL_TOKEN"] = "t"
+    (shell.folder / "project").mkdir()
+    (shell.folder / "gateway.toml").write_text(BLOCKS["gateway.md", "toml", 0].code)
+    (shell.folder / "mcp.json").write_text(BLOCKS["gateway.md", "json", 1].code)
+    (shell.folder / "gateway.key").write_text("our-key\n")
+    (shell.folder / "gateway.key").chmod(0o600)
+    with shell.serving(gateway):
+        models = json.loads(shell.run(f"curl -s -H 'Authorization: Bearer our-key' {shell.url}/v1/models"))
+    assert models["object"] == "list"
+    assert (shell.folder / "gateway.db").exists()
+
+
 def _targets(shell: Shell, *lines: str) -> None:
     """Every target that the page names is one of the Makefile; `make test` runs this."""
     makefile = (ROOT / "Makefile").read_text()
@@ -214,6 +229,7 @@ RUN: dict[tuple[Key, ...], Callable[..., None]] = {
     (("encryption.md", "", 0),): _encrypted,
     (("encryption.md", "", 1),): _encrypted_for_clients,
     (("gateway.md", "", 0),): _upstreams,
+    (("gateway.md", "", 2),): _gateway_file,
     (("security.md", "sh", 0),): _security,
 }
 NOT_RUN = {

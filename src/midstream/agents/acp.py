@@ -83,6 +83,8 @@ CANCEL_S = 2.0
 KEY_META = "midstream/key"
 """Member of a prompt's `_meta`: the idempotency key. Agents that read it can refuse repetitions."""
 
+_ENV_OPTIONS_WITH_VALUE = frozenset({"-u", "--unset", "-C", "--chdir"})
+"""Options of the program `env` whose value is the next word."""
 _NOT_REMEMBERED = frozenset({-32001, -32002, -32601, -32602})
 """Codes that agents answer to the id of a session that they do not have, or cannot open any more."""
 _INSTRUCTIONS = (
@@ -126,7 +128,7 @@ class AcpAgent:
             `_meta.systemPrompt` of the new session, for agents that read it there ("meta"), before the first message,
             where some models take it for an attack ("message"), or nowhere ("none").
         sign_in: The id of one of the agent's ways to authenticate, to be gone before a conversation is opened.
-        name: What to show people; by default `acp:` and the program.
+        name: What to show people; by default `acp:` and the program, without a leading `env` and its assignments.
         account: Distinguishes accounts that share a folder. Never a key.
 
     Raises:
@@ -152,7 +154,7 @@ class AcpAgent:
         words = shlex.split(command) if isinstance(command, str) else [*command]
         if not words:
             raise UsageError("an agent's command names a program")
-        self.name = name or f"acp:{Path(words[0]).name}"
+        self.name = name or f"acp:{Path(_find_program(words)).name}"
         self._terms = _Terms(
             self.name,
             tuple(words),
@@ -418,6 +420,19 @@ class _Conversation:
         process, self._process = self._process, None
         if process is not None:
             await process.aclose()
+
+
+def _find_program(words: Sequence[str]) -> str:
+    """Return the program of a command: behind a leading `env`, its options and its assignments."""
+    if Path(words[0]).name != "env":
+        return words[0]
+    rest = iter(words[1:])
+    for word in rest:
+        if word in _ENV_OPTIONS_WITH_VALUE:
+            next(rest, None)
+        elif not word.startswith("-") and "=" not in word:
+            return word
+    return words[0]
 
 
 def _is_message(update: object) -> bool:

@@ -4,7 +4,8 @@
 
 Each open agent is one process of the CLI, started when it is first spoken to, and kept between messages. A message that
 is stopped ends its process, too: the next one resumes the conversation in a fresh one. Conversations belong to their
-folder, so the same id opened elsewhere is not remembered.
+folder, and to the home that the CLI uses: `CLAUDE_CONFIG_DIR`, else `.claude` in `HOME`, of `options.env` or of this
+process. The same id opened elsewhere is not remembered.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import shutil
+import sys
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -70,7 +73,6 @@ with extra("claude"):
         ResultError,
         SessionStore,
         ToolPermissionContext,
-        delete_session,
         delete_session_via_store,
     )
 
@@ -104,7 +106,9 @@ KINDS: Mapping[str, Kind] = {
 """What sort of deed a tool of Claude Code is; the others are "other"."""
 
 _LOOK_S = 0.02
-_HOME = "CLAUDE_CONFIG_DIR"
+_CONFIG = "CLAUDE_CONFIG_DIR"
+"""Variable with the folder of the CLI's conversations; else it is `.claude` in the user's home."""
+_HOME = "USERPROFILE" if sys.platform == "win32" else "HOME"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -186,7 +190,7 @@ class Claude(Upstream):
             "cwd": str(self._options.cwd),
             "permissions": self._options.permission_mode or "default",
             "tools": " ".join([*self._options.allowed_tools, "-", *self._options.disallowed_tools]),
-            "home": self._options.env.get(_HOME, ""),
+            "home": "" if (home := self._home(self._options.env)) == self._home({}) else str(home),
             "account": self._account,
         }
 
@@ -212,14 +216,22 @@ class Claude(Upstream):
         """Delete the transcript of a conversation, here and in `sessions`."""
         folder, store = str(self._options.cwd), self._options.session_store
         with contextlib.suppress(OSError, ValueError, MidstreamError):
+            name = str(
+                uuid.UUID(agent)
+            )  # what becomes part of a path is a name of the CLI's, and nothing else
             if store is not None:
                 await delete_session_via_store(store, agent, directory=folder)
-            if self._options.env.get(_HOME) in {None, os.environ.get(_HOME)}:
-                await asyncio.to_thread(delete_session, agent, directory=folder)
+            await asyncio.to_thread(_delete_transcript, self._home(self._options.env), name)
 
     async def aclose(self) -> None:
         """End all processes."""
         await asyncio.gather(*(agent.aclose() for agent in [*self._agents]))
+
+    def _home(self, changes: Mapping[str, str]) -> Path:
+        """Return the folder of the CLI's conversations, given the changes to the environment of this process."""
+        env = {**os.environ, **changes}
+        home = env.get(_CONFIG) or Path(env.get(_HOME) or Path.home(), ".claude")
+        return Path(str(self._options.cwd), home)
 
     def _agent(self, setup: Setup, source: str, *, mark: str) -> _ClaudeAgent:
         servers: dict[str, Any] = {
@@ -444,6 +456,16 @@ class _ClaudeAgent:
                     await program.client.interrupt()
         finally:
             await program.aclose()
+
+
+def _delete_transcript(home: Path, agent: str) -> None:
+    """Delete the transcript of a conversation, and those of its sub-agents in the folder beside it.
+
+    The SDK's own function finds only transcripts in the home of this process.
+    """
+    for transcript in home.glob(f"projects/*/{agent}.jsonl"):
+        transcript.unlink(missing_ok=True)
+        shutil.rmtree(transcript.with_suffix(""), ignore_errors=True)
 
 
 async def _messages(client: ClaudeSDKClient) -> AsyncGenerator[Message, None]:

@@ -107,6 +107,7 @@ class Codex:
         permissions: Decides about such commands here: `Rules`, or code of yours; `ASK_FIRST` asks the people of the
             session. With neither they are refused.
         command: The command that starts the app server; the package's own runtime by default.
+        env: Added to its environment, which is that of this process.
 
     Raises:
         UsageError: There is no folder `cwd`, or both `is_reviewing` and `permissions` are to decide.
@@ -137,7 +138,7 @@ class Codex:
             "cwd": str(folder),
             "sandbox": sandbox.value,
             "review": str(is_reviewing),
-            "home": (env or os.environ).get("CODEX_HOME", ""),
+            "home": _home(env or {}),
         }
         self._model = model
         self._folder = folder
@@ -487,6 +488,12 @@ class CodexTurn:
         info = turn.error.codex_error_info.root if turn.error.codex_error_info is not None else None
         kind = STATUSES.get(_status_of(info)) or _FAULTS.get(_fault_of(info), UpstreamFailedError)
         self.failure = kind(f"the turn failed: {turn.error.message}")
+
+
+def _home(changes: Mapping[str, str]) -> str:
+    """Return the home of the app server, whose environment is that of this process with changes; "" for the default."""
+    config = changes.get("CODEX_HOME", os.environ.get("CODEX_HOME"))
+    return config or (str(Path(changes["HOME"], ".codex")) if changes.get("HOME") else "")
 
 
 def _usage_of(counted: wire.TokenUsageBreakdown) -> Usage:

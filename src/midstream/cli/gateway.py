@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
-from midstream.agents.agent_runs import SILENCE_MAX_S, SilenceLimits
-from midstream.agents.pool import PoolLimits
-from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.cli import Surroundings
+from midstream.cli.agent_options import agent_options, read_agent_options
+from midstream.cli.gateway_file import file_option
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, report_options, run_server
-from midstream.cli.mcp_servers import read_servers
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
-from midstream.cli.upstream_options import UpstreamOptions, find_upstream
+from midstream.cli.upstream_options import find_upstream
 from midstream.dialects.live_responses import GRACE_S
 from midstream.environment import World
 from midstream.errors import UsageError
@@ -27,14 +28,17 @@ from midstream.server.gateway_app import KEPT_S
 from midstream.server.gateway_app import gateway as gateway_app
 from midstream.server.uvicorn_server import serve
 
-TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
-HOUR_S, DAY_S = 3600.0, 24 * 3600.0
+GENERATED_TOKEN = "gateway-token"  # noqa: S105 - the name of a file
+AUTHENTICATION = {"token": "--token", "token_file": "--token-file", "is_open": "--no-token"}
+"""Options that decide how clients authenticate, with their flags. They exclude each other."""
+HOUR_S = 3600.0
 COLLECT_AFTER = 5_000
 """Objects made, less those gone again, after which Python looks for what only holds itself: a hundred answers make
 thousands, nearly none of them so, and all of them stand still while it looks."""
 
 
 @click.command(short_help="Serve an agent under the APIs of OpenAI and Anthropic.")
+@file_option
 @click.option(
     "--upstream",
     required=True,
@@ -63,6 +67,11 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
 )
 @click.option("--token", default="", help="The key that clients send (default: generated once and stored).")
 @click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with the key that clients send, readable by you only.",
+)
+@click.option(
     "--no-token",
     "is_open",
     is_flag=True,
@@ -90,60 +99,7 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     show_default=True,
     help="Hours after its last response until the text of a conversation is deleted.",
 )
-@click.option(
-    "--permission-mode",
-    default="",
-    metavar="MODE",
-    help="The agent's own permission mode: Claude Code's permission mode, or a session mode of an ACP agent.",
-)
-@click.option(
-    "--sandbox",
-    default="",
-    metavar="KIND",
-    help="What Codex may change: read-only, workspace-write or full-access.",
-)
-@click.option(
-    "--rules-file",
-    "has_rules_file",
-    is_flag=True,
-    help="Write the client application's instructions to .cursor/rules/midstream.mdc, where Cursor reads them.",
-)
-@click.option(
-    "--mcp-servers",
-    "servers_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help='MCP servers for the agent, as JSON: {"mcpServers": {…}}; ${NAME} is a variable of the environment.',
-)
-@click.option(
-    "--pool-records",
-    type=click.IntRange(min=1),
-    default=RECORDS_MAX,
-    show_default=True,
-    help="Number of conversations whose agents are kept; the least recently used go first.",
-)
-@click.option(
-    "--pool-days",
-    type=click.FloatRange(min=0, min_open=True),
-    default=RECORD_AGE_MAX_S / DAY_S,
-    show_default=True,
-    help="Days after its last use until an agent's record is deleted.",
-)
-@click.option(
-    "--live-agents",
-    type=click.IntRange(min=1),
-    default=PoolLimits().live_max,
-    show_default=True,
-    help="Agents kept open at once.",
-)
-@click.option(
-    "--silence",
-    "silence_s",
-    type=click.FloatRange(min=0, max=SILENCE_MAX_S, min_open=True),
-    metavar="SECONDS",
-    default=SilenceLimits().idle_s,
-    show_default=True,
-    help="Seconds without any event after which an agent's answer is cut.",
-)
+@agent_options
 @click.option(
     "--key-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -153,15 +109,16 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     "--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools that an agent runs itself."
 )
 @report_options
-@click.pass_obj
-def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
+@click.pass_context
+def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent or a model under the APIs of OpenAI and Anthropic.
 
     Set the printed base URL in a client application. A stateful agent receives only new messages, and an answer
     survives a lost connection. Ctrl-C ends the gateway within 10 s.
     """
     log_to_stderr(options["log_level"], options["log_format"])
-    token = _token_of(surroundings, options)
+    surroundings: Surroundings = context.obj
+    token = _token_of(context, options)
     if options["host"] not in LOCAL_HOSTS:
         _check_names(surroundings, options)
     path = options["store"] or make_folder(surroundings.places.data) / surroundings.places.gateway_store.name
@@ -172,7 +129,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         model=options["model"],
         cwd=options["cwd"],
         key_variable=options["key_variable"],
-        options=_agent_options(options),
+        options=read_agent_options(options),
     )
     app = gateway_app(
         model,
@@ -216,24 +173,6 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
 
 
-def _agent_options(options: dict[str, Any]) -> UpstreamOptions:
-    """Return the options of the agents and their pool."""
-    servers_path = options["servers_path"]
-    limits = PoolLimits(
-        live_max=options["live_agents"],
-        silence=SilenceLimits(idle_s=options["silence_s"]),
-        record_age_max_s=options["pool_days"] * DAY_S,
-        records_max=options["pool_records"],
-    )
-    return UpstreamOptions(
-        options["permission_mode"],
-        options["sandbox"],
-        options["has_rules_file"],
-        read_servers(servers_path) if servers_path else (),
-        limits,
-    )
-
-
 def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:
     """Require host names for access from the network, and warn what can be read.
 
@@ -247,24 +186,71 @@ def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:
     click.echo(surroundings.talk.yellow(warning), err=True, color=True)
 
 
-def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None:
+def _token_of(context: click.Context, options: dict[str, Any]) -> str | None:
     """Return the token of clients: the given one, or the one that an earlier start has made, or a new one."""
-    if options["is_open"]:
-        if options["token"] or options["host"] not in LOCAL_HOSTS:
-            raise UsageError("--no-token serves this machine only; leave out --token and --host")
+    flag = _authentication_of(context, options)
+    if flag == "is_open":
+        if options["host"] not in LOCAL_HOSTS:
+            raise UsageError("--no-token serves this machine only; leave out --host")
         return None
-    if options["token"]:
+    if flag == "token":
         return str(options["token"])
-    path = make_folder(surroundings.places.data) / TOKEN_FILE
-    try:
-        if kept := path.read_text(encoding="ascii").strip():
-            return kept
-    except FileNotFoundError:
-        pass
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{str(path)!r} holds no key; remove it, and a new key is generated") from error
+    if flag == "token_file":
+        return _read_given_token(options["token_file"])
+    path = make_folder(context.obj.places.data) / GENERATED_TOKEN
+    with contextlib.suppress(FileNotFoundError):
+        if stored := _read_token(path, "remove it, and a new key is generated"):
+            return stored
     token = World().new_secret()
     # Nobody else may read it, not even for the instant between making and writing.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(token + "\n")
+    return token
+
+
+def _authentication_of(context: click.Context, options: dict[str, Any]) -> str:
+    """Return which option decides how clients authenticate, or "": a flag, else a variable, else the file of options.
+
+    Raises:
+        UsageError: Two of one source are given.
+    """
+    for source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP):
+        given = [
+            name for name in AUTHENTICATION if options[name] and context.get_parameter_source(name) is source
+        ]
+        if len(given) > 1:
+            named = " and ".join(AUTHENTICATION[name] for name in given)
+            raise UsageError(f"{named} exclude each other; give only one of them")
+        if given:
+            return given[0]
+    return ""
+
+
+def _read_given_token(path: Path) -> str:
+    """Return the token of a file that the operator wrote.
+
+    Raises:
+        UsageError: It holds none, or users other than its owner may read it.
+    """
+    if sys.platform != "win32" and path.stat().st_mode & 0o077:
+        raise UsageError(f"the key in {str(path)!r} is readable by other users; restrict it with chmod 600")
+    advice = "write the key into it, on one line"
+    token = _read_token(path, advice)
+    if not token:
+        raise UsageError(f"{str(path)!r} is empty; {advice}")
+    return token
+
+
+def _read_token(path: Path, advice: str) -> str:
+    """Return the token that a file holds; "" where it is empty.
+
+    Raises:
+        UsageError: It holds something else.
+    """
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{str(path)!r} holds no key; {advice}") from error
+    if len(token.split()) > 1:
+        raise UsageError(f"{str(path)!r} holds more than a key; {advice}")
     return token

@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 
 from msgspec import Struct
 
+from midstream.agents.permission_rules import CAUTIOUS, Rules
 from midstream.agents.pool import Pooled, PoolLimits
 from midstream.errors import UsageError
 from midstream.history.messages import Text, UserMessage
@@ -18,6 +19,11 @@ from midstream.models.responses import ModelRequest
 from midstream.store.contract import KeyValue
 from midstream.testing.scripted_model import Response, ScriptedModel, text
 from midstream.tools.forwarded_servers import ForwardedMcpServer
+
+CLI, STORE = "cli", "store"
+"""Places of an agent's conversations: files of its CLI on this machine; or the gateway's database, too."""
+CODEX_SERVER = ("app-server", "--listen", "stdio://")
+"""Arguments of Codex's program, as the package starts it."""
 
 
 class UpstreamOptions(Struct, frozen=True):
@@ -28,6 +34,12 @@ class UpstreamOptions(Struct, frozen=True):
         sandbox: What it may change, in its own words; "" for its default.
         has_rules_file: Whether the instructions of a client application are written to a rules file in its folder.
         servers: The MCP servers that it is given.
+        rules: The decisions about its permission requests; None for its default.
+        env: Variables that are added to its environment.
+        path: The program of its CLI; None for the one that its package finds.
+        instructions: Where the instructions of a client application go; "" for its default.
+        sign_in: The id of the authentication method that it uses; "" for none.
+        sessions: Where its conversations are kept: `CLI`, `STORE`, or "" for its default.
         limits: What its pool holds.
     """
 
@@ -35,6 +47,12 @@ class UpstreamOptions(Struct, frozen=True):
     sandbox: str = ""
     has_rules_file: bool = False
     servers: tuple[ForwardedMcpServer, ...] = ()
+    rules: Rules | None = None
+    env: Mapping[str, str] = {}
+    path: Path | None = None
+    instructions: str = ""
+    sign_in: str = ""
+    sessions: str = ""
     limits: PoolLimits = PoolLimits()
 
 
@@ -47,6 +65,7 @@ class Wanted(Struct, frozen=True):
         cwd: The folder an agent works in.
         api_key: The upstream's key, or None where it finds its own.
         options: What else it is to be made with.
+        kv: The gateway's store.
     """
 
     detail: str
@@ -54,6 +73,7 @@ class Wanted(Struct, frozen=True):
     cwd: Path
     api_key: str | None
     options: UpstreamOptions
+    kv: KeyValue
 
 
 class _Kind(Struct, frozen=True):
@@ -71,9 +91,19 @@ class _Kind(Struct, frozen=True):
 
 
 def _claude(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    modes = get_args(importlib.import_module("claude_agent_sdk").PermissionMode)
-    mode = _one_of("--permission-mode", wanted.options.permission_mode, modes)
-    return (wanted.detail or wanted.model,), {"cwd": wanted.cwd, "permission_mode": mode}
+    sdk, options = importlib.import_module("claude_agent_sdk"), wanted.options
+    mode = _one_of("--permission-mode", options.permission_mode, get_args(sdk.PermissionMode))
+    store = None
+    if options.sessions == STORE:
+        store = importlib.import_module("midstream.agents.claude_sessions").KeyValueSessions(wanted.kv)
+    named = {
+        "cwd": wanted.cwd,
+        "permission_mode": mode,
+        "permissions": options.rules,
+        "options": sdk.ClaudeAgentOptions(env=dict(options.env), cli_path=options.path),
+        "sessions": store,
+    }
+    return (wanted.detail or wanted.model,), named
 
 
 def _cursor(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -85,17 +115,32 @@ def _cursor(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _codex(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    kinds = importlib.import_module("midstream.agents.codex").sdk.Sandbox
-    sandbox = _one_of("--sandbox", wanted.options.sandbox, [each.value for each in kinds])
-    chosen = {} if sandbox is None else {"sandbox": kinds(sandbox)}
-    named = {"cwd": wanted.cwd, "api_key": wanted.api_key, **chosen}
+    kinds, options = importlib.import_module("midstream.agents.codex").sdk.Sandbox, wanted.options
+    sandbox = _one_of("--sandbox", options.sandbox, [each.value for each in kinds])
+    named = {
+        "cwd": wanted.cwd,
+        "api_key": wanted.api_key,
+        "permissions": options.rules,
+        "command": None if options.path is None else (str(options.path), *CODEX_SERVER),
+        "env": options.env,
+        **({} if sandbox is None else {"sandbox": kinds(sandbox)}),
+    }
     return (wanted.detail or wanted.model or None,), named
 
 
 def _acp(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if not wanted.detail:
         raise UsageError("an ACP agent needs a command, such as --upstream 'acp:gemini --acp'")
-    return (wanted.detail,), {"cwd": wanted.cwd, "mode": wanted.options.permission_mode}
+    options = wanted.options
+    named = {
+        "cwd": wanted.cwd,
+        "env": options.env,
+        "permissions": options.rules or CAUTIOUS,
+        "mode": options.permission_mode,
+        "sign_in": options.sign_in,
+        **({"instructions": options.instructions} if options.instructions else {}),
+    }
+    return (wanted.detail,), named
 
 
 def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -121,15 +166,21 @@ def _one_of(option: str, said: str, known: Collection[str]) -> str | None:
     return said or None
 
 
-_ACP_TAKES = frozenset({"permission_mode", "servers"})
-_CLAUDE_TAKES = frozenset({"model", "permission_mode", "servers"})
-_CODEX_TAKES = frozenset({"model", "key", "sandbox", "servers"})
+_ACP_TAKES = frozenset({"permission_mode", "servers", "rules", "env", "instructions", "sign_in"})
+_CLAUDE_TAKES = frozenset({"model", "permission_mode", "servers", "rules", "env", "path", "sessions"})
+_CODEX_TAKES = frozenset({"model", "key", "sandbox", "servers", "rules", "env", "path"})
 _CURSOR_TAKES = frozenset({"model", "key", "has_rules_file", "servers"})
 _OPTIONS = {
     "permission_mode": "--permission-mode",
     "sandbox": "--sandbox",
     "has_rules_file": "--rules-file",
     "servers": "--mcp-servers",
+    "rules": "--allow-kind, --allow-tool or --refuse-tool",
+    "env": "--agent-env",
+    "path": "--agent-path",
+    "instructions": "--instructions",
+    "sign_in": "--sign-in",
+    "sessions": "--agent-sessions",
 }
 
 KINDS: Mapping[str, _Kind] = {
@@ -160,7 +211,7 @@ def find_upstream(
 
     Args:
         named: Such as `claude`, `cursor:composer-2`, `acp:gemini --acp`, `openai-compatible:http://127.0.0.1:11434/v1`.
-        kv: Where the pool stores its records of agents.
+        kv: Where the pool stores its records of agents, and an agent its conversations if `options` name the store.
         model: The upstream's own name of the model, where its kind takes one.
         cwd: The folder agents work in.
         key_variable: The environment variable that has the upstream's key; "" lets it look for its own.
@@ -193,7 +244,7 @@ def find_upstream(
             f"the variable {key_variable} is not set; --key-from names it for the upstream's key"
         )
     try:
-        positional, named_arguments = kind.arguments(Wanted(detail, model, cwd, api_key, options))
+        positional, named_arguments = kind.arguments(Wanted(detail, model, cwd, api_key, options, kv))
         made = getattr(importlib.import_module(kind.module), kind.name)
     except ImportError as error:
         raise UsageError(

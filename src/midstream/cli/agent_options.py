@@ -1,0 +1,191 @@
+"""Options of `midstream gateway` about its agents: permissions, environment, conversations, and limits of the pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import click
+
+from midstream.agents.agent_runs import SILENCE_MAX_S, SilenceLimits
+from midstream.agents.permission_rules import HARMLESS, Kind, Rules
+from midstream.agents.pool import PoolLimits
+from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
+from midstream.cli.mcp_servers import read_servers
+from midstream.cli.upstream_options import CLI, STORE, UpstreamOptions
+from midstream.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
+
+DAY_S = 24 * 3600.0
+_ON_PERMISSIONS = (
+    click.option(
+        "--permission-mode",
+        default="",
+        metavar="MODE",
+        help="The agent's own permission mode: Claude Code's permission mode, or a session mode of an ACP agent.",
+    ),
+    click.option(
+        "--allow-kind",
+        multiple=True,
+        type=click.Choice(get_args(Kind)),
+        help="Allow requests of the agent for this kind of act, besides read, search and think; may be repeated.",
+    ),
+    click.option(
+        "--allow-tool",
+        multiple=True,
+        metavar="NAME",
+        help="Allow requests of the agent for this tool, whatever its kind; may be repeated.",
+    ),
+    click.option(
+        "--refuse-tool",
+        multiple=True,
+        metavar="NAME",
+        help="Refuse requests of the agent for this tool, whatever its kind; may be repeated.",
+    ),
+    click.option(
+        "--sandbox",
+        default="",
+        metavar="KIND",
+        help="What Codex may change: read-only, workspace-write or full-access.",
+    ),
+)
+_ON_AGENTS = (
+    click.option(
+        "--agent-env",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="Set a variable in the agent's environment; NAME alone passes on the gateway's own, as secrets need; "
+        "may be repeated.",
+    ),
+    click.option(
+        "--agent-path",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="The program of Claude Code or Codex (default: the one that its package finds).",
+    ),
+    click.option(
+        "--agent-sessions",
+        type=click.Choice([CLI, STORE]),
+        help="Where Claude Code's conversations are kept: cli: in its files on this machine (default); "
+        "store: in the gateway's store too, from which any machine resumes them.",
+    ),
+    click.option(
+        "--sign-in",
+        default="",
+        metavar="ID",
+        help="The id of the authentication method that an ACP agent uses before it opens a conversation.",
+    ),
+    click.option(
+        "--instructions",
+        type=click.Choice(["meta", "message", "none"]),
+        help="Where an ACP agent receives the client application's instructions: in _meta.systemPrompt (default), "
+        "before the first message, or nowhere.",
+    ),
+    click.option(
+        "--rules-file",
+        "has_rules_file",
+        is_flag=True,
+        help="Write the client application's instructions to .cursor/rules/midstream.mdc, where Cursor reads them.",
+    ),
+    click.option(
+        "--mcp-servers",
+        "servers_path",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help='MCP servers for the agent, as JSON: {"mcpServers": {…}}; ${NAME} is a variable of the environment.',
+    ),
+)
+_ON_POOL = (
+    click.option(
+        "--pool-records",
+        type=click.IntRange(min=1),
+        default=RECORDS_MAX,
+        show_default=True,
+        help="Number of conversations whose agents are kept; the least recently used go first.",
+    ),
+    click.option(
+        "--pool-days",
+        type=click.FloatRange(min=0, min_open=True),
+        default=RECORD_AGE_MAX_S / DAY_S,
+        show_default=True,
+        help="Days after its last use until an agent's record is deleted.",
+    ),
+    click.option(
+        "--live-agents",
+        type=click.IntRange(min=1),
+        default=PoolLimits().live_max,
+        show_default=True,
+        help="Agents kept open at once.",
+    ),
+    click.option(
+        "--agent-rest",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        default=PoolLimits().rest_s,
+        show_default=True,
+        help="Seconds without a message after which an open agent is closed; the next message resumes it.",
+    ),
+    click.option(
+        "--silence",
+        "silence_s",
+        type=click.FloatRange(min=0, max=SILENCE_MAX_S, min_open=True),
+        metavar="SECONDS",
+        default=SilenceLimits().idle_s,
+        show_default=True,
+        help="Seconds without any event after which an agent's answer is cut.",
+    ),
+)
+
+
+def agent_options(command: F) -> F:
+    """Add the options of agents and of their pool."""
+    for option in reversed((*_ON_PERMISSIONS, *_ON_AGENTS, *_ON_POOL)):
+        command = option(command)
+    return command
+
+
+def read_agent_options(options: Mapping[str, Any]) -> UpstreamOptions:
+    """Return the settings of agents and their pool, from the options of a command line.
+
+    Raises:
+        UsageError: The file of MCP servers cannot be read, or a variable is not set.
+    """
+    servers_path, agent_path = options["servers_path"], options["agent_path"]
+    return UpstreamOptions(
+        permission_mode=options["permission_mode"],
+        sandbox=options["sandbox"],
+        has_rules_file=options["has_rules_file"],
+        servers=read_servers(servers_path) if servers_path else (),
+        rules=_rules(options["allow_kind"], options["allow_tool"], options["refuse_tool"]),
+        env=dict(_variable(each) for each in options["agent_env"]),
+        path=agent_path.absolute() if agent_path else None,  # the agent works in another folder
+        instructions=options["instructions"] or "",
+        sign_in=options["sign_in"],
+        sessions=options["agent_sessions"] or "",
+        limits=PoolLimits(
+            live_max=options["live_agents"],
+            rest_s=options["agent_rest"],
+            silence=SilenceLimits(idle_s=options["silence_s"]),
+            record_age_max_s=options["pool_days"] * DAY_S,
+            records_max=options["pool_records"],
+        ),
+    )
+
+
+def _rules(kinds: Iterable[Kind], tools: Iterable[str], refused: Iterable[str]) -> Rules | None:
+    """Return the rules that are given, or None where there are none: then the default of the agent holds."""
+    rules = Rules(HARMLESS.union(kinds), frozenset(tools), frozenset(refused))
+    return rules if kinds or tools or refused else None
+
+
+def _variable(given: str) -> tuple[str, str]:
+    """Return the name and the value of a variable; one without a value is passed on from this process."""
+    name, sign, value = given.partition("=")
+    if not name:
+        raise UsageError(f"--agent-env {given} has no name; expected NAME=VALUE or NAME")
+    if sign:
+        return name, value
+    if name not in os.environ:
+        raise UsageError(f"the variable {name} is not set; --agent-env {name} passes it on to the agent")
+    return name, os.environ[name]

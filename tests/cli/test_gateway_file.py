@@ -1,0 +1,158 @@
+"""The file of options of `midstream gateway`: a flag wins over it, and what is wrong in it is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from midstream.cli.gateway import gateway
+from midstream.cli.gateway_file import file_option
+from tests.cli.conftest import Run
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    """Return the options of `midstream gateway` with these arguments."""
+    context = gateway.make_context("gateway", [*arguments], auto_envvar_prefix="MIDSTREAM_GATEWAY")
+    return context.params
+
+
+def written(folder: Path, text: str) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / "gateway.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+EVERY_KIND = """
+upstream = "claude"
+permission-mode = "acceptEdits"
+agent-env = ["GEMINI_API_KEY", "HOME=/srv/agent"]
+allow-kind = ["edit", "fetch"]
+hide-tools = true
+port = 9000
+grace = 2
+silence = 2.5
+log-level = "info"
+"""
+
+
+def test_every_kind_of_value_is_read(tmp_path: Path) -> None:
+    found = parsed("--config", written(tmp_path, EVERY_KIND))
+    expected = {
+        "upstream": "claude",
+        "permission_mode": "acceptEdits",
+        "agent_env": ("GEMINI_API_KEY", "HOME=/srv/agent"),
+        "allow_kind": ("edit", "fetch"),
+        "hides_tools": True,
+        "port": 9000,
+        "grace_s": 2.0,
+        "silence_s": 2.5,
+        "log_level": "info",
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert found == {**parsed("--upstream", "claude"), **expected}
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, EVERY_KIND)
+    monkeypatch.setenv("MIDSTREAM_GATEWAY_PORT", "9001")
+    assert parsed("--config", file)["port"] == 9001
+    found = parsed("--port", "9002", "--allow-kind", "move", "--config", file, "--upstream", "scripted")
+    assert (found["port"], found["allow_kind"], found["upstream"]) == (9002, ("move",), "scripted")
+
+
+def test_the_file_can_be_named_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIDSTREAM_GATEWAY_CONFIG", written(tmp_path, EVERY_KIND))
+    assert parsed()["port"] == 9000
+
+
+def test_a_relative_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "etc"
+    names = 'token-file = "key"\nmcp-servers = "mcp.json"\ncwd = "project"\nkey-file = "/keys"\n'
+    file = written(folder, 'upstream = "scripted"\nstore = "gateway.db"\n' + names)
+    (folder / "project").mkdir()
+    for name in ("key", "mcp.json"):
+        (folder / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for path in (file, "etc/gateway.toml"):
+        found = parsed("--config", path)
+        assert found["token_file"] == folder / "key"
+        assert found["servers_path"] == folder / "mcp.json"
+        assert found["cwd"] == folder / "project"
+        assert found["store"] == str(folder / "gateway.db")
+        assert found["key_file"] == Path("/keys")
+
+
+@pytest.mark.parametrize(
+    ("store", "expected"),
+    [
+        ("sqlite:///a.db", "sqlite:///{folder}/a.db"),
+        ("sqlite:////srv/a.db", "sqlite:////srv/a.db"),
+        ("/srv/a.db", "/srv/a.db"),
+        ("memory:", "memory:"),
+    ],
+)
+def test_a_store_by_url_is_relative_to_the_file_too(tmp_path: Path, store: str, expected: str) -> None:
+    file = written(tmp_path, f'upstream = "scripted"\nstore = "{store}"\n')
+    assert parsed("--config", file)["store"] == expected.format(folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("= 1", "gateway.toml' is not valid TOML"),
+        ("nope = 1", "'nope': this is no option; known: agent-env, agent-path"),
+        ('servers_path = "a"', "'servers_path': this is no option"),
+        ('config = "other.toml"', "'config': this is no option"),
+        ("[gateway]\nport = 1", "'gateway': this is no option"),
+        ('token = "s3cr3t"', "'token': this file holds no secrets; name a file with `token-file`"),
+        ('agent-env = ["MY_API_KEY=s3cr3t"]', "write 'MY_API_KEY' without a value"),
+        ('agent-env = ["token=s3cr3t"]', "write 'token' without a value"),
+        ('agent-env = "MY_API_KEY=s3cr3t"', "'agent-env': the value has another type; expected a list"),
+        ("serve-as = [1]", "'serve-as': the value has another type; expected a list of strings"),
+        ('port = "8100"', "'port': the value has another type; expected a whole number"),
+        ("port = true", "'port': the value has another type; expected a whole number"),
+        ("port = 99999", "'port': 99999 is not in the range"),
+        ('grace = "5"', "'grace': the value has another type; expected a number"),
+        ("grace = true", "'grace': the value has another type; expected a number"),
+        ("hide-tools = 1", "'hide-tools': the value has another type; expected true or false"),
+        ("upstream = 1", "'upstream': the value has another type; expected a string"),
+        ('allow-kind = ["nope"]', "'allow-kind': 'nope' is not one of"),
+        ('cwd = "nope"', "nope' does not exist"),
+        ('store = "ftp://x"', "'store': store 'ftp://x' has an unknown scheme"),
+    ],
+)
+def test_what_is_wrong_names_the_file_and_the_key(run: Run, tmp_path: Path, text: str, words: str) -> None:
+    done = run("gateway", "--upstream", "scripted", "--config", written(tmp_path, text))
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert words in done.stderr
+    assert "gateway.toml" in done.stderr
+    assert "s3cr3t" not in done.stderr
+
+
+def test_a_file_that_is_not_there_is_named(run: Run) -> None:
+    done = run("gateway", "--upstream", "scripted", "--config", "/nope.toml")
+    assert (done.exit_code, "'/nope.toml' does not exist" in done.stderr) == (2, True)
+
+
+def test_without_a_file_none_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "nope = 1")
+    monkeypatch.chdir(tmp_path)
+    assert parsed("--upstream", "scripted")["port"] == 8100
+
+
+def test_completion_of_a_command_line_reads_no_file(tmp_path: Path) -> None:
+    @file_option
+    @click.command
+    def command() -> None: ...
+
+    file = written(tmp_path, "nope = 1")
+    context = command.make_context("command", ["--config", file], resilient_parsing=True)
+    assert context.default_map is None
+    assert CliRunner().invoke(command, ["--config", file]).exit_code == 1
