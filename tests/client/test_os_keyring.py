@@ -67,6 +67,7 @@ def test_a_missing_package_is_named_with_the_remedy() -> None:
     assert "pip install 'midstream[keyring]'" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_call_that_failed_leaves_nothing_to_the_garbage_collector() -> None:
     ours = OsKeyring(answer_s=WAIT_S)
     with chosen(load_keyring("keyring.backends.fail.Keyring")):

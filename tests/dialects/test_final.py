@@ -191,6 +191,7 @@ async def test_a_retry_that_comes_after_the_grace_does_not_begin_anew(api: Api, 
         assert model.runs == 1
 
 
+@pytest.mark.slow
 @spec("REUSE-68")
 async def test_an_answer_that_has_not_begun_may_be_repeated(api: Api) -> None:
     errors: list[ModelError] = [ModelUnavailableError("not yet"), ModelUnavailableError("not yet")]

@@ -81,6 +81,7 @@ def test_a_body_too_short_to_be_known_is_not_kept() -> None:
         is_same(again, read(dialect_registry.CHAT, {}, body))
 
 
+@pytest.mark.slow
 @spec("REUSE-27")
 @pytest.mark.parametrize("dialect", dialect_registry.DIALECTS, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize(("is_sound", "has_shapes"), [(True, False), (False, False), (True, True)])

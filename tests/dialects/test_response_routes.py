@@ -104,6 +104,7 @@ async def test_a_response_that_failed_in_the_background_says_so() -> None:
         assert (failed.status, failed.error.code) == ("failed", "model_rejected")
 
 
+@pytest.mark.slow
 @spec("REUSE-75")
 async def test_a_deleted_response_is_gone() -> None:
     async with served([gated(asyncio.Event())]) as gateway, gateway.openai() as client:

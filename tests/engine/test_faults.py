@@ -178,6 +178,7 @@ async def _recovered(lab: Lab) -> None:
     await world.live_through(finish())
 
 
+@pytest.mark.slow
 @spec("TURN-13", "TURN-16", "TURN-21")
 @pytest.mark.parametrize("point", IN_THIS_PROCESS)
 async def test_a_turn_survives_the_death_of_its_process_at_every_point(point: Fault) -> None:
@@ -210,6 +211,7 @@ def _forgetful(request: ModelRequest) -> Response:
     return calls((str(done + 1), "read", "{}")) if done < 3 else text(ANSWER)
 
 
+@pytest.mark.slow
 @spec("TURN-25", "TURN-27")
 @pytest.mark.parametrize("point", IN_THIS_PROCESS)
 async def test_a_turn_that_is_too_long_for_its_model_survives_the_same_deaths(point: Fault) -> None:

@@ -83,6 +83,7 @@ async def test_a_tool_in_doubt_is_handled_by_its_policy(on_doubt: OnDoubtName, r
     await second.stop()
 
 
+@pytest.mark.slow
 @spec("TURN-84", "TURN-85")
 async def test_a_turn_whose_tool_runs_at_each_death_of_its_node_is_given_up() -> None:
     store = MemoryStore()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -222,6 +223,7 @@ async def _live(turns: list[TurnPlan]) -> None:
         await host.stop(grace_s=0.0)
 
 
+@pytest.mark.slow
 @spec("HISTORY-90")
 @settings(max_examples=tried(50), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(plans, min_size=1, max_size=4))

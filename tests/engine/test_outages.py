@@ -75,6 +75,7 @@ class Reader:
         return [event for event in self.events if isinstance(event.record, kind)]
 
 
+@pytest.mark.slow
 @spec("STREAM-115")
 async def test_a_disk_that_stays_full_is_reported_to_every_client_and_costs_nothing(
     tmp_path: Path, disk: Disk

@@ -71,6 +71,7 @@ async def test_sessions_that_are_read_or_at_work_stay_awake() -> None:
         assert host.awake("read") is None
 
 
+@pytest.mark.slow
 @spec("TURN-89")
 async def test_all_sessions_together_hold_no_more_than_the_limit(tmp_path: Path) -> None:
     limit = 1500 * KIB

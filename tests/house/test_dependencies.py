@@ -57,6 +57,7 @@ def test_every_pin_has_a_version_and_hashes_and_no_address(path: Path) -> None:
     assert unpinned == []
 
 
+@pytest.mark.slow
 def test_the_pins_of_this_environment_leave_nothing_out_but_on_purpose() -> None:
     """They are installed without resolving, so that pip does not refuse an incomplete file (see the Makefile)."""
     command = [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"]

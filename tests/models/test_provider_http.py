@@ -325,6 +325,7 @@ async def test_a_server_that_takes_nothing_is_given_up() -> None:
         await provider.aclose()
 
 
+@pytest.mark.slow
 async def test_bytes_that_come_unasked_cost_the_connection() -> None:
     is_answered, is_left = asyncio.Event(), asyncio.Event()
     connections = 0

@@ -31,6 +31,7 @@ from tools import docs
 SECRET = "s" * 43
 
 
+@pytest.mark.slow
 @spec("STREAM-59")
 def test_every_state_of_both_halves_is_reached_and_the_last_ones_are_left_by_nothing() -> None:
     for edges, states, last in (

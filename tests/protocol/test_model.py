@@ -47,6 +47,7 @@ LARGER = {
 }
 
 
+@pytest.mark.slow
 @spec(
     "STREAM-8",
     "STREAM-12",

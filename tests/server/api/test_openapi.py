@@ -37,6 +37,7 @@ async def test_it_is_served() -> None:
     assert (answer.status_code, answer.json()) == (200, json.loads(json.dumps(document())))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not SCHEMATHESIS.exists(), reason="schemathesis is not installed (make .venv/.schemathesis)"
 )

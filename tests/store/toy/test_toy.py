@@ -78,6 +78,7 @@ async def _answer(url: str) -> None:
         await host.ask("s", "hi")
 
 
+@pytest.mark.slow
 def test_a_server_whose_agent_registers_it_serves_from_its_url_also_after_a_kill(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("store.py"), tmp_path / "toy_store.py")
     for words in ("one", "two"):
