@@ -18,7 +18,7 @@ IDS = {"threadId": "thread", "turnId": "turn"}
 
 
 def turn_that_failed(info: object) -> wire.TurnCompletedNotification:
-    error = {"message": "scripted", "codexErrorInfo": info}
+    error = {"message": "last status: 429 Too Many Requests", "codexErrorInfo": info}
     turn = {"id": "turn", "items": [], "status": "failed", "error": error}
     return wire.TurnCompletedNotification.model_validate({"threadId": "thread", "turn": turn})
 
@@ -31,6 +31,7 @@ def turn_that_failed(info: object) -> wire.TurnCompletedNotification:
         ({"responseStreamDisconnected": {"httpStatusCode": 529}}, ModelUnavailableError),
         ({"httpConnectionFailed": {}}, ModelUnavailableError),
         ("unauthorized", ModelAccessError),
+        ("other", ModelUnavailableError),
     ],
 )
 def test_the_status_of_the_provider_is_more_exact_than_the_fault(

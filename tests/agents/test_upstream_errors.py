@@ -42,6 +42,16 @@ SAID: list[tuple[str, type[ModelError]]] = [
     ("Authentication required", ModelAccessError),
     ("Prompt is too long", ContextOverflowError),
     ("API Error: 400 messages.3: `tool_use` ids were found", UpstreamFailedError),
+    (
+        'API Error: 400 {"type":"error","error":{"type":"invalid_request_error","message":"no"}}',
+        ModelRejectedError,
+    ),
+    ("unexpected status 401 Unauthorized: no, url: http://127.0.0.1/v1/responses", ModelAccessError),
+    ("exceeded retry limit, last status: 429 Too Many Requests", ModelUnavailableError),
+    (
+        '{"error": {"message": "no", "type": "invalid_request_error", "code": "invalid_value"}}',
+        ModelRejectedError,
+    ),
     ("Resume rejected by --resume-drops-turn: the range holds more", ModelRejectedError),
     ("Claude AI usage limit reached|1764000000", ModelUnavailableError),
     ("API Error: Overloaded", ModelUnavailableError),

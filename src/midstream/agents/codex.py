@@ -21,6 +21,7 @@ from midstream.agents.codex_permissions import AskingClient, CodexPermissions, O
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
 from midstream.agents.permission_rules import Asking, Person, Rules
+from midstream.agents.upstream_errors import kind_of
 from midstream.agents.upstreams import (
     Abilities,
     Marked,
@@ -486,8 +487,8 @@ class CodexTurn:
             self.failure = UpstreamFailedError(f"the turn ended with status {turn.status.value!r}")
             return
         info = turn.error.codex_error_info.root if turn.error.codex_error_info is not None else None
-        kind = STATUSES.get(_status_of(info)) or _FAULTS.get(_fault_of(info), UpstreamFailedError)
-        self.failure = kind(f"the turn failed: {turn.error.message}")
+        kind = STATUSES.get(_status_of(info)) or _FAULTS.get(_fault_of(info)) or kind_of(turn.error.message)
+        self.failure = (kind or UpstreamFailedError)(f"the turn failed: {turn.error.message}")
 
 
 def _home(changes: Mapping[str, str]) -> str:

@@ -112,7 +112,9 @@ class HeldRuns:
         held = self._runs.pop(session, None)
         if held is not None:
             held.timer.cancel()
-            with contextlib.suppress(RuntimeError, MidstreamError):  # it is being closed already, or the store is
+            with contextlib.suppress(
+                RuntimeError, MidstreamError
+            ):  # it is being closed already, or the store is
                 await held.events.aclose()
 
     async def aclose(self) -> None:

@@ -10,6 +10,7 @@ The caller keeps the raw text: as the error's cause, or as a note on it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -27,7 +28,7 @@ from midstream.errors import (
     UpstreamGoneError,
 )
 from midstream.models.provider_errors import CODES as PROVIDER_CODES
-from midstream.models.provider_errors import OVERFLOW_WORDS, REASON_CHARS_MAX, STATUSES
+from midstream.models.provider_errors import OVERFLOW_WORDS, REASON_CHARS_MAX, STATUSES, TYPES
 
 _GONE = UpstreamGoneError
 _BUSY = UpstreamBusyError
@@ -127,6 +128,7 @@ SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
         _FAILED,
         (
             "tool_use ids were found without",
+            "`tool_use` ids were found",
             "blocks in the latest assistant message cannot be modified",
             "invalid signature in thinking block",
             "no tool output found for function call",
@@ -207,6 +209,10 @@ SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
 )
 """Fragments of prose, in the order in which they are looked for; `&` stands for anything between its neighbours."""
 
+_STATUS = re.compile(r"(?:API Error:|unexpected status|last status:|status code:?) (\d{3})\b", re.IGNORECASE)
+"""The provider's HTTP status, where a program reports it in its text only: Claude Code, Codex."""
+_CODE = re.compile(r'"(?:code|type)": ?"(\w+)"')
+"""A code in the provider's own error object, where a program passes it on as text."""
 CHECK_ACCESS = " (check its login or key, its account and the name of its model; then resume the turn)"
 
 _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
@@ -229,7 +235,9 @@ def kind_of(
         names: Codes, types and subtypes that came with it, the most exact first.
         status: The HTTP status of the provider behind the upstream.
     """
-    known = [str(name) for name in names if name is not None]
+    known = [str(name) for name in names if name is not None] + _CODE.findall(words)
+    if status is None and (stated := _STATUS.search(words)) is not None:
+        status = int(stated[1])
     for name in known:
         if name.lower() in NAMES:
             return NAMES[name.lower()]
@@ -242,7 +250,7 @@ def kind_of(
         return by_code
     if status is not None and status in STATUSES:
         return STATUSES[status]
-    return found
+    return found or next((TYPES[name] for name in known if name in TYPES), None)
 
 
 def upstream_error(
