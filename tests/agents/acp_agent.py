@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import uuid
@@ -162,6 +163,10 @@ class ScriptedAgent:
         if reason := self.orders.take("stop"):
             return PromptResponse(stop_reason=reason)
         self.orders.declare(f"talk-{session}", [*texts, text])
+        if self.orders.take("leave a child"):
+            command = [sys.executable, "-c", "import time; time.sleep(30)"]
+            subprocess.Popen(command, stdin=subprocess.DEVNULL)  # it inherits stdout
+            os._exit(137)
         if self.orders.take("lose"):
             os._exit(137)
         if self.orders.take("mute"):

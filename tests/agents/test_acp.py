@@ -263,6 +263,14 @@ async def test_a_replay_that_comes_after_the_answer_to_the_load_is_no_output(
     assert text_of(await resumed(program.agent(), name, "two")) == SEPARATOR.join(["one", "two"])
 
 
+async def test_a_process_that_ends_while_its_child_keeps_the_pipes_open_is_noticed(program: Program) -> None:
+    command = [sys.executable, "-m", "tests.agents.acp_agent", str(program.orders.folder)]
+    upstream = AcpAgent(command, cwd=program.cwd, env={"PYTHONPATH": str(ROOT)})
+    program.orders.order("leave a child")
+    with pytest.raises(UpstreamFailedError, match="ended before its answer"):
+        await asked(upstream, "one")
+
+
 async def test_somebody_may_be_asked(program: Program) -> None:
     seen: list[Permission] = []
 

@@ -31,6 +31,7 @@ BINARY = {".db", ".gif", ".ico", ".jpg", ".png", ".webp", ".woff2"}
 
 def test_the_pins_are_these_files() -> None:
     assert [path.name for path in PINS] == [
+        "agents.txt",
         "base.txt",
         "build.txt",
         "clients.txt",

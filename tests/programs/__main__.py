@@ -20,6 +20,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from midstream.environment import World
 from tests.programs.gateway_process import GatewayProcess
 from tests.programs.model_server import ModelServer
 from tests.programs.programs import PROGRAMS, Place, Program, processes_of
@@ -68,7 +69,7 @@ async def _no_orphans(run: Run) -> None:
     for _ in range(round(ORPHAN_S / POLL_S)):
         if not (left := processes_of(run.place)):
             return
-        await asyncio.sleep(POLL_S)
+        await World().sleep(POLL_S)
     for pid, line in left.items():
         run.verdict.faults.append(f"orphan process: {line[:120]}")
         with suppress(ProcessLookupError):
@@ -94,7 +95,7 @@ def main(arguments: list[str]) -> int:
             took = time.monotonic() - started
             _print(f"{program_name:16} {name:30} {mark:6} {took:5.1f} s  {'; '.join(verdict.facts)}")
             if given.json:
-                given.json.write_text(json.dumps(table, indent=1) + "\n")
+                given.json.write_text(json.dumps({"result": table}, indent=1) + "\n")
     faults = sum(bool(cell["faults"]) for cells in table.values() for cell in cells.values())
     total = sum(map(len, table.values()))
     _print(f"{total} cells, {faults} with faults")

@@ -13,7 +13,6 @@ A model that finds the command of the ledger behind its directive does not run i
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from aiohttp import web
 from msgspec import Struct
 from msgspec.structs import replace
 
+from midstream.environment import World
 from tests.programs.model_apis import API_OF_PATH, Json, ModelApi, ToolUse, Words
 
 DIRECTIVE = re.compile(r"Q(\w+) \{(\w+)((?: [\d.]+)*)\}")
@@ -171,9 +171,9 @@ class ModelServer:
         with suppress(ConnectionError):  # the program has left, or was killed
             for piece in api.stream(body, parts, is_whole=not end):
                 await answer.write(piece)
-                await asyncio.sleep(PAUSE_S)
+                await World().sleep(PAUSE_S)
         if end == "hang":
-            await asyncio.sleep(HANG_S)
+            await World().sleep(HANG_S)
         if end == "cut" and request.transport is not None:
             request.transport.abort()
         return answer

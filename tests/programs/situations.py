@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from midstream.environment import World
 from tests.programs.gateway_process import Answer, GatewayProcess, assistant, user
 from tests.programs.model_server import ModelServer, effects_of
 from tests.programs.programs import Place, Program, processes_of
@@ -92,7 +93,7 @@ class Run(Struct):
         for _ in range(round(WAIT_S / POLL_S)):
             if holds():
                 return
-            await asyncio.sleep(POLL_S)
+            await World().sleep(POLL_S)
         raise TimeoutError(f"{what}, not within {WAIT_S:.0f} s")
 
     def agents(self) -> list[int]:
@@ -154,7 +155,7 @@ async def gateway_killed_in_tool(run: Run) -> None:
     await run.gateway.start()
     again = await run.again()
     run.check(again.is_ended, "no end")
-    await asyncio.sleep(4)  # what a survivor would do, it does now
+    await World().sleep(4)  # what a survivor would do, it does now
     count = effects_of(run.place.folder / "ledger")["2"]
     run.check(count <= 1, f"the tool had its effect {count} times")
     run.verdict.facts.append(f"effects {count}, {'error' if again.error else 'answered'}")
@@ -192,7 +193,7 @@ async def agent_killed_in_tool(run: Run) -> None:
     run.kill_agents()
     answer = await asking
     run.check(answer.is_ended, "no end")
-    await asyncio.sleep(4)
+    await World().sleep(4)
     count = effects_of(run.place.folder / "ledger")["1"]
     run.check(count <= 1, f"the tool had its effect {count} times")
     run.verdict.facts.append(f"effects {count}, {'error' if answer.error else 'answered'}")
@@ -219,7 +220,7 @@ async def disconnection(run: Run) -> None:
 async def stop(run: Run) -> None:
     await run.gateway.ask([user("Q1 {hang 2}")], leave_after=1)
     await run.gateway.ask([user("Q9 {say 1}")], session="other")
-    await asyncio.sleep(3)  # beyond `--grace`
+    await World().sleep(3)  # beyond `--grace`
     run.messages += [user("Q1 {hang 2}"), assistant("R1.0 ")]
     run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")

@@ -47,6 +47,9 @@ REPLAY_STARTS_S = 2.0
 """Seconds after the answer to `session/load` in which a replay that comes late must begin."""
 REPLAY_PAUSE_S = 0.5
 """Seconds without an update after which a late replay is complete."""
+EXIT_LOOK_S = 0.5
+"""Seconds between two looks whether the process has ended. Its end closes its pipes, but not where a process that it
+started has inherited them, as Claude Code has those of claude-code-acp (0.16)."""
 EXIT_S = 2.0
 """Seconds a process has to end by itself once its stdin is closed; and once more, after it was asked to."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
@@ -97,6 +100,7 @@ class AcpProcess:
         self._listener = _Listener(leave, world)
         self._connection: ClientSideConnection | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self, sign_in: str = "") -> None:
@@ -130,6 +134,7 @@ class AcpProcess:
         assert program.stderr is not None
         self._reading = self._world.spawn(self._read_stderr(program.stderr), name="acp: stderr")
         self._connection = connect_to_agent(cast("Any", self._listener), program.stdin, program.stdout)
+        self._watching = self._world.spawn(self._watch_exit(program), name="acp: watch for the exit")
         greeting = await self.wait_for(
             self._connection.initialize(
                 PROTOCOL_VERSION,
@@ -240,6 +245,8 @@ class AcpProcess:
 
     async def _end(self) -> None:
         self.let_go()
+        if self._watching is not None:
+            self._watching.cancel()
         program = self._program
         if program is None:
             return
@@ -259,6 +266,12 @@ class AcpProcess:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _watch_exit(self, program: asyncio.subprocess.Process) -> None:
+        """Fail what waits for an answer of a process that has ended."""
+        while program.returncode is None:
+            await self._world.sleep(EXIT_LOOK_S)
+        await self.connection.close()
 
     async def _read_stderr(self, stderr: asyncio.StreamReader) -> None:
         with contextlib.suppress(ValueError):  # a line without an end

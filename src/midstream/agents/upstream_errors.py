@@ -209,7 +209,7 @@ SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
 )
 """Fragments of prose, in the order in which they are looked for; `&` stands for anything between its neighbours."""
 
-_STATUS = re.compile(r"(?:API Error:|unexpected status|last status:|status code:?) (\d{3})\b", re.IGNORECASE)
+_STATUS = re.compile(r"(?:api error:|unexpected status|last status:|status code:?) (\d{3})\b")
 """The provider's HTTP status, where a program reports it in its text only: Claude Code, Codex."""
 _CODE = re.compile(r'"(?:code|type)": ?"(\w+)"')
 """A code in the provider's own error object, where a program passes it on as text."""
@@ -235,13 +235,13 @@ def kind_of(
         names: Codes, types and subtypes that came with it, the most exact first.
         status: The HTTP status of the provider behind the upstream.
     """
-    known = [str(name) for name in names if name is not None] + _CODE.findall(words)
-    if status is None and (stated := _STATUS.search(words)) is not None:
+    said = " ".join(words.lower().split())
+    known = [str(name) for name in names if name is not None] + _CODE.findall(said)
+    if status is None and (stated := _STATUS.search(said)) is not None:
         status = int(stated[1])
     for name in known:
         if name.lower() in NAMES:
             return NAMES[name.lower()]
-    said = " ".join(words.lower().split())
     found = next((kind for kind, signs in SIGNS if any(_has(said, sign) for sign in signs)), None)
     if found in {_GONE, _BUSY, _LONG, _FAILED}:
         return found
