@@ -165,7 +165,7 @@ class ScriptedAgent:
         self.orders.declare(f"talk-{session}", [*texts, text])
         if self.orders.take("leave a child"):
             command = [sys.executable, "-c", "import time; time.sleep(30)"]
-            subprocess.Popen(command, stdin=subprocess.DEVNULL)  # it inherits stdout
+            await asyncio.create_subprocess_exec(*command, stdin=subprocess.DEVNULL)  # it inherits stdout
             os._exit(137)
         if self.orders.take("lose"):
             os._exit(137)

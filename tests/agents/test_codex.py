@@ -18,7 +18,7 @@ from openai_codex.generated.notification_registry import NOTIFICATION_MODELS
 from midstream.agents import codex
 from midstream.agents.codex import Codex, CodexTurn
 from midstream.agents.permission_rules import CAUTIOUS, Asking, Permission, Rules, Verdict
-from midstream.agents.upstreams import MessageTaken, Setup, UpstreamMessage
+from midstream.agents.upstreams import MessageTaken, Setup, UpstreamEvent, UpstreamMessage
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -30,7 +30,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import Outcome, UserMessage
-from midstream.models.responses import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.models.responses import TextDelta, UpstreamCallEnded, UpstreamCallStarted
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
@@ -237,10 +237,10 @@ class TestCodexPooled(PoolContract):
         return _SoonGivenUp(tmp_path, monkeypatch)
 
 
-def _read(*notifications: tuple[str, dict[str, object]]) -> tuple[list[ModelEvent], ModelError | None]:
+def _read(*notifications: tuple[str, dict[str, object]]) -> tuple[list[UpstreamEvent], ModelError | None]:
     """Read a turn as the app server tells it."""
     reading = CodexTurn()
-    events: list[ModelEvent] = []
+    events: list[UpstreamEvent] = []
     for method, params in notifications:
         payload = NOTIFICATION_MODELS[method].model_validate({"threadId": "t", "turnId": "u", **params})
         events += reading.read(payload, method)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from midstream import Agent, Host, Pooled
@@ -47,11 +45,8 @@ def test_a_second_try_is_joined_to_the_first_one(
     assert "".join(event.text for event in passed if isinstance(event, TextDelta)) == text
 
 
-def cut_once(talk: AgentConversation) -> Iterator[UpstreamEvent]:
-    yield TextDelta("cut ")
-    yield ResponseRestarted()
-    yield TextDelta("whole")
-    yield Finished()
+def cut_once(talk: AgentConversation) -> list[UpstreamEvent]:
+    return [TextDelta("cut "), ResponseRestarted(), TextDelta("whole"), Finished()]
 
 
 async def test_the_readers_of_a_session_get_the_second_try_alone_and_the_agent_gets_one_message() -> None:
@@ -62,10 +57,8 @@ async def test_the_readers_of_a_session_get_the_second_try_alone_and_the_agent_g
     assert len(upstream.memory.arrived) == 2
 
 
-def cut_behind_a_tool(talk: AgentConversation) -> Iterator[UpstreamEvent]:
-    yield UpstreamCallStarted("1", "shell", "{}")
-    yield UpstreamCallEnded("1", "done")
-    yield from cut_once(talk)
+def cut_behind_a_tool(talk: AgentConversation) -> list[UpstreamEvent]:
+    return [UpstreamCallStarted("1", "shell", "{}"), UpstreamCallEnded("1", "done"), *cut_once(talk)]
 
 
 async def test_behind_a_tool_the_second_try_begins_a_paragraph() -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 Json = dict[str, Any]
 USAGE_IN, USAGE_OUT = 1000, 10
+_NUMBERS = itertools.count(1)
 SHELLS: Mapping[str, Callable[[str], Json]] = {
     "Bash": lambda command: {"command": command, "description": "append a line"},
     "bash": lambda command: {"command": command, "description": "append a line"},
@@ -72,6 +73,10 @@ def _flat(value: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
             yield from _flat(each)
 
 
+def _new_id(kind: str) -> str:
+    return f"{kind}_{next(_NUMBERS)}"
+
+
 def _event(data: Json, name: str = "") -> bytes:
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"
 
@@ -99,7 +104,7 @@ def _messages_images(body: Json) -> int:
 
 def _messages_stream(body: Json, parts: list[Part], *, is_whole: bool) -> Iterator[bytes]:
     message: Json = {
-        "id": "msg_1",
+        "id": _new_id("msg"),
         "type": "message",
         "role": "assistant",
         "model": body.get("model"),
@@ -147,7 +152,7 @@ def _messages_whole(body: Json, parts: list[Part]) -> Json:
             name, given = _shell(_messages_tools(body), part.command)
             content.append({"type": "tool_use", "id": "toolu_" + part.id, "name": name, "input": given})
     return {
-        "id": "msg_1",
+        "id": _new_id("msg"),
         "type": "message",
         "role": "assistant",
         "model": body.get("model"),
