@@ -1,6 +1,7 @@
 """Play every situation with every real agent program, and print the table.
 
     python -m tests.programs [--programs claude,codex] [--situations "two turns,stop"] [--json FILE]
+    python -m tests.programs --kills 50 [--seed SEED] [--programs claude,codex]
 
 The programs stand in a folder that `make agents` installs (`AGENT_PROGRAMS`); each missing one is named and left out.
 """
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -22,9 +25,10 @@ from pathlib import Path
 
 from midstream.environment import World
 from tests.programs.gateway_process import GatewayProcess
+from tests.programs.kills import random_kills
 from tests.programs.model_server import ModelServer
 from tests.programs.programs import PROGRAMS, Place, Program, processes_of
-from tests.programs.situations import POLL_S, SITUATIONS, Run, Verdict
+from tests.programs.situations import POLL_S, SITUATIONS, Run, Situation, Verdict
 
 LIMIT_S = 600.0
 ORPHAN_S = 10.0
@@ -34,6 +38,19 @@ ORPHAN_S = 10.0
 async def play(program: Program, name: str, folder: Path) -> Verdict:
     """Play one situation in a new folder and judge it. The folder is left only if the situation did not hold."""
     situation, options = SITUATIONS[name]
+    return await judge(program, name, folder, situation, options, limit_s=LIMIT_S)
+
+
+async def judge(
+    program: Program,
+    name: str,
+    folder: Path,
+    situation: Situation,
+    options: tuple[str, ...],
+    *,
+    limit_s: float,
+) -> Verdict:
+    """Play a situation with a program, and judge it."""
     model = ModelServer(folder / "ledger")
     await model.start()
     place = Place(folder, model.url)
@@ -41,7 +58,7 @@ async def play(program: Program, name: str, folder: Path) -> Verdict:
     run = Run(program, place, model, gateway)
     try:
         await gateway.start()
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             await situation(run)
     except Exception as error:  # noqa: BLE001 - a cell of the table
         traceback.print_exc()
@@ -82,7 +99,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--programs", default=",".join(PROGRAMS))
     parser.add_argument("--situations", default=",".join(SITUATIONS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--kills", type=int, default=0, help="kill the gateway so often at random, instead")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     given = parser.parse_args(arguments)
+    if given.kills:
+        return _kill(given.programs.split(","), given.kills, given.seed)
     table: dict[str, dict[str, dict[str, list[str]]]] = {}
     for program_name in given.programs.split(","):
         cells = table[program_name] = {}
@@ -100,6 +121,20 @@ def main(arguments: list[str]) -> int:
     total = sum(map(len, table.values()))
     _print(f"{total} cells, {faults} with faults")
     return 1 if faults else 0
+
+
+def _kill(programs: list[str], kills: int, seed: int) -> int:
+    """Run random kills with each program; 1 if there was a fault."""
+    is_faulty = False
+    for name in programs:
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        situation = functools.partial(random_kills, kills=kills, seed=seed)
+        verdict = asyncio.run(judge(PROGRAMS[name], "kills", folder, situation, (), limit_s=60.0 * kills))
+        _print(
+            f"{name:16} {'FAULT' if verdict.faults else 'held':6} {'; '.join(verdict.facts)} (seed {seed})"
+        )
+        is_faulty = is_faulty or bool(verdict.faults)
+    return int(is_faulty)
 
 
 if __name__ == "__main__":
