@@ -10,7 +10,15 @@ import pytest
 
 from midstream.agents.permission_rules import Decision
 from midstream.environment import World
-from midstream.errors import ModelError, ModelMissingError, ModelStalledError, UpstreamFailedError
+from midstream.errors import (
+    ModelAccessError,
+    ModelError,
+    ModelMissingError,
+    ModelRejectedError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UpstreamFailedError,
+)
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S
 
 pytest.importorskip("acp", reason="the Agent Client Protocol's package is not installed")
@@ -124,3 +132,19 @@ def test_the_details_of_a_refusal_count() -> None:
         "ModelUnavailableError",
         "agent failed: Internal error: Overloaded",
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "kind"),
+    [
+        (400, '{"error":{"code":400,"message":"no","status":"INVALID_ARGUMENT"}}', ModelRejectedError),
+        (429, "slow down", ModelUnavailableError),
+        (500, "terminated", ModelUnavailableError),
+        (-32603, "terminated", UpstreamFailedError),
+        (-32000, "sign in", ModelAccessError),
+    ],
+)
+def test_a_refusal_by_the_status_of_the_provider_is_what_the_status_means(
+    code: int, words: str, kind: type[ModelError]
+) -> None:
+    assert type(process("agent").typed(RequestError(code, words))) is kind

@@ -105,6 +105,7 @@ def _gemini_settings(place: Place) -> None:
     folder = place.home / ".gemini"
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
+        "model": {"name": "gemini-2.5-flash"},  # else a model chooses one, in requests of its own
         "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
         "general": {"disableAutoUpdate": True, "enableAutoUpdate": False},
         "privacy": {"usageStatisticsEnabled": False},
@@ -116,6 +117,7 @@ def _gemini_settings(place: Place) -> None:
 def _gemini_env(place: Place) -> Mapping[str, str]:
     return {
         "GEMINI_API_KEY": "scripted",
+        "GEMINI_MODEL": "gemini-2.5-flash",
         "GOOGLE_GEMINI_BASE_URL": place.model_url,
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
     }

@@ -23,6 +23,7 @@ from midstream.errors import (
     UpstreamFailedError,
 )
 from midstream.extras import extra
+from midstream.models.provider_errors import STATUSES
 from midstream.version import __version__
 
 with extra("acp"):
@@ -189,7 +190,9 @@ class AcpProcess:
         said = [str(error), *(str(data[name]) for name in ("details", "message", "error") if data.get(name))]
         unknown = ModelAccessError if error.code == AUTH_REQUIRED else UpstreamFailedError
         names = [data.get("code"), data.get("type")]
-        return upstream_error(self._name, ": ".join(said), names=names, unknown=unknown)
+        # Gemini CLI (0.61) gives the HTTP status of its provider as the code of the refusal.
+        status = error.code if error.code in STATUSES else None
+        return upstream_error(self._name, ": ".join(said), names=names, status=status, unknown=unknown)
 
     def quiet(self) -> None:
         """Skip all updates that were not read."""
