@@ -147,4 +147,4 @@ def test_the_details_of_a_refusal_count() -> None:
 def test_a_refusal_by_the_status_of_the_provider_is_what_the_status_means(
     code: int, words: str, kind: type[ModelError]
 ) -> None:
-    assert type(process("agent").typed(RequestError(code, words))) is kind
+    assert type(process("agent").classify_error(RequestError(code, words))) is kind

@@ -280,7 +280,13 @@ def provider(directive: str, *, is_answered: bool) -> Situation:
         if is_answered:
             if answer.status == TRY_AGAIN:  # the program does not retry by itself, and a client does
                 answer = await run.again()
-            run.whole(answer, "R2.0 R2.1")
+            if answer.text and answer.error:  # it does not retry behind a word, and then neither may a client
+                run.verdict.facts.append("error")
+                run.messages.append(assistant(answer.text))
+                answer = await run.ask("Q3 {say 2}")
+                run.whole(answer, "R3.0 R3.1")
+            else:
+                run.whole(answer, "R2.0 R2.1")
         else:
             run.check(bool(answer.error), "an error that is an answer")
             run.whole(await run.ask("Q3 {say 2}"), "R3.0 R3.1")
