@@ -19,7 +19,7 @@ from tests.programs.programs import Place, Program, processes_of
 
 WAIT_S = 60.0
 POLL_S = 0.05
-REQUESTS_MAX = 12
+REQUESTS_MAX = 15
 """Requests to the provider for one message: those of the program, and of one fresh agent for a refused message."""
 TRY_AGAIN = 503
 PIXEL = (

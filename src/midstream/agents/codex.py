@@ -345,13 +345,13 @@ class CodexThread:
         A turn that is under way in the thread would be joined by the message: by force it is interrupted first. Once
         a turn has begun, the message stays in the thread, whatever becomes of the turn.
         """
+        if not self._upstream.is_open(self._codex):
+            raise ModelUnavailableError("the app server of codex was stopped")
         handle: sdk.AsyncTurnHandle | None = None
         leave = self._leave(said.person)
         reading = CodexTurn(leave.refusals if leave is not None else {})
         try:
             async with self._upstream.errors(self._codex):
-                if not self._upstream.is_open(self._codex):
-                    raise ModelUnavailableError("the app server of codex was stopped")
                 if is_forced:
                     await self._interrupt_all()
                 handle = await self._begin_turn(said)
@@ -362,6 +362,12 @@ class CodexThread:
                         leave.notice(notification.payload)
                     for event in reading.read(notification.payload, notification.method):
                         yield event
+        except ModelUnavailableError as error:
+            if handle is not None and isinstance(
+                error.__cause__, _CLOSED
+            ):  # the app server, and not the provider
+                raise doubtful(error) from error.__cause__
+            raise
         finally:
             if leave is not None:
                 self._upstream.speaking.pop(self._thread.id, None)

@@ -254,7 +254,8 @@ class CursorAgent:
         except ModelError as error:
             cause = error.__cause__
             is_refused = run is None and (isinstance(cause, sdk.RateLimitError) or _is_never_sent(cause))
-            if is_opened or is_refused or cause is None:
+            is_lost = isinstance(cause, sdk.NetworkError)  # the bridge, and not the provider
+            if (is_opened and not is_lost) or is_refused or cause is None:
                 raise
             if run is not None and isinstance(error, ModelAccessError):
                 yield self._message_taken_of(run)

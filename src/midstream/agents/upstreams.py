@@ -11,7 +11,8 @@ iterator stops the run upstream.
 
 An error before `MessageTaken` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) means that nothing
 was taken, or that the same key takes it only once: the message is then sent again. Where an upstream cannot decide
-    that, as when a process died with the message, it raises `UpstreamFailedError`: see `doubtful`. A
+    that, as when a process died with the message, it raises `UpstreamFailedError`: see `doubtful`. After
+    `MessageTaken` a `ModelUnavailableError` is of the provider behind the agent, and the agent is kept. A
     `ModelAccessError` before `MessageTaken` means that nothing was taken; an upstream that cannot decide that yields
     `MessageTaken` first.
 
