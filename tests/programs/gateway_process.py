@@ -56,7 +56,6 @@ class GatewayProcess:
         self.url = ""
         self.process: asyncio.subprocess.Process | None = None
         self.log = place.folder / "gateway.log"
-        self._log_file = self.log.open("ab")
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
@@ -74,6 +73,7 @@ class GatewayProcess:
         }
         if (programs := os.environ.get("AGENT_PROGRAMS")) is not None:
             env |= _installed(Path(programs))
+        log = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "midstream", "gateway", "--json", "--port", "0", "--token", TOKEN),
@@ -81,10 +81,11 @@ class GatewayProcess:
             *self.program.upstream(place),
             *self.options,
             stdout=asyncio.subprocess.PIPE,
-            stderr=self._log_file,
+            stderr=log,
             env=env,
             cwd=place.work,
         )
+        os.close(log)
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), START_S)
         if not line:
