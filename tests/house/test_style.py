@@ -71,6 +71,7 @@ MAY_DRAW: dict[str, str] = {
     "tests/agents/acp_agent.py": "names of conversations: programs of one test must not make the same",
     "tests/agents/claude_cli.py": "names of messages and sessions, likewise",
     "tests/agents/codex_server.py": "names of threads and turns, likewise",
+    "tests/programs/__main__.py": "only `make agents` draws its seed, and prints it",
     "tests/fault/workers.py": "an idempotency key: any will do that was not used before",
 }
 
