@@ -88,7 +88,11 @@ def _is_orphan(owner: str) -> bool:
 
 
 def _own_processes() -> Iterator[int]:
-    for each in _PROC.iterdir():
+    try:
+        found = [*_PROC.iterdir()]
+    except OSError:  # it is not mounted
+        return
+    for each in found:
         with suppress(OSError):
             if each.name.isdigit() and each.stat().st_uid == os.geteuid() and int(each.name) != os.getpid():
                 yield int(each.name)

@@ -34,28 +34,31 @@ class JoinedAnswer:
 
     def __init__(self, *, can_drop: bool) -> None:
         self._can_drop = can_drop
-        self._text = ""
+        self._pieces: list[str] = []
         """Text of the response that may be begun again: since the last tool."""
+        self._first = ""
+        """Text of the first try, once there is a second one."""
         self._repeated: str | None = None
         """Text of the second try, as long as it repeats the first one."""
 
     @property
     def is_droppable(self) -> bool:
         """Whether all text so far can be dropped, because there is some and it has no consequences."""
-        return self._can_drop and bool(self._text)
+        return self._can_drop and bool(self._pieces)
 
     def take(self, event: ModelEvent | ResponseRestarted) -> Sequence[ModelEvent]:
         """Return what to pass on for one event."""
         match event:
             case ResponseRestarted():
-                self._repeated = "" if self._text else None
+                self._first = "".join(self._pieces)
+                self._repeated = "" if self._first else None
                 return ()
             case UpstreamCallStarted():
-                self._can_drop, self._text, self._repeated = False, "", None
+                self._can_drop, self._pieces, self._repeated = False, [], None
             case TextDelta() if self._repeated is not None:
                 return self._join(event.text)
             case TextDelta():
-                self._text += event.text
+                self._pieces.append(event.text)
             case _:
                 pass
         return (event,)
@@ -63,11 +66,11 @@ class JoinedAnswer:
     def _join(self, text: str) -> Sequence[ModelEvent]:
         assert self._repeated is not None
         tried = self._repeated + text
-        if self._text.startswith(tried):
+        if self._first.startswith(tried):
             self._repeated = tried
             return ()
-        rest = tried.removeprefix(self._text) if tried.startswith(self._text) else f"\n\n{tried}"
-        self._text, self._repeated = tried, None
+        rest = tried.removeprefix(self._first) if tried.startswith(self._first) else f"\n\n{tried}"
+        self._pieces, self._repeated = [tried], None
         return (TextDelta(rest),)
 
 
