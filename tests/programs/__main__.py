@@ -54,7 +54,9 @@ async def judge(
     model = ModelServer(folder / "ledger")
     await model.start()
     place = Place(folder, model.url)
-    gateway = GatewayProcess(program, place, *options)
+    server = {"command": sys.executable, "args": [str(Path(__file__).with_name("mcp_server.py"))]}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"forwarded": server}}))
+    gateway = GatewayProcess(program, place, *(option.format(folder=folder) for option in options))
     run = Run(program, place, model, gateway)
     try:
         await gateway.start()

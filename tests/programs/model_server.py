@@ -54,6 +54,7 @@ class ModelRequest(Struct, frozen=True):
         is_replay: One text of it has several directives: a transcript in words.
         tools: The names of its tools.
         images: How many images it has.
+        has_server: It offers the tool of the forwarded MCP server, by itself, in a namespace, or to be searched for.
     """
 
     path: str
@@ -63,6 +64,7 @@ class ModelRequest(Struct, frozen=True):
     is_replay: bool
     tools: tuple[str, ...]
     images: int
+    has_server: bool
 
 
 class ModelServer:
@@ -127,6 +129,7 @@ class ModelServer:
                 any(len(set(DIRECTIVE.findall(text))) > 1 for text in texts),
                 tools,
                 api.images(body),
+                any(name in json.dumps(body) for name in ("look_up_weather", "mcp__forwarded")),
             )
         )
         if not is_main or newest is None:

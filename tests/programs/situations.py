@@ -267,6 +267,15 @@ async def image(run: Run) -> None:
     run.verdict.facts.append("image" if requests and requests[-1].images else "no image")
 
 
+async def forwarded_server(run: Run) -> None:
+    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
+    requests = run.model.main("1")
+    tools = requests[-1].tools if requests else ()
+    run.check(
+        any("look_up_weather" in tool for tool in tools), f"the tool of the MCP server is not among {tools}"
+    )
+
+
 def provider(directive: str, *, is_answered: bool) -> Situation:
     """Return a situation in which the provider fails in the second turn."""
 
@@ -312,6 +321,7 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "regenerate": (regenerate, ()),
     "new instructions": (new_instructions, ()),
     "image": (image, ()),
+    "forwarded MCP server": (forwarded_server, ("--mcp-servers", "{folder}/mcp.json")),
     "provider cuts once": (provider("cut 1 1", is_answered=True), ()),
     "provider 400": (provider("status 400", is_answered=False), ()),
     "provider 401": (provider("status 401", is_answered=False), ()),
