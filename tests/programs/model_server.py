@@ -13,6 +13,7 @@ A model that finds the command of the ledger behind its directive does not run i
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
