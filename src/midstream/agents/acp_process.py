@@ -267,7 +267,9 @@ class AcpProcess:
                     break
         _signal(program, signal.SIGKILL)  # what it started and left behind
         if self._reading is not None:
-            await asyncio.wait({self._reading}, timeout=EXIT_S)  # the pipes close with what had inherited them
+            await asyncio.wait(
+                {self._reading}, timeout=EXIT_S
+            )  # the pipes close with what had inherited them
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         program._transport.close()  # type: ignore[attr-defined] # noqa: SLF001 - pipes that are still held elsewhere
