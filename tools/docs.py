@@ -166,15 +166,18 @@ def numbers() -> str:
 def real_agents() -> str:
     """Return what `make agents` found last: a row for each situation, a column for each program."""
     table = _result("agents")
-    names = list(next(iter(table.values())))
+    names = list(max(table.values(), key=len))
     head = f"| situation | {' | '.join(f'`{program}`' for program in table)} |\n"
     rows = "".join(
-        f"| {name} | {' | '.join(_agent_cell(cells[name]) for cells in table.values())} |\n" for name in names
+        f"| {name} | {' | '.join(_agent_cell(cells.get(name)) for cells in table.values())} |\n"
+        for name in names
     )
     return f"{head}|{' --- |' * (len(table) + 1)}\n{rows}"
 
 
-def _agent_cell(cell: dict[str, list[str]]) -> str:
+def _agent_cell(cell: dict[str, list[str]] | None) -> str:
+    if cell is None:
+        return "not run"
     fault = "; ".join(cell["faults"]).replace("|", "/")[:160]
     return f"**fault**: {fault}" if fault else ", ".join(["held", *cell["facts"]])
 

@@ -29,6 +29,7 @@ from midstream.environment import World
 from tests.programs.model_apis import API_OF_PATH, Json, ModelApi, ToolUse, Words
 
 DIRECTIVE = re.compile(r"Q(\w+) \{(\w+)((?: [\d.]+)*)\}")
+ANSWER = re.compile(r"R\w+\.(\d|done)")
 PAUSE_S = 0.02
 """Between two words."""
 HANG_S = 600.0
@@ -52,7 +53,7 @@ class ModelRequest(Struct, frozen=True):
     Args:
         ids: The ids in the texts of users and of transcripts, in order, each as often as it occurs.
         is_main: A request of the conversation itself; others (titles, routing) have no tools.
-        is_replay: One text of it has several directives: a transcript in words.
+        is_replay: One text of it has a message of the user and an answer: a transcript in words.
         tools: The names of its tools.
         images: How many images it has.
         has_server: It offers the tool of the forwarded MCP server, by itself, in a namespace, or to be searched for.
@@ -127,7 +128,7 @@ class ModelServer:
                 tuple(each.id for each in found),
                 newest,
                 is_main,
-                any(len(set(DIRECTIVE.findall(text))) > 1 for text in texts),
+                any(DIRECTIVE.search(text) and ANSWER.search(text) for text in texts),
                 tools,
                 api.images(body),
                 any(name in json.dumps(body) for name in ("look_up_weather", "mcp__forwarded")),
