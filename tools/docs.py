@@ -165,8 +165,8 @@ def numbers() -> str:
 
 def real_agents() -> str:
     """Return what `make agents` found last: a row for each situation, a column for each program."""
-    table = _result("agents")
-    names = list(max(table.values(), key=len))
+    table: dict[str, dict[str, dict[str, list[str]]]] = _result("agents")
+    names = list(dict.fromkeys(name for cells in table.values() for name in cells))
     head = f"| situation | {' | '.join(f'`{program}`' for program in table)} |\n"
     rows = "".join(
         f"| {name} | {' | '.join(_agent_cell(cells.get(name)) for cells in table.values())} |\n"
