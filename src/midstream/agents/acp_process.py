@@ -267,15 +267,17 @@ class AcpProcess:
                     break
         _signal(program, signal.SIGKILL)  # what it started and left behind
         if self._reading is not None:
-            await asyncio.wait(
-                {self._reading}, timeout=EXIT_S
-            )  # the pipes close with what had inherited them
+            # The pipes close with what had inherited them.
+            await asyncio.wait({self._reading}, timeout=EXIT_S)
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         program._transport.close()  # type: ignore[attr-defined] # noqa: SLF001 - pipes that are still held elsewhere
 
     async def _watch_exit(self, program: asyncio.subprocess.Process) -> None:
-        """Fail what waits for an answer of a process that has ended."""
+        """Fail what waits for an answer of a process that has ended.
+
+        asyncio's own `wait` returns only when the pipes are closed, too.
+        """
         while program.returncode is None:
             await self._world.sleep(EXIT_LOOK_S)
         await self.connection.close()

@@ -313,9 +313,8 @@ class OpenAIAgent:
                 return
             failures = 1 if reader.sequence > known else failures + 1
             if not (self._way.is_background and is_opened) or failures > RESPONSE_RECONNECTS_MAX:
-                raise (
-                    doubtful(trouble) if is_opened else trouble
-                )  # the connection's fault, and not the provider's
+                # It is the connection's fault, and not the provider's.
+                raise doubtful(trouble) if is_opened else trouble
             world = self._way.world
             await world.sleep(RESPONSE_BACKOFF.wait_s(failures - 1, chance=world.chance()))
 

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,15 +42,15 @@ async def end_orphans() -> int:
 
     Call it before an agent is started: an orphan of an earlier process may be at work on the same conversation.
     """
-    return await asyncio.to_thread(_end, _is_orphan)
+    return await asyncio.to_thread(_end)
 
 
-def _end(is_left: Callable[[str], bool]) -> int:
+def _end() -> int:
     if sys.platform != "linux":
         return 0
     ended: set[int] = set()
     for _ in range(ROUNDS_MAX):
-        found = [pid for pid in _own_processes() if _end_one(pid, is_left)]
+        found = [pid for pid in _own_processes() if _end_one(pid)]
         ended |= {*found}
         if not found:
             break
@@ -59,14 +59,14 @@ def _end(is_left: Callable[[str], bool]) -> int:
     return len(ended)
 
 
-def _end_one(pid: int, is_left: Callable[[str], bool]) -> bool:
+def _end_one(pid: int) -> bool:
     """Kill a process if its owner is gone; its descriptor holds it, so that another one of the same id is safe."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if _state(pid) in _DEAD or not is_left(_owner(pid)):
+        if _state(pid) in _DEAD or not _is_orphan(_owner(pid)):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except (OSError, LookupError):

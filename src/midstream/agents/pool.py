@@ -229,18 +229,16 @@ class Pooled(StoredModel):
                 cause of this one).
         """
         chain = self._chains.get(request.session, Chain()).then(request.history)
-        key = b""
-        held: Events | None = None
-        if self._held:
-            key = self._key_of(request, chain)
-            held = await self._held.take(request.session, key)
-        events = held or self._stream(request, chain)
-        joined = JoinedAnswer(can_drop=bool(request.session) and not request.is_resent)
+        setup, outline = self._read(request, chain.heard)
+        can_drop = bool(request.session) and not (request.is_resent or request.is_ephemeral)
+        held = await self._held.take(request.session, outline) if can_drop else None
+        events = held or self._stream(request, chain, setup, outline)
+        joined = JoinedAnswer(can_drop=can_drop)
         is_held = False
         try:
             async for event in events:
                 if isinstance(event, ResponseRestarted) and joined.is_droppable:
-                    self._held.hold(request.session, key or self._key_of(request, chain), events)
+                    self._held.hold(request.session, outline, events)
                     is_held = True
                     raise ModelRestartedError(f"{self.name} lost its provider, and begins its response again")
                 for each in joined.take(event):
@@ -249,12 +247,7 @@ class Pooled(StoredModel):
             if not is_held:
                 await events.aclose()
 
-    def _key_of(self, request: ModelRequest, chain: Chain) -> bytes:
-        _, outline = self._read(request, chain.heard)
-        return outline.fingerprint.users
-
-    async def _stream(self, request: ModelRequest, chain: Chain) -> Events:
-        setup, outline = self._read(request, chain.heard)
+    async def _stream(self, request: ModelRequest, chain: Chain, setup: Setup, outline: Outline) -> Events:
         is_ours = await self._may_enter(request, outline)
         try:
             turn = await self._begin(request, outline, setup, chain.heard)

@@ -17,6 +17,7 @@ from msgspec import Struct
 from midstream.agents.upstreams import ResponseRestarted
 from midstream.environment import Cancellable, World
 from midstream.errors import MidstreamError
+from midstream.models.fingerprint import Outline
 from midstream.models.responses import ModelEvent, TextDelta, UpstreamCallStarted
 
 HELD_S = 120.0
@@ -75,7 +76,7 @@ class JoinedAnswer:
 
 
 class _HeldRun(Struct):
-    key: bytes
+    outline: Outline
     events: Events
     timer: Cancellable
 
@@ -87,23 +88,20 @@ class HeldRuns:
         self._world = world
         self._runs: dict[str, _HeldRun] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._runs)
-
-    def hold(self, session: str, key: bytes, events: Events) -> None:
+    def hold(self, session: str, outline: Outline, events: Events) -> None:
         """Keep a run for the next attempt, for `HELD_S`."""
 
         def end() -> None:
             self._world.spawn(self.drop(session), name="end of a held run")
 
-        self._runs[session] = _HeldRun(key, events, self._world.later(HELD_S, end))
+        self._runs[session] = _HeldRun(outline, events, self._world.later(HELD_S, end))
 
-    async def take(self, session: str, key: bytes) -> Events | None:
+    async def take(self, session: str, outline: Outline) -> Events | None:
         """Return the run of the same request; end the run of another one of its session."""
         held = self._runs.get(session)
         if held is None:
             return None
-        if held.key != key:
+        if held.outline != outline:
             await self.drop(session)
             return None
         del self._runs[session]
@@ -115,9 +113,8 @@ class HeldRuns:
         held = self._runs.pop(session, None)
         if held is not None:
             held.timer.cancel()
-            with contextlib.suppress(
-                RuntimeError, MidstreamError
-            ):  # it is being closed already, or the store is
+            # It is being closed already, or the store is.
+            with contextlib.suppress(RuntimeError, MidstreamError):
                 await held.events.aclose()
 
     async def aclose(self) -> None:

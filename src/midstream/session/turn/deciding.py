@@ -381,9 +381,8 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
             state, TurnStatus.FAILED, at=at, code=command.code, message=command.message
         )
         return (failed, *ended)
-    if (
-        command.code == ModelRestartedError.code
-    ):  # the agent dropped what it had sent: nothing of it is to be kept
+    if command.code == ModelRestartedError.code:
+        # The agent dropped what it had sent: nothing of it is to be kept.
         return (failed, AttemptStarted(state.turn, state.response_no, state.attempt + 1, at))
     not_before = at + max(
         MODEL_BACKOFF.wait_s(failures, chance=command.chance), pause_s(command.retry_after_s)
