@@ -16,11 +16,15 @@ import msgspec
 from msgspec import Struct
 
 from midstream.cli.listening import collect_less
+from midstream.environment import World
 
 _ROLLUP = Path("/proc/self/smaps_rollup")
 _DESCRIPTORS = Path("/proc/self/fd")
 LEAKED: list[bytearray] = []
 """Memory that the mutant keeps."""
+
+
+SETTLE_LOOKS, SETTLE_LOOK_S = 10, 0.05
 
 
 class Gauges(Struct):
@@ -73,8 +77,19 @@ def answer_commands(run: Callable[[str, int], Awaitable[int]]) -> None:
     loop = asyncio.get_running_loop()
     collect_less()  # the thresholds of a process that serves
 
+    least = 0
+
     async def answered(name: str, count: int) -> Gauges:
-        return read_gauges(await run(name, count))
+        nonlocal least
+        turns = await run(name, count)
+        # Connections of a moment ago still end: wait for them, for half a second at most. What leaks does not end.
+        for _ in range(SETTLE_LOOKS):
+            if len(asyncio.all_tasks()) <= least:
+                break
+            await World().sleep(SETTLE_LOOK_S)
+        gauges = read_gauges(turns)
+        least = min(least or gauges.tasks, gauges.tasks)
+        return gauges
 
     def read() -> None:
         for line in sys.stdin:

@@ -18,8 +18,7 @@ class Bounds(Struct, frozen=True):
     """Half of the leak that was found once. SQLite's page caches, 2 MB a connection, fill up during a short soak."""
     uncollected_bytes: float = 12 * 1024
     descriptors: float = 0.1
-    tasks: float = 0.3
-    """Those of connections that ended a moment ago count: 0.21 was seen under load, 0.01 without. A leak has 1."""
+    tasks: float = 0.1
     timers: float = 0.3
     """Connections that ended a moment ago still have some: 50 to 80 at once, which is a slope of 0.15 by chance."""
     objects: float = 10.0
