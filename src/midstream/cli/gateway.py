@@ -27,6 +27,7 @@ from midstream.paths import make_folder
 from midstream.server.gateway_app import KEPT_S
 from midstream.server.gateway_app import gateway as gateway_app
 from midstream.server.uvicorn_server import serve
+from midstream.store.store_registry import show_store
 
 GENERATED_TOKEN = "gateway-token"  # noqa: S105 - the name of a file
 AUTHENTICATION = {"token": "--token", "token_file": "--token-file", "is_open": "--no-token"}
@@ -148,7 +149,7 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
             ready = {
                 "url": url,
                 "pid": os.getpid(),
-                "store": str(path),
+                "store": show_store(path),
                 "upstream": model.name,
                 "token": token,
             }

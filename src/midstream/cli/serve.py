@@ -31,6 +31,7 @@ from midstream.server.auth.access import Access, this_user, token_file
 from midstream.server.settings_file import SettingsFile
 from midstream.server.uvicorn_server import serve as serve_app
 from midstream.session.retention import BYTES_MAX, EVENTS_FOR_S, EVENTS_MAX, Retention
+from midstream.store.store_registry import show_store
 
 T = TypeVar("T", int, float)
 
@@ -74,7 +75,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 @click.option(
     "--store",
     metavar="FILE|URL",
-    help="The store of all sessions: a SQLite file (created if missing), or a URL such as sqlite:///sessions.db "
+    help="The store of all sessions: a SQLite file (created if missing), or a URL such as postgresql://host/db "
     "(default: a file for the current folder, in midstream's data folder).",
 )
 @click.option(
@@ -201,11 +202,17 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     def report(url: str) -> None:
         page = f"{url}/#login={login}" if login else f"{url}/"
         if options["is_json"]:
-            ready = {"url": url, "pid": os.getpid(), "store": str(path), "agent": agent.name, "page": page}
+            ready = {
+                "url": url,
+                "pid": os.getpid(),
+                "store": show_store(path),
+                "agent": agent.name,
+                "page": page,
+            }
             click.echo(msgspec.json.encode(ready))
             return
         click.echo(f"{clean(agent.name)} on {url}. Ctrl-C stops it.", err=True)
-        click.echo(f"Sessions: {path}", err=True)
+        click.echo(f"Sessions: {show_store(path)}", err=True)
         click.echo(f"Terminal: midstream chat {url}", err=True)
         # On a line of its own: a terminal that wraps a link makes it unusable.
         once = " (valid once; `midstream login` prints another)" if login else ""
