@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
+
+import asyncpg
 
 from midstream.environment import World
+from midstream.store.blocking_reads import LoopThread
 from midstream.store.contract import Store
 from midstream.store.postgres import PostgresStore
 from tests.postgres_engine import Engine
@@ -44,13 +48,21 @@ def die(store: PostgresStore) -> None:
     for task in tasks:
         if task is not None:
             task.cancel()
-    assert opened.lock._connection is not None
-    opened.lock._connection.terminate()
-    for link in (
-        opened.appends._link,
-        opened.notifier._link,
-        opened._listener._link,
-        opened._neighbours._link,
-    ):
-        link.drop()
+    links = (opened.appends._link, opened.notifier._link, opened._listener._link, opened._neighbours._link)
+    connections = [opened.lock._connection, *(link._connection for link in links)]
+    pids = [each.get_server_pid() for each in connections if each is not None and not each.is_closed()]
+    with closing(LoopThread()) as loop:  # this event loop does nothing meanwhile: the process is dead
+        loop.run(_end_backends(store._postgres.address.dsn, pids))
+    for each in connections:
+        if each is not None:
+            each.terminate()
     opened.pool._pool.terminate()
+
+
+async def _end_backends(dsn: str, pids: list[int]) -> None:
+    """Do what the kernel does for a process that died: close its connections."""
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(
+        "select pg_terminate_backend(pid, 10000) from unnest($1::integer[]) as pid", pids
+    )
+    await connection.close()

@@ -25,6 +25,7 @@ async def _terminate(store: PostgresStore, *, purpose: str, of: PostgresStore) -
     assert store._opened is not None
     assert of._opened is not None
     if purpose == "node":
+        await of._opened.lock.number()  # it has joined anew
         assert of._opened.lock._connection is not None
         pid = of._opened.lock._connection.get_server_pid()
     else:
@@ -164,6 +165,9 @@ async def test_others_have_time_to_join_anew_when_all_lost_their_connections(
         assert one._opened is not None
         one._opened._neighbours.protect()
         place.kill(dead)
+        with pytest.raises(LeaseHeldError):
+            await one.claim("s", at=2.0)
+        one._opened._neighbours.protect_for_a_while()
         with pytest.raises(LeaseHeldError):
             await one.claim("s", at=2.0)
         one._opened._neighbours._protected_until = 0.0

@@ -21,6 +21,7 @@ from midstream.store.postgres.postgres_errors import refusal_of
         (asyncpg.DeadlockDetectedError("x"), StoreBusyError),
         (asyncpg.ConnectionDoesNotExistError("x"), StoreBusyError),
         (asyncpg.InterfaceError("x"), StoreBusyError),
+        (asyncpg.InternalClientError("x"), StoreBusyError),
         (ConnectionRefusedError("x"), StoreBusyError),
         (TimeoutError(), StoreBusyError),
         (asyncpg.InvalidPasswordError("x"), UsageError),

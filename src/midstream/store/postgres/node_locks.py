@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -256,8 +257,12 @@ class Neighbours:
         self._watching = world.spawn(self._watch(), name="sentry")
 
     def protect(self) -> None:
-        """Leave all known nodes time to join anew: the connection of this one was lost too."""
-        self._protected = frozenset(self._silent_s)
+        """Take no known node for dead: the connection of this one was lost, and perhaps theirs too."""
+        self._protected |= self._silent_s.keys()
+        self._protected_until = math.inf
+
+    def protect_for_a_while(self) -> None:
+        """Leave the others time to join anew: this one has."""
         self._protected_until = self._world.monotonic() + REJOIN_S
 
     async def look(self) -> bool:
@@ -303,7 +308,7 @@ class Neighbours:
         """
         if number in self.frozen:
             return True
-        if number in self._protected and self._world.monotonic() < self._protected_until:
+        if self._is_protected(number):
             return False
         ask = (self._lock.lock_class, number)
         if not await self._pool.run(lambda connection, _: connection.fetchval(IS_FREE, *ask)):
@@ -316,6 +321,11 @@ class Neighbours:
         if is_gone:
             await self._pool.run(lambda connection, _: connection.execute(CLEAR_INBOX))
         return is_gone
+
+    def _is_protected(self, number: int) -> bool:
+        if self._protected and self._world.monotonic() >= self._protected_until:
+            self._protected = frozenset()
+        return number in self._protected
 
     async def close(self) -> None:
         """Stop watching."""
@@ -338,8 +348,7 @@ class Neighbours:
                     self._silent_s.pop(number, None)
                     self._judge()
                 else:  # it joins anew, and its row goes
-                    left_s = self._protected_until - self._world.monotonic()
-                    await self._world.sleep(max(left_s, GRACE_S))
+                    await self._world.sleep(GRACE_S)
                 self._on_death()
             except (MidstreamError, *FAILURES) as error:
                 _log.debug("the next node is not watched: %s", error)

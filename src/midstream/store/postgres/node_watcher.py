@@ -26,14 +26,15 @@ FORWARDED_MAX = 100
 """Commands reported at once: more wait for the next look."""
 
 # Commands without an answer, oldest first, of sessions that this node has or that no living node has, and whose senders
-# wait. (A node is in its table before it has a session.)
+# wait: they hold their locks. (A node is in its table before it has a session.)
 FIND_UNDECIDED = """
 select inbox.number, inbox.session, inbox.body, coalesce(session.epoch, 0)
 from inbox left join session on session.name = inbox.session
 where answer is null
     and (session.node is null or session.node = $1 or session.node = any($2::integer[])
         or not exists (select from node where number = session.node))
-    and exists (select from node where number = sender) and sender <> all($2::integer[])
+    and sender <> all($2::integer[])
+    and (sender = $1 or not pg_try_advisory_xact_lock_shared($3, sender))
 order by inbox.number
 """
 FIND_ANSWERS = "select number, answer from inbox where sender = $1 and answer is not null"
@@ -196,11 +197,12 @@ class NodeWatcher:
 
     async def _find_changes(self, followed: Mapping[str, int], signs: set[Kind]) -> _Found:
         """Return the changes that were not returned yet, and the marks for them."""
-        node, frozen = self._lock.last_number, [*self._neighbours.frozen]
+        node, lock_class = self._lock.last_number, self._lock.lock_class
+        frozen = [*self._neighbours.frozen]
         commands, orphans = self._told.forwarded_commands, self._told.orphans
         fresh: list[Any] = []
         if Kind.INBOX in signs or Kind.NODES in signs:
-            rows = await self._pool.run(lambda db, _: db.fetch(FIND_UNDECIDED, node, frozen))
+            rows = await self._pool.run(lambda db, _: db.fetch(FIND_UNDECIDED, node, frozen, lock_class))
             fresh = [row for row in rows if (row[0], row[3]) not in commands][:FORWARDED_MAX]
             # What is gone from the tables is forgotten here too.
             commands = commands.intersection((row[0], row[3]) for row in rows)

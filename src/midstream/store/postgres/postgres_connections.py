@@ -234,12 +234,14 @@ class ConnectionPool:
         """
         async with postgres.errors():
             pool = await asyncpg.create_pool(
-                min_size=1,
+                min_size=0,
                 max_size=POOL_MAX,
                 connect=lambda *_, **__: postgres.connect("pool"),
                 init=postgres.prepare_to_write,
                 reset=_leave_as_it_is,
             )
+            async with pool.acquire(timeout=CONNECT_S):
+                pass
         return cls(postgres, pool)
 
     async def run(self, work: Work[T]) -> T:

@@ -14,7 +14,13 @@ from midstream.extras import extra
 with extra("postgres"):
     import asyncpg
 
-FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+FAILURES = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
 """Whatever the driver raises where the server refuses, or is not reached."""
 RETRY_AFTER_S = 1.0
 AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
@@ -28,6 +34,7 @@ _UNREACHABLE = (
     asyncpg.LockNotAvailableError,
     *AGAIN,
 )
+_LOST = (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError)
 _DAMAGED = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError)
 _UNPREPARED = (
     asyncpg.UndefinedTableError,
@@ -38,7 +45,7 @@ _UNPREPARED = (
 
 def is_lost(error: BaseException, connection: asyncpg.Connection) -> bool:
     """Whether the connection ended with this error, so that the outcome of its statement is unknown."""
-    if isinstance(error, OSError | TimeoutError | asyncpg.PostgresConnectionError):
+    if isinstance(error, _LOST):
         return True
     try:
         is_closed: bool = connection.is_closed()
@@ -70,7 +77,7 @@ def refusal_of(error: BaseException, where: str) -> MidstreamError:
             return UsageError(f"{where}: {first_line(error)}; prepare it with `midstream store migrate`")
         case _ if isinstance(error, _DAMAGED):
             return StoreDamagedError(f"{where}: {first_line(error)}")
-        case OSError() | TimeoutError() | asyncpg.InterfaceError():
+        case OSError() | TimeoutError() | asyncpg.InterfaceError() | asyncpg.InternalClientError():
             return StoreBusyError(
                 f"{where} cannot be reached ({first_line(error)})", retry_after_s=RETRY_AFTER_S
             )

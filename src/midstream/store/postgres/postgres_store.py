@@ -235,13 +235,17 @@ class _Opened:
             def protect_others() -> None:
                 neighbours.protect()
 
+            def end_protection() -> None:
+                neighbours.protect_for_a_while()
+                report_change()
+
             lock = AdvisoryLock(
                 postgres,
                 node,
                 world,
                 beat_s=lease_s / BEATS_PER_LEASE,
                 on_lost=protect_others,
-                on_joined=report_change,
+                on_joined=end_protection,
             )
             neighbours = Neighbours(postgres, lock, pool, world, lease_s=lease_s, on_death=report_change)
             undo.push_async_callback(neighbours.close)
