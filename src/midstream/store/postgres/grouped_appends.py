@@ -135,12 +135,15 @@ class GroupedAppends:
         return answer
 
     async def connect(self) -> None:
-        """Open the connection.
+        """Open the connection, and let the server prepare the statement: the first append of a takeover is not to wait
+        for that (30 ms).
 
         Raises:
             MidstreamError: The server is not reached.
         """
-        await self._link.connection()
+        connection = await self._link.connection()
+        async with self._postgres.errors():
+            await connection.fetch(APPEND, *arguments_of([]))
 
     async def close(self) -> None:
         """Finish what was asked for, as far as the server is there, and end the connection."""
@@ -278,7 +281,7 @@ def arguments_of(group: Sequence[QueuedAppend]) -> list[Any]:
         (number, blob.digest, blob.body) for number, queued in enumerate(group) for blob in queued.batch.blobs
     ]
     return [
-        group[0].batch.sync is Sync.NORMAL,
+        any(queued.batch.sync is Sync.NORMAL for queued in group),
         [*range(len(group))],
         [queued.session for queued in group],
         [queued.batch.epoch for queued in group],

@@ -65,17 +65,22 @@ BEAT = "update node set seen_at = clock_timestamp() where number = $1 returning 
 WAIT_FOR_END = "select pg_advisory_xact_lock_shared($1, $2)"
 # Notice within seconds that the process which waits has died.
 CHECK_CLIENT = "set client_connection_check_interval to '2s'"
-# Whether the lock of a node is free, or the node left.
-IS_FREE = """
-select not exists (select from node where number = $2) or pg_try_advisory_xact_lock_shared($1, $2)
+# Whether a node left, and whether its lock is free.
+LOOK_AT = """
+select not exists (select from node where number = $2), pg_try_advisory_xact_lock_shared($1, $2)
 """
-# Declare a node dead whose lock is free.
-BURY = "delete from node where number = $2 and pg_try_advisory_xact_lock_shared($1, $2)"
-IS_GONE = "select not exists (select from node where number = $1)"
+# Declare a node dead whose lock is free, and delete what it has forwarded: its clients send it again to another node.
+# Return whether it is gone.
+BURY = """
+with gone as (
+    delete from node where number = $2 and pg_try_advisory_xact_lock_shared($1, $2) returning number
+), removed as (
+    delete from inbox using gone where sender = gone.number
+)
+select exists (select from gone) or not exists (select from node where number = $2)
+"""
 # All nodes with their last beats.
 FIND_NODES = "select number, extract(epoch from seen_at)::double precision from node"
-# Delete what dead nodes have forwarded: their clients send it again to another node.
-CLEAR_INBOX = "delete from inbox where not exists (select from node where number = sender)"
 
 _log = logging.getLogger(__name__)
 
@@ -311,15 +316,11 @@ class Neighbours:
         if self._is_protected(number):
             return False
         ask = (self._lock.lock_class, number)
-        if not await self._pool.run(lambda connection, _: connection.fetchval(IS_FREE, *ask)):
-            return False
-        if await self._pool.run(lambda connection, _: connection.fetchval(IS_GONE, number)):
-            return True
+        has_left, is_free = await self._pool.run(lambda db, _: db.fetchrow(LOOK_AT, *ask))
+        if has_left or not is_free:
+            return bool(has_left)
         await self._world.sleep(GRACE_S)
-        await self._pool.run(lambda connection, _: connection.execute(BURY, *ask))
-        is_gone: bool = await self._pool.run(lambda connection, _: connection.fetchval(IS_GONE, number))
-        if is_gone:
-            await self._pool.run(lambda connection, _: connection.execute(CLEAR_INBOX))
+        is_gone: bool = await self._pool.run(lambda db, _: db.fetchval(BURY, *ask))
         return is_gone
 
     def _is_protected(self, number: int) -> bool:
