@@ -70,3 +70,20 @@ def test_a_backup_is_for_the_tools_of_the_database(run: Run, url: str, tmp_path:
     assert done.exit_code == 2
     assert "pg_dump" in done.stderr
     assert PASSWORD not in done.stderr
+
+
+def test_a_store_is_copied_from_a_file_to_a_database_and_back(run: Run, url: str, tmp_path: Path) -> None:
+    asyncio.run(tell(tmp_path / "sessions.db", {"harbour-1": ["What is there?"], "harvest-2": ["hi"]}))
+    done = run("store", "copy", tmp_path / "sessions.db", url, "--json")
+    assert done.exit_code == 0, done.stderr
+    there = run("store", "copy", url, tmp_path / "back.db", "--json")
+    assert json.loads(there.stdout) == json.loads(done.stdout)
+    assert run("store", "copy", url, tmp_path / "back.db").exit_code == 0
+    exported = [
+        run("sessions", "export", "harbour-1", "--store", name).stdout
+        for name in (tmp_path / "sessions.db", url, tmp_path / "back.db")
+    ]
+    assert exported[0] == exported[1] == exported[2] != ""
+    assert run("store", "copy", url, url).exit_code == 2
+    assert run("store", "copy", tmp_path / "none.db", tmp_path / "new.db").exit_code != 0
+    assert not (tmp_path / "new.db").exists()

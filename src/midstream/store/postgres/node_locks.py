@@ -57,7 +57,9 @@ JOIN = "insert into node (name, address) values ($1, $2) returning number"
 LOCK = "select pg_advisory_lock($1, $2)"
 # Take what the node had under its last number with it.
 ADOPT_SESSIONS = "update session set node = $1 where node = $2"
+# The same for the commands that it has forwarded.
 ADOPT_INBOX = "update inbox set sender = $1 where sender = $2"
+# Be no node any more.
 LEAVE = "delete from node where number = $1"
 # Beat; no row: others took this node for dead.
 BEAT = "update node set seen_at = clock_timestamp() where number = $1 returning number"

@@ -37,6 +37,7 @@ where answer is null
     and (sender = $1 or not pg_try_advisory_xact_lock_shared($3, sender))
 order by inbox.number
 """
+# The answers to what this node has forwarded.
 FIND_ANSWERS = "select number, answer from inbox where sender = $1 and answer is not null"
 # Sessions with an open turn that no living node has, with their epochs.
 FIND_ORPHANS = """
@@ -44,6 +45,7 @@ select name, epoch from session where is_live
     and (node is null or node = any($1::integer[]) or not exists (select from node where number = session.node))
 order by changed_at
 """
+# Where these journals end.
 FIND_ENDS = "select name, last from session where name = any($1::text[])"
 
 _log = logging.getLogger(__name__)

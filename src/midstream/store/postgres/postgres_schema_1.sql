@@ -41,7 +41,7 @@ create table session (
     seal bytea not null default ''
 ) with (fillfactor = 70);
 
-create index session_changed on session (changed_at desc, id desc);
+create index session_changed on session (changed_at desc, name desc);
 -- Open turns by node: read each second to find those of dead nodes and those that were released.
 create index session_live on session (node) where is_live;
 create index session_node on session (node) where node is not null;

@@ -21,38 +21,50 @@ Question = Callable[[asyncpg.Connection], Awaitable[T]]
 LIST_PAGE = 200
 """Sessions that a listing reads at once."""
 
+# The records of a session behind a position, in order.
 FIND_RECORDS = """
 select position, epoch, body from record
 where session_id = (select id from session where name = $1) and position > $2 order by position limit $3
 """
+# A large result of a session.
 FIND_BLOB = """
 select body from blob where session_id = (select id from session where name = $1) and digest = $2
 """
+# The digests of all large results of a session.
+LIST_BLOBS = "select digest from blob where session_id = (select id from session where name = $1)"
+# The columns of a line in a listing.
 COLUMNS = """
 select session.name, last, epoch, created_at, is_live, changed_at, title, turns, status, node is null,
     (select coalesce(min(position), 0) from record where session_id = session.id)
 """
+# The line of one session, with its seal.
 FIND_LINE = f"{COLUMNS}, seal from session where name = $1"
 # All sessions, or those with or without an open turn, last changed first.
 LIST_IDS = """
-select id from session where $1::boolean is null or is_live = $1 order by changed_at desc, id desc
+select id from session where $1::boolean is null or is_live = $1 order by changed_at desc, name desc
 """
 # The same of some sessions and their parts.
 LIST_IDS_OF = """
 select id from (
-    select session.id, changed_at from unnest($2::text[]) as wanted (name) join session on session.name = wanted.name
+    select session.id, session.name, changed_at from unnest($2::text[]) as wanted (name)
+    join session on session.name = wanted.name
     where $1::boolean is null or is_live = $1
     union
-    select session.id, changed_at from unnest($2::text[]) as wanted (name)
+    select session.id, session.name, changed_at from unnest($2::text[]) as wanted (name)
     join session on session.name > wanted.name || $3 and session.name < wanted.name || $4
     where $1::boolean is null or is_live = $1
-) as found order by changed_at desc, id desc
+) as found order by changed_at desc, name desc
 """
+# The lines of these sessions, in the order of their ids here.
 LIST_LINES = f"""
 {COLUMNS} from session join unnest($1::bigint[]) with ordinality as wanted (id, place) on session.id = wanted.id
 order by wanted.place
 """
+# One entry.
 FIND_ENTRY = "select key, version, body, at from key_value where namespace = $1 and key = $2"
+# All namespaces that have entries.
+LIST_NAMESPACES = "select distinct namespace from key_value"
+# The entries of a namespace, last written first.
 LIST_ENTRIES = "select key, version, body, at from key_value where namespace = $1 order by at desc, key"
 
 
@@ -90,6 +102,11 @@ class PostgresReads(StoreReader):
         return found
 
     @override
+    async def blob_digests(self, session: str) -> Sequence[str]:
+        rows: Any = await self._query(session, lambda db: db.fetch(LIST_BLOBS, session))
+        return [row[0] for row in rows]
+
+    @override
     async def find(self, session: str) -> SessionInfo | None:
         row: Any = await self._query(session, lambda db: db.fetchrow(FIND_LINE, session))
         return None if row is None else _line_of(row)
@@ -120,6 +137,11 @@ class PostgresReads(StoreReader):
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         rows: Any = await self._query(namespace, lambda db: db.fetch(LIST_ENTRIES, namespace))
         return [KeyValueEntry(*row) for row in rows]
+
+    @override
+    async def kv_namespaces(self) -> Sequence[str]:
+        rows: Any = await self._query("", lambda db: db.fetch(LIST_NAMESPACES))
+        return [row[0] for row in rows]
 
 
 class PostgresReader(PostgresReads):

@@ -29,6 +29,7 @@ where session.node is null or session.node = $2 or session.node = any($4::intege
     or not exists (select from node where number = session.node)
 returning epoch
 """
+# The node of a session.
 FIND_HOLDER = "select node from session where name = $1"
 # Give a session up, and return whether a turn is open in it.
 RELEASE = "update session set node = null where name = $1 and epoch = $2 returning is_live"
@@ -52,9 +53,13 @@ end as holder
 from session where name = $1 or (name > $1 || $2 and name < $1 || $3)
 order by id for update
 """
+# Delete the journals of these sessions.
 DELETE_RECORDS = "delete from record where session_id = any($1::bigint[])"
+# Delete their large results.
 DELETE_BLOBS = "delete from blob where session_id = any($1::bigint[])"
+# Delete their lines.
 DELETE_SESSIONS = "delete from session where id = any($1::bigint[])"
+# Delete the commands that wait for them.
 DELETE_FORWARDED = "delete from inbox where session = any($1::text[])"
 # Remove the entries of sessions, and keep the highest version of them.
 DELETE_ENTRIES = """
@@ -64,6 +69,7 @@ with gone as (
 update ledger set versions_spent = greatest(versions_spent, (select max(version) from gone))
 where exists (select from gone)
 """
+# Let new sessions start above this epoch.
 SPEND_EPOCHS = "update ledger set epochs_spent = greatest(epochs_spent, $1)"
 
 # Keep a command for the node that has the lease of its session.
@@ -76,6 +82,7 @@ and not exists (
     where session.name = inbox.session and session.node <> $3 and session.node <> all($4::integer[])
 )
 """
+# Delete a forwarded command.
 REMOVE = "delete from inbox where number = $1"
 
 # Write a new entry. A deleted key starts again above all its versions.
@@ -84,11 +91,14 @@ insert into key_value (namespace, key, version, body, at)
 select $1, $2, 1 + versions_spent, $3, $4 from ledger
 on conflict (namespace, key) do nothing returning version
 """
+# Replace an entry at the version that was read.
 REPLACE_ENTRY = """
 update key_value set version = version + 1, body = $3, at = $4
 where namespace = $1 and key = $2 and version = $5 returning version
 """
+# An entry as it is now.
 FIND_WRITTEN = "select version, body, at from key_value where namespace = $1 and key = $2"
+# Delete an entry at the version that was read, and let its key start above that.
 DROP_ENTRY = """
 with gone as (
     delete from key_value where namespace = $1 and key = $2 and version = $3 returning version
