@@ -213,9 +213,8 @@ def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tm
         told = json.loads(process.stdout.readline())
         try:
             assert asked(told["url"], told["token"], "one")[0] == 200
-            assert (
-                responded(told["url"], told["token"], "quetzal") == 200
-            )  # a response is stored with its words
+            # A response is stored with its words.
+            assert responded(told["url"], told["token"], "quetzal") == 200
         finally:
             assert ended(process) == 0
     opened = Orders(folder).recorded("opened")

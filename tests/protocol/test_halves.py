@@ -244,7 +244,6 @@ async def _opened(server: CoreServer, stream: str, secret: str) -> CoreWire:
     wire = await server.connect("s")
     await wire.send([frames.encode(Open(stream, SECRET if stream else ""))])
     wire.stream.frames_to_send()
-    vars(wire.stream)["_secret_digest"] = frames.secret_digest_of(
-        secret
-    )  # as of a POST, which nobody admitted
+    # As of a POST, which nobody admitted.
+    vars(wire.stream)["_secret_digest"] = frames.secret_digest_of(secret)
     return wire

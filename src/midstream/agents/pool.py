@@ -597,9 +597,8 @@ class Pooled(StoredModel):
         """Close an agent whose run did not stop: its state is unknown."""
         if turn.current.is_spoiled:
             self._let_go(turn)
-            if not (
-                turn.current.taken or isinstance(turn.action, ResumeAgent)
-            ):  # the next one is another conversation
+            # The next one is another conversation.
+            if not (turn.current.taken or isinstance(turn.action, ResumeAgent)):
                 turn.current.nonce = self._world.new_id("agent")
 
     def _let_go(self, turn: PoolTurn, *, forget: str = "") -> None:
