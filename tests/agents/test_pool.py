@@ -557,8 +557,11 @@ async def test_a_message_that_the_agent_has_dropped_is_sent_with_the_next_one() 
     await host.say("one")
     bench.trouble(Trouble.OUTAGE_OPENED)
     assert isinstance(await host.fail("two"), ModelUnavailableError)
+    assert bench.upstream.live == 1
     report = await host.say("three")
-    assert (report.way, report.rebuilt, len(bench.upstream.memory.talks)) == (AgentOrigin.RESUMED, "", 1)
+    assert (report.way, report.rebuilt, report.sends) == (AgentOrigin.RESUMED, "", 1)
+    assert bench.told()[-1] == "two\n\n\n\nthree"
+    assert (len(bench.upstream.memory.talks), len(bench.upstream.opened)) == (1, 1)
     _assert_told_once(bench, host)
 
 

@@ -57,7 +57,6 @@ from midstream.environment import World
 from midstream.errors import (
     EntryMovedError,
     ModelError,
-    ModelRejectedError,
     ModelRestartedError,
     UpstreamFailedError,
     UpstreamMismatchError,
@@ -666,13 +665,15 @@ class Pooled(StoredModel):
 
     async def _settle(self, turn: PoolTurn) -> None:
         """Correct the record, release the agent, report the turn."""
+        is_as_before = False
         if turn.is_answered:
             turn.totals.end = End.WHOLE
         else:
-            await self._settle_record(turn)
-        can_go_on = turn.is_answered or turn.current.is_confirmed
+            is_as_before = await self._settle_record(turn)
+        can_go_on = turn.is_answered or turn.current.is_confirmed or is_as_before
         if turn.is_pooled and can_go_on and turn.claim is not None and turn.claim.record is not None:
-            if turn.current.agent is not None and turn.is_answered and not turn.current.is_spoiled:
+            is_good = (turn.is_answered or is_as_before) and not turn.current.is_spoiled
+            if turn.current.agent is not None and is_good:
                 self._live.rest(turn.current.name, turn.current.agent, turn.setup)
                 turn.current.agent = None
             self._let_go(turn)
@@ -687,24 +688,26 @@ class Pooled(StoredModel):
             await self._prune()
         self._report(turn)
 
-    async def _settle_record(self, turn: PoolTurn) -> None:
-        """Leave no record that claims more than is certain: the answer is not whole."""
+    async def _settle_record(self, turn: PoolTurn) -> bool:
+        """Leave no record that claims more than is certain: the answer is not whole.
+
+        Return whether the agent has what it had before this turn.
+        """
         claim = turn.claim
         if claim is None or claim.is_lost:
-            return
+            return False
         before = claim.found.record
         is_kept = turn.current.is_confirmed and not turn.current.is_provisional
         if is_kept and claim.record is not None and not turn.calls:
             if not self._upstream.abilities.takes_tools:
                 await claim.release(claim.record)
-                return
+                return False
         elif turn.is_untold and before is not None and isinstance(turn.action, ResumeAgent):
-            # Refused once more, it is its memory that is in doubt, and no longer the message.
-            is_rejected = turn.totals.error == ModelRejectedError.code
-            await claim.release(replace(before, is_whole=False) if is_rejected else before)
-            return
+            await claim.release(pool_records.with_refusal(before, turn.totals.error))
+            return True
         turn.current.is_confirmed = False
         await claim.drop()
+        return False
 
     def _may_delete(self, turn: PoolTurn) -> bool:
         """Whether no later turn can continue from this turn's agent: a mark of a record may name it where forks are

@@ -23,7 +23,17 @@ from midstream.agents.reuse_classification import (
 from midstream.agents.unresent_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
 from midstream.errors import ModelError
-from midstream.history.messages import Entry, History, Step, Text, Thinking, ToolResult, Usage, UserMessage
+from midstream.history.messages import (
+    Entry,
+    File,
+    History,
+    Step,
+    Text,
+    Thinking,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
 from midstream.models.fingerprint import LINK_BYTES, Outline
 from midstream.models.responses import ModelRequest
 from midstream.session.records import ReuseDecision
@@ -271,6 +281,8 @@ class PoolTurn:
                 self.current = CurrentAgent(name, nonce=name)
                 delivery = self.action.delivery
                 sends = _messages_of(self.request.history, delivery.users, delivery.results, budget)
+                if self.claim.found.record.is_refused:
+                    sends = _join(sends)
             case Fork():
                 self.current = CurrentAgent(self.action.mark.agent, nonce)
                 sends = _messages_of(self.request.history, self.action.users, (), budget)
@@ -289,7 +301,8 @@ class PoolTurn:
         if isinstance(self.action, Fresh) or last is None or last.is_whole or sends[0].results:
             return
         users = self.outline.fingerprint.users
-        known = len(users) - LINK_BYTES * len(sends)
+        new = self.action.delivery.users if isinstance(self.action, ResumeAgent) else self.action.users
+        known = len(users) - LINK_BYTES * new
         if users.endswith(last.link):  # the same message is sent again
             place = -1
         elif users[:known].endswith(last.link):
@@ -380,6 +393,16 @@ def _messages_of(
     if isinstance(last, Step) and is_cut(last):
         opening = after_cut(_without_note(last), opening, budget)
     return [UpstreamMessage(opening, answers), *map(UpstreamMessage, others)]
+
+
+def _join(sends: list[UpstreamMessage]) -> list[UpstreamMessage]:
+    """Return several messages as one: the answers to all but the last are not needed."""
+    parts: list[Text | File] = []
+    for said in sends:
+        if parts and said.message.parts:
+            parts.append(Text("\n\n"))
+        parts += said.message.parts
+    return [replace(sends[0], message=UserMessage(tuple(parts)))]
 
 
 def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[ToolResult, ...]:
