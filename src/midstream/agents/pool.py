@@ -28,7 +28,7 @@ from midstream.agents.pool_counters import PoolCounters
 from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
 from midstream.agents.pool_records import PoolRecord
 from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
-from midstream.agents.prior_transcript import TranscriptBudget
+from midstream.agents.prior_transcript import TranscriptBudget, without_cut_end
 from midstream.agents.restarted_answers import Events, HeldRuns, JoinedAnswer
 from midstream.agents.reuse_classification import (
     Fork,
@@ -64,6 +64,7 @@ from midstream.errors import (
 )
 from midstream.history.messages import Finish
 from midstream.models.fingerprint import Chain, ConversationDigest, Outline
+from midstream.models.fingerprint import outline as outline_of
 from midstream.models.model import StoredModel
 from midstream.models.responses import (
     Finished,
@@ -354,6 +355,7 @@ class Pooled(StoredModel):
             is_open = found.record is not None and self._live.has(setup, found.record.agent)
             is_of_interest = age_s >= TELLING_AGE_S or (found.record is not None and not is_open)
             learned = await self._entries.retention() if is_of_interest else None
+            uncut = self._find_uncut(request, setup) if found.record is not None else None
             doing = action(
                 judged,
                 outline,
@@ -362,6 +364,7 @@ class Pooled(StoredModel):
                 age_s=age_s,
                 limit_s=None if learned is None or age_s < TELLING_AGE_S else learned.limit_s(now=now),
                 is_verifiable=is_open or learned is None or not learned.never_echoes(now=now),
+                uncut=uncut,
             )
             if isinstance(doing, Fresh) and not doing.is_pooled:
                 try:
@@ -380,6 +383,14 @@ class Pooled(StoredModel):
             self._take_over(turn, found.record, age_s)
             return turn
         return None
+
+    def _find_uncut(self, request: ModelRequest, setup: Setup) -> Outline | None:
+        """Return the outline of a request without the cut answer at its end, where the upstream can fork before it."""
+        history, steps = without_cut_end(request.history)
+        if not steps or not self._upstream.abilities.can_fork:
+            return None
+        identity = self._upstream.identity
+        return outline_of(setup.instructions, setup.tools, setup.servers, identity, history)
 
     def _create_record(
         self, doing: ResumeAgent | Fork | Fresh, found: Found, outline: Outline, now: float

@@ -11,7 +11,15 @@ from msgspec.structs import replace
 
 from midstream.agents.agent_failures import FailureSituation
 from midstream.agents.pool_entries import Claim
-from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, prepend_transcript
+from midstream.agents.prior_transcript import (
+    DONE,
+    TranscriptBudget,
+    after_cut,
+    is_cut,
+    prepend_transcript,
+    with_cut_end,
+    without_cut_end,
+)
 from midstream.agents.reuse_classification import (
     Action,
     Classification,
@@ -285,7 +293,11 @@ class PoolTurn:
                     sends = _join(sends)
             case Fork():
                 self.current = CurrentAgent(self.action.mark.agent, nonce)
-                sends = _messages_of(self.request.history, self.action.users, (), budget)
+                history, cut = without_cut_end(self.request.history)
+                sends = _messages_of(history, self.action.users, (), budget)
+                if cut:
+                    said = with_cut_end(sends[-1].message, cut, budget)
+                    sends[-1] = replace(sends[-1], message=said)
             case Fresh():
                 self.current = CurrentAgent("", nonce)
                 history = with_own_calls(self.request.history, self.kept_calls)
@@ -299,6 +311,8 @@ class PoolTurn:
         """Send an agent that is not fresh the cut answer that the request does not have."""
         last = self.kept_calls[-1] if self.kept_calls else None
         if isinstance(self.action, Fresh) or last is None or last.is_whole or sends[0].results:
+            return
+        if without_cut_end(self.request.history)[1]:  # the request has it
             return
         users = self.outline.fingerprint.users
         new = self.action.delivery.users if isinstance(self.action, ResumeAgent) else self.action.users

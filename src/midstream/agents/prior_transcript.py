@@ -161,6 +161,29 @@ def after_cut(
     return UserMessage((Text(f"{did}\n\n{DONE}\n\n"), *message.parts))
 
 
+def without_cut_end(history: History) -> tuple[History, tuple[Step, ...]]:
+    """Return a history without the cut answer at its end, and the steps of that answer; none for another end."""
+    entries = history.entries
+    at = len(entries)
+    steps: list[Step] = []
+    while at and isinstance(entry := entries[at - 1], Step):
+        if not is_cut(entry) or entry.results:
+            return history, ()
+        steps.insert(0, entry)
+        at -= 1
+    return (History(entries[:at]), tuple(steps)) if at and steps else (history, ())
+
+
+def with_cut_end(
+    message: UserMessage,
+    steps: Sequence[Step],
+    budget: TranscriptBudget = TranscriptBudget(),  # noqa: B008 - frozen
+) -> UserMessage:
+    """Return what to send to an agent that has all but a message and the cut answer to it (REUSE-79)."""
+    did = transcript(History((*steps,)), budget)
+    return UserMessage((*message.parts, Text(f"\n\n{did}\n\n{DONE} {_GO_ON_CUT}")))
+
+
 def transcript(history: History, budget: TranscriptBudget = TranscriptBudget()) -> str:  # noqa: B008 - frozen
     """Write a history as one text, framed as data; "" where it is empty.
 
