@@ -192,20 +192,22 @@ async def test_where_forks_are_made_an_edit_goes_on_from_the_common_beginning() 
 
 
 @spec("REUSE-19", "REUSE-79")
+@pytest.mark.parametrize("behind", ["", "third"])
 @pytest.mark.parametrize("can_fork", [True, False])
-async def test_behind_a_cut_answer_a_fork_goes_on_without_the_transcript(can_fork: bool) -> None:  # noqa: FBT001
+async def test_behind_a_cut_answer_a_fork_goes_on_without_the_transcript(can_fork: bool, behind: str) -> None:  # noqa: FBT001
     bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
     host = await bench.host()
     await host.say("first")
     cut = Step(Response((Text("I began"),), Finish.INTERRUPTED))
     host.history = host.history.then(UserMessage.of("second")).then(cut)
-    report = await host.ask()
+    report = await host.say(*[behind] if behind else [])
     told = bench.told()[-1]
-    assert report.way is (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH)
+    assert (report.way, report.sends) == (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH, 1)
     assert ("first" in told) is not can_fork
     assert told.index("second") < told.index("I began") < told.index(DONE)
+    assert told.endswith(behind)
     _assert_told_once(bench, host)
-    assert (await host.say("third")).way is AgentOrigin.RESUMED
+    assert (await host.say("fourth")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-35")

@@ -28,7 +28,7 @@ from midstream.agents.pool_counters import PoolCounters
 from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
 from midstream.agents.pool_records import PoolRecord
 from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
-from midstream.agents.prior_transcript import TranscriptBudget, without_cut_end
+from midstream.agents.prior_transcript import TranscriptBudget, without_cut_answers
 from midstream.agents.restarted_answers import Events, HeldRuns, JoinedAnswer
 from midstream.agents.reuse_classification import (
     Fork,
@@ -385,9 +385,9 @@ class Pooled(StoredModel):
         return None
 
     def _find_uncut(self, request: ModelRequest, setup: Setup) -> Outline | None:
-        """Return the outline of a request without the cut answer at its end, where the upstream can fork before it."""
-        history, steps = without_cut_end(request.history)
-        if not steps or not self._upstream.abilities.can_fork:
+        """Return the outline of a request without the cut answers at its end, where forks can start before them."""
+        history = without_cut_answers(request.history)
+        if history is request.history or not self._upstream.abilities.can_fork:
             return None
         identity = self._upstream.identity
         return outline_of(setup.instructions, setup.tools, setup.servers, identity, history)

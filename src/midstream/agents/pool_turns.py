@@ -16,9 +16,9 @@ from midstream.agents.prior_transcript import (
     TranscriptBudget,
     after_cut,
     is_cut,
+    join_cut_answers,
     prepend_transcript,
-    with_cut_end,
-    without_cut_end,
+    without_cut_answers,
 )
 from midstream.agents.reuse_classification import (
     Action,
@@ -293,11 +293,7 @@ class PoolTurn:
                     sends = _join(sends)
             case Fork():
                 self.current = CurrentAgent(self.action.mark.agent, nonce)
-                history, cut = without_cut_end(self.request.history)
-                sends = _messages_of(history, self.action.users, (), budget)
-                if cut:
-                    said = with_cut_end(sends[-1].message, cut, budget)
-                    sends[-1] = replace(sends[-1], message=said)
+                sends = _messages_behind_mark(self.request.history, self.action.users, budget)
             case Fresh():
                 self.current = CurrentAgent("", nonce)
                 history = with_own_calls(self.request.history, self.kept_calls)
@@ -312,8 +308,11 @@ class PoolTurn:
         last = self.kept_calls[-1] if self.kept_calls else None
         if isinstance(self.action, Fresh) or last is None or last.is_whole or sends[0].results:
             return
-        if without_cut_end(self.request.history)[1]:  # the request has it
-            return
+        if (
+            isinstance(self.action, Fork)
+            and without_cut_answers(self.request.history) != self.request.history
+        ):
+            return  # the request has it
         users = self.outline.fingerprint.users
         new = self.action.delivery.users if isinstance(self.action, ResumeAgent) else self.action.users
         known = len(users) - LINK_BYTES * new
@@ -407,6 +406,12 @@ def _messages_of(
     if isinstance(last, Step) and is_cut(last):
         opening = after_cut(_without_note(last), opening, budget)
     return [UpstreamMessage(opening, answers), *map(UpstreamMessage, others)]
+
+
+def _messages_behind_mark(history: History, users: int, budget: TranscriptBudget) -> list[UpstreamMessage]:
+    """Return the messages for a fork: one by one, or as one message where answers between them were cut."""
+    joined = join_cut_answers(history, users, budget)
+    return _messages_of(history, users, (), budget) if joined is None else [UpstreamMessage(joined)]
 
 
 def _join(sends: list[UpstreamMessage]) -> list[UpstreamMessage]:

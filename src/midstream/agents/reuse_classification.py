@@ -153,7 +153,7 @@ def action(
         limit_s: From which age on a resume is not worth a try (`LearnedRetention.limit_s`).
         is_verifiable: Whether the upstream will show that it resumed the record's agent
             (`LearnedRetention.never_echoes`).
-        uncut: The outline of the request without the cut answer at its end; None where there is no such answer.
+        uncut: The outline of the request without the cut answers at its end; None where there are none.
     """
     if classification.kind is RequestRelation.SIDE_CALL:
         return Fresh(is_pooled=False)
