@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from midstream.errors import UnauthorizedError
 from midstream.server.auth.principals import Principal
+from midstream.server.auth.revocations import Revocations
 from midstream.server.auth.tokens import NAMESPACE, SWEEP_S, AccessTokens, TokenKind, key_of
 from midstream.store.memory import MemoryStore
 from midstream.testing.worlds import FakeWorld
@@ -19,7 +20,11 @@ ADA = Principal("ada", tenant="acme")
 async def _access_tokens() -> tuple[AccessTokens, MemoryStore, FakeWorld]:
     store, world = MemoryStore(), FakeWorld()
     await store.open()
-    return AccessTokens(store, world), store, world
+    return AccessTokens(store, world, Revocations(store, world), _accept), store, world
+
+
+async def _accept(principal: Principal) -> bool:
+    return principal.source != "removed"
 
 
 async def test_a_pass_is_taken_once_however_many_try() -> None:
