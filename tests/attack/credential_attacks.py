@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 from tests.attack.attack import attack
 from tests.attack.ground import Ground, Target
+from tests.certificates import certificate
 from tests.spec import spec
 
 ADA, BOB, ROOT = "the-token-of-ada-1", "the-token-of-bob-1", "the-token-of-root-1"
@@ -398,3 +400,41 @@ def attack_nothing_is_sent_in_plain_text_by_mistake(ground: Ground) -> None:
         True,
         True,
     )
+
+
+@attack()
+@spec("SEC-26")
+def attack_a_server_with_a_certificate_speaks_no_plain_text(ground: Ground) -> None:
+    tokens = ground.write_secret("tokens", LINES)
+    pem = certificate(ground.folder / "server.pem")
+    done = ground.run("serve", "target:agent", "--port", "0", "--tls-cert", pem, "--tls-key", pem)
+    assert (done.returncode, "chmod 600" in done.stderr) == (2, True)
+    pem.chmod(0o600)
+    with ground.serving("--token-file", tokens, "--tls-cert", pem, "--tls-key", pem) as target:
+        assert target.url.startswith("https://127.0.0.1:")
+        parts = urlsplit(target.url)
+        trusted = ssl.create_default_context(cafile=pem)
+        connection = http.client.HTTPSConnection("127.0.0.1", parts.port, timeout=ENDS_S, context=trusted)
+        connection.request("POST", "/v1/login", "{}", {"authorization": f"Bearer {ADA}"})
+        answer = connection.getresponse()
+        cookie = answer.headers["set-cookie"]
+        assert (answer.status, cookie.startswith("__Host-midstream="), "Secure" in cookie) == (
+            200,
+            True,
+            True,
+        )
+        connection.close()
+        plain = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=ENDS_S)
+        plain.request("GET", "/v1/sessions", headers={"authorization": f"Bearer {ADA}"})
+        try:
+            plain.getresponse()
+        except (http.client.HTTPException, OSError):
+            plain.close()
+        else:
+            raise AssertionError("an answer in plain text")
+        listed = ground.run(
+            *("sessions", "list", "--url", target.url),
+            MIDSTREAM_TOKEN=f"{target.url} {ADA}",
+            SSL_CERT_FILE=str(pem),
+        )
+        assert (listed.returncode, "No sessions" in listed.stderr) == (0, True), listed.stderr

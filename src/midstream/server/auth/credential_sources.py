@@ -57,7 +57,9 @@ class CredentialSource:
         return None
 
     async def refresh(self, kv: KeyValue, world: World) -> None:
-        """Write to the store what other processes of the store need. Called at the start, and every `WATCH_S` seconds."""
+        """Write to the store what other processes of the store need. Called at the start, and every `WATCH_S`
+        seconds.
+        """
 
 
 class FunctionSource(CredentialSource):
