@@ -26,6 +26,7 @@ from acp.schema import (
     AgentCapabilities,
     AgentMessageChunk,
     AuthenticateResponse,
+    Implementation,
     InitializeResponse,
     LoadSessionResponse,
     McpCapabilities,
@@ -85,6 +86,7 @@ class ScriptedAgent:
         resume = SessionResumeCapabilities() if "resume" in self.can else None
         return InitializeResponse(
             protocol_version=self.orders.holds("version") or protocol_version,
+            agent_info=Implementation(name=self.orders.holds("name") or "scripted", version="1"),
             agent_capabilities=AgentCapabilities(
                 load_session="load" in self.can,
                 session_capabilities=SessionCapabilities(resume=resume),
@@ -159,6 +161,10 @@ class ScriptedAgent:
         key = meta.get("midstream/key", "")
         self.orders.record("told", agent=session, text=text, key=key, blocks=blocks)
         if failure := self.orders.take("failure"):
+            raise RequestError(*failure)
+        if failure := self.orders.take("provider failure"):
+            if self.orders.holds("name") != "gemini-cli":
+                self.orders.declare(f"talk-{session}", [*texts, text])
             raise RequestError(*failure)
         if reason := self.orders.take("stop"):
             return PromptResponse(stop_reason=reason)

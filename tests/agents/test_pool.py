@@ -25,7 +25,9 @@ from midstream.engine.host import Host as SessionHost
 from midstream.errors import (
     ModelAccessError,
     ModelError,
+    ModelRejectedError,
     ModelStalledError,
+    ModelUnavailableError,
     StoreBusyError,
     UpstreamFailedError,
     UpstreamGoneError,
@@ -433,11 +435,12 @@ TROUBLES: dict[Trouble, tuple[Expected, Expected]] = {
     Trouble.HANGS_SPEAKING: (Expected("model_stalled"), Expected("model_stalled")),
     Trouble.HANGS_IN_TOOL: (Expected("model_stalled"), Expected("model_stalled")),
     Trouble.DIES_OPENED: (ANEW, Expected("upstream_failed")),
+    Trouble.OUTAGE_OPENED: (Expected("model_unavailable"), Expected("model_unavailable")),
     Trouble.DIES_SPEAKING: (Expected("upstream_failed"), Expected("upstream_failed")),
     Trouble.CUT: (Expected("upstream_failed"), Expected("upstream_failed")),
     Trouble.NEW_CHAT: (ANEW, OK),
     Trouble.UNAUTHENTICATED: (Expected("model_access"), Expected("model_access")),
-    Trouble.REJECTED: (ANEW, Expected("model_rejected")),
+    Trouble.REJECTED: (Expected("model_rejected"), Expected("model_rejected")),
     Trouble.OVERFLOW: (Expected("context_overflow"), Expected("context_overflow")),
     Trouble.FILTERED: (Expected("model_filtered"), Expected("model_filtered")),
 }
@@ -466,9 +469,8 @@ async def test_what_comes_of_a_trouble(trouble: Trouble, situation: str) -> None
         await host.ask()
     except ModelError as failed:
         error = failed.code
-    if (
-        situation == "queued"
-    ):  # what breaks off unseen is told anew, unless a tool of the agent was begun (REUSE-79)
+    # What breaks off unseen is told anew, unless a tool of the agent was begun (REUSE-79).
+    if situation == "queued":
         is_unseen = expected.error in ("upstream_failed", "model_stalled")
         is_unseen = is_unseen and trouble is not Trouble.HANGS_IN_TOOL
         assert error == ("" if is_unseen else expected.error)
@@ -515,6 +517,58 @@ def _assert_told_once(bench: Bench, host: Host) -> None:
     assert [words.count(text) for text in wanted] == [1] * len(wanted)
     places = [words.index(text) for text in wanted]
     assert places == sorted(places)
+
+
+@spec("REUSE-82")
+async def test_a_message_that_is_refused_after_a_whole_answer_costs_no_transcript_and_the_next_refusal_does() -> (
+    None
+):
+    bench = Bench()
+    host = await bench.host()
+    await host.say("one")
+    bench.trouble(Trouble.REJECTED)
+    assert isinstance(await host.fail("two"), ModelRejectedError)
+    assert len(bench.told()) == 2
+    host.history = History(host.history.entries[:-1])
+    bench.trouble(Trouble.REJECTED)
+    report = await host.say("three")
+    assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
+    _assert_told_once(bench, host)
+
+
+@spec("REUSE-82")
+async def test_after_a_cut_answer_a_refusal_may_be_of_the_memory() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("first")
+    bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_OPENED)
+    await host.fail("second")
+    bench.trouble(Trouble.REJECTED)
+    report = await host.say("third")
+    assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
+    _assert_told_once(bench, host)
+
+
+@spec("REUSE-83")
+async def test_a_message_that_the_agent_has_dropped_is_sent_with_the_next_one() -> None:
+    bench = Bench(ScriptedUpstream(drops=True))
+    host = await bench.host()
+    await host.say("one")
+    bench.trouble(Trouble.OUTAGE_OPENED)
+    assert isinstance(await host.fail("two"), ModelUnavailableError)
+    report = await host.say("three")
+    assert (report.way, report.rebuilt, len(bench.upstream.memory.talks)) == (AgentOrigin.RESUMED, "", 1)
+    _assert_told_once(bench, host)
+
+
+@spec("REUSE-83")
+async def test_a_stopped_turn_of_an_agent_that_may_drop_its_message_leaves_no_record() -> None:
+    bench = Bench(ScriptedUpstream(drops=True))
+    host = await bench.host()
+    await host.say("one")
+    bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_SPEAKING)
+    await host.fail("two")
+    assert await bench.record() is None
 
 
 @spec("REUSE-42")

@@ -227,9 +227,8 @@ def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tm
         told = json.loads(process.stdout.readline())
         try:
             assert asked(told["url"], key_of(told), "one")[0] == 200
-            assert (
-                responded(told["url"], key_of(told), "quetzal") == 200
-            )  # a response is stored with its words
+            # A response is stored with its words.
+            assert responded(told["url"], key_of(told), "quetzal") == 200
         finally:
             assert ended(process) == 0
     opened = Orders(folder).recorded("opened")

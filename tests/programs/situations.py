@@ -22,6 +22,7 @@ POLL_S = 0.05
 REQUESTS_MAX = 15
 """Requests to the provider for one message: those of the program, and of one fresh agent for a refused message."""
 TRY_AGAIN = 503
+MINUTE_S = 60.0
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ"
     "AAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -132,6 +133,28 @@ async def gateway_killed_between(run: Run) -> None:
     run.resumed("2", "1")
 
 
+async def gateway_killed_and_a_minute_passes(run: Run) -> None:
+    run.whole(await run.ask("Q1 {say 3}"), "R1.0 R1.1 R1.2")
+    await run.gateway.kill()
+    await World().sleep(MINUTE_S - World().now() % MINUTE_S + 1.0)
+    await run.gateway.start()
+    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.resumed("2", "1")
+
+
+async def another_version(run: Run) -> None:
+    other = run.program.other_version()
+    if not other:
+        run.verdict.facts.append("none installed")
+        return
+    for number, options in enumerate(((), other, ()), start=1):
+        run.gateway.options = tuple(options)
+        await run.gateway.stop()
+        await run.gateway.start()
+        run.whole(await run.ask(f"Q{number} {{say 2}}"), f"R{number}.0 R{number}.1")
+        run.resumed(f"{number}", *map(str, range(1, number)))
+
+
 async def gateway_killed_in_answer(run: Run) -> None:
     run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
     cut = Answer()
@@ -226,6 +249,34 @@ async def stop(run: Run) -> None:
     run.resumed("2", "1")
 
 
+async def stop_in_a_tool(run: Run) -> None:
+    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
+    run.messages.append(user("Q2 {tool 5}"))
+    asking = asyncio.create_task(run.gateway.ask(run.messages))
+    await run.until(lambda: _sleeps(run), "the tool")
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await World().sleep(8)  # what is not stopped has its effect by now
+    count = effects_of(run.place.folder / "ledger")["2"]
+    run.check(count == 0, "the tool ran on to its end")
+    run.messages.append(user("Q3 {say 2}"))
+    run.whole(await run.again(), "R3.0 R3.1")
+    run.resumed("3", "1", "2")
+
+
+def permission(effects: int) -> Situation:
+    """Return a situation in which the program requests a permission for a command, and receives a decision."""
+
+    async def situation(run: Run) -> None:
+        answer = await run.ask("Q1 {ask}")
+        run.check(answer.is_ended, "no end")
+        count = effects_of(run.place.folder / "ledger")["1"]
+        run.check(count == effects, f"{count} effects, not {effects}")
+        run.verdict.facts.append("error" if answer.error else "answered")
+
+    return situation
+
+
 async def hang(run: Run) -> None:
     run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
     answer = await run.ask("Q2 {hang 1}", limit_s=60.0)
@@ -296,6 +347,7 @@ def provider(directive: str, *, is_answered: bool) -> Situation:
         else:
             run.check(bool(answer.error), "an error that is an answer")
             run.whole(await run.ask("Q3 {say 2}"), "R3.0 R3.1")
+            run.resumed("3", "1", "2")
 
     return situation
 
@@ -304,6 +356,8 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "two turns": (two_turns, ()),
     "a tool of the agent": (a_tool, ()),
     "gateway killed between turns": (gateway_killed_between, ()),
+    "gateway killed, a minute passes": (gateway_killed_and_a_minute_passes, ()),
+    "another version of the program": (another_version, ()),
     "gateway killed in an answer": (gateway_killed_in_answer, ()),
     "gateway killed in a tool": (gateway_killed_in_tool, ()),
     "agent killed between turns": (agent_killed_between, ()),
@@ -313,6 +367,9 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "the agent's memory deleted": (memory_deleted, ()),
     "disconnection": (disconnection, ()),
     "stop": (stop, ("--grace", "0.5")),
+    "stop in a tool": (stop_in_a_tool, ("--grace", "0.5")),
+    "permission refused": (permission(0), ("--refuse-tool", "none")),
+    "permission granted": (permission(1), ("--allow-kind", "execute", "--allow-kind", "other")),
     "hang": (hang, ("--silence", "10")),
     "edited message": (edited, ()),
     "regenerate": (regenerate, ()),
@@ -326,6 +383,8 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "provider 429 once": (provider("status 429 1", is_answered=True), ()),
 }
 """Each with the options of the gateway that it needs."""
+ASKING = {"permission refused", "permission granted"}
+"""Situations for programs that request permissions."""
 
 
 def _sleeps(run: Run) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from midstream.agents.acp_process import AcpProcess, Leave
+from midstream.agents.acp_programs import FailedMessage
 from midstream.agents.acp_updates import AcpReader
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.permission_rules import (
@@ -34,6 +35,7 @@ from midstream.agents.permission_rules import (
 )
 from midstream.agents.upstreams import (
     Abilities,
+    MessageDropped,
     MessageTaken,
     Setup,
     UpstreamEvent,
@@ -42,9 +44,12 @@ from midstream.agents.upstreams import (
 )
 from midstream.environment import World
 from midstream.errors import (
+    ContextOverflowError,
     ModelAccessError,
     ModelError,
     ModelFilteredError,
+    ModelRejectedError,
+    ModelUnavailableError,
     UpstreamBusyError,
     UpstreamFailedError,
     UpstreamGoneError,
@@ -135,7 +140,7 @@ class AcpAgent:
         UsageError: The command is empty. Nothing was started.
     """
 
-    abilities = Abilities(takes_files=True, takes_servers=True, can_retool=True)
+    abilities = Abilities(takes_files=True, takes_servers=True, can_retool=True, has_process=True)
 
     def __init__(
         self,
@@ -288,12 +293,14 @@ class _Conversation:
         self, process: AcpProcess, reader: AcpReader, prompting: asyncio.Task[PromptResponse]
     ) -> AsyncGenerator[UpstreamEvent, None]:
         before, is_opened = "" if self._is_fresh else self._session, False
+        is_dropping = process.failed_message is FailedMessage.DROPPED
         async with contextlib.aclosing(process.read_updates(prompting)) as updates:
             async for session, update in updates:
                 if not is_opened:
                     # An agent has no other way to report which conversation it has really opened.
                     is_opened, self._is_fresh = True, False
-                    yield MessageTaken(session if before else self._session, before and session)
+                    opened = session if before else self._session
+                    yield MessageTaken(opened, before and session, is_provisional=is_dropping)
                 if session != self._session:
                     yield KeepAlive()  # a sub-agent's
                     continue
@@ -302,12 +309,16 @@ class _Conversation:
         try:
             response = await prompting
         except ModelError as error:
+            is_refused = isinstance(error.__cause__, RequestError) and _is_of_provider(error)
+            if is_refused and not is_opened:
+                # The agent lives, and has asked its provider: most have the message in the conversation then.
+                self._is_fresh, is_opened = False, True
+                is_kept = process.failed_message is FailedMessage.KEPT
+                yield MessageTaken(self._session, before, is_provisional=not is_kept)
+            if is_refused and is_dropping:
+                yield MessageDropped()
             if is_opened:
                 raise
-            if isinstance(error, ModelAccessError):
-                # Some find out only at the request to their model, with the message in the conversation.
-                self._is_fresh = False
-                yield MessageTaken(self._session, before)
             raise doubtful(error) from error.__cause__
         if response.stop_reason == "cancelled":
             raise UpstreamFailedError(f"{self._terms.name} was stopped by another client during its answer")
@@ -335,6 +346,10 @@ class _Conversation:
         return is_answered and (is_refused or not isinstance(end, BaseException))
 
     async def _start(self) -> AcpProcess:
+        """Return the process that has the conversation. One that has ended is replaced: the conversation is resumed."""
+        if self._process is not None and self._process.has_exited:
+            await self._end()
+            self._session = "" if self._is_fresh else self._session
         if self._process is not None:
             return self._process
         self._process = process = self._terms.process(self._leave)
@@ -433,6 +448,18 @@ def _find_program(words: Sequence[str]) -> str:
         elif not word.startswith("-") and "=" not in word:
             return word
     return words[0]
+
+
+def _is_of_provider(error: ModelError) -> bool:
+    """Whether an error is of the provider behind an agent, which is as well as ever."""
+    kinds = (
+        ModelAccessError,
+        ModelRejectedError,
+        ContextOverflowError,
+        ModelFilteredError,
+        ModelUnavailableError,
+    )
+    return isinstance(error, kinds) and not isinstance(error, UpstreamBusyError | UpstreamFailedError)
 
 
 def _is_message(update: object) -> bool:

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from midstream.agents.acp_programs import FailedMessage, failed_message_of
+from midstream.agents.child_processes import has_exited
 from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
 from midstream.agents.permission_rules import Allowed, Decision
 from midstream.agents.upstream_errors import upstream_error
@@ -91,6 +93,8 @@ class AcpProcess:
     ) -> None:
         self.capabilities = AgentCapabilities()
         """Abilities that the agent declared."""
+        self.failed_message = FailedMessage.UNKNOWN
+        """What it does with a message whose turn does not come to its end."""
         self._name = name
         self._command = command
         self._cwd = cwd
@@ -150,8 +154,16 @@ class AcpProcess:
                 f"{self._name} uses version {greeting.protocol_version} of the protocol; expected {PROTOCOL_VERSION}"
             )
         self.capabilities = greeting.agent_capabilities or AgentCapabilities()
+        if greeting.agent_info is not None:
+            self.failed_message = failed_message_of(greeting.agent_info.name)
         if sign_in:
             await self.wait_for(self._connection.authenticate(sign_in), limit_s=GREETING_S)
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether it was started and has ended by itself."""
+        program = self._program
+        return program is not None and (program.returncode is not None or has_exited(program.pid))
 
     @property
     def connection(self) -> ClientSideConnection:
@@ -258,6 +270,8 @@ class AcpProcess:
                 await self._connection.close()
         assert program.stdin is not None
         program.stdin.close()
+        if self.has_exited:
+            _signal(program, signal.SIGKILL)  # its children may hold the pipes, whose end is waited for
         for means in (None, signal.SIGTERM, signal.SIGKILL):
             if means is not None:
                 _signal(program, means)

@@ -50,7 +50,7 @@ def _end() -> int:
         return 0
     ended: set[int] = set()
     for _ in range(ROUNDS_MAX):
-        found = [pid for pid in _own_processes() if _end_one(pid)]
+        found = [pid for pid in own_processes() if _end_one(pid)]
         ended |= {*found}
         if not found:
             break
@@ -66,7 +66,7 @@ def _end_one(pid: int) -> bool:
     except OSError:
         return False
     try:
-        if _state(pid) in _DEAD or not _is_orphan(_owner(pid)):
+        if _state(pid) in _DEAD or not _is_orphan(owner_of(pid)):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except (OSError, LookupError):
@@ -87,7 +87,8 @@ def _is_orphan(owner: str) -> bool:
         return True
 
 
-def _own_processes() -> Iterator[int]:
+def own_processes() -> Iterator[int]:
+    """Yield the processes of this user, without this one."""
     try:
         found = [*_PROC.iterdir()]
     except OSError:  # it is not mounted
@@ -98,7 +99,12 @@ def _own_processes() -> Iterator[int]:
                 yield int(each.name)
 
 
-def _owner(pid: int) -> str:
+def owner_of(pid: int) -> str:
+    """Return the value of `OWNER_VARIABLE` in the environment of a process; "" for none.
+
+    Raises:
+        OSError: It has ended, or is another user's.
+    """
     prefix = f"{OWNER_VARIABLE}=".encode()
     values = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     return next(

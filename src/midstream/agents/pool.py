@@ -43,6 +43,7 @@ from midstream.agents.unresent_calls import OwnCalls, place_of
 from midstream.agents.upstreams import (
     ForkingUpstream,
     Marked,
+    MessageDropped,
     MessageTaken,
     ResponseRestarted,
     Setup,
@@ -56,6 +57,7 @@ from midstream.environment import World
 from midstream.errors import (
     EntryMovedError,
     ModelError,
+    ModelRejectedError,
     ModelRestartedError,
     UpstreamFailedError,
     UpstreamMismatchError,
@@ -105,6 +107,9 @@ class PoolLimits(Struct, frozen=True):
     Args:
         live_max: Agents kept open in this process.
         rest_s: Seconds without a message after which an open agent is closed; it is resumed by name.
+        memory_mib_max: MiB of memory that all agents of this process may take together, with all that they started;
+            None for no limit. Beyond it idle agents are closed, the longest idle first. It holds for upstreams with a
+            process for each agent (`Abilities.has_process`), on Linux.
         wait_s: Seconds that a turn waits for another one of its session in this process; then it takes the session
             over with a fresh agent.
         silence: How long an agent may be silent.
@@ -123,10 +128,11 @@ class PoolLimits(Struct, frozen=True):
     budget: TranscriptBudget = TranscriptBudget()
     record_age_max_s: float = pool_records.RECORD_AGE_MAX_S
     records_max: int = pool_records.RECORDS_MAX
+    memory_mib_max: float | None = None
 
     def __post_init__(self) -> None:
-        times = (self.rest_s, self.wait_s, self.record_age_max_s)
-        if not (self.live_max > 0 and self.records_max > 0 and all(each > 0 for each in times)):
+        limits = (self.live_max, self.records_max, self.rest_s, self.wait_s, self.record_age_max_s)
+        if not all(each > 0 for each in (*limits, 1 if self.memory_mib_max is None else self.memory_mib_max)):
             raise UsageError("the limits of a pool must be positive numbers")
 
 
@@ -172,6 +178,7 @@ class Pooled(StoredModel):
             live_max=limits.live_max,
             rest_s=limits.rest_s,
             close_s=limits.silence.close_s,
+            memory_mib_max=limits.memory_mib_max,
         )
         self._locks = KeyLocks(world, wait_s=limits.wait_s)
         self._held = HeldRuns(world)
@@ -520,6 +527,8 @@ class Pooled(StoredModel):
             match event:
                 case MessageTaken():
                     await self._note_opened(turn, event)
+                case MessageDropped():
+                    turn.note_dropped()
                 case Marked():
                     turn.current.mark = event.mark
                 case KeepAlive() | Working():
@@ -554,6 +563,7 @@ class Pooled(StoredModel):
         turn.current.name = opened.agent
         turn.current.taken += 1
         turn.current.was_used = True
+        turn.current.is_provisional = opened.is_provisional
         if turn.claim is None or not turn.delivery.is_last:
             return
         if turn.claim.record is not None:
@@ -597,9 +607,8 @@ class Pooled(StoredModel):
         """Close an agent whose run did not stop: its state is unknown."""
         if turn.current.is_spoiled:
             self._let_go(turn)
-            if not (
-                turn.current.taken or isinstance(turn.action, ResumeAgent)
-            ):  # the next one is another conversation
+            # The next one is another conversation.
+            if not (turn.current.taken or isinstance(turn.action, ResumeAgent)):
                 turn.current.nonce = self._world.new_id("agent")
 
     def _let_go(self, turn: PoolTurn, *, forget: str = "") -> None:
@@ -683,12 +692,15 @@ class Pooled(StoredModel):
         if claim is None or claim.is_lost:
             return
         before = claim.found.record
-        if turn.current.is_confirmed and claim.record is not None and not turn.calls:
+        is_kept = turn.current.is_confirmed and not turn.current.is_provisional
+        if is_kept and claim.record is not None and not turn.calls:
             if not self._upstream.abilities.takes_tools:
                 await claim.release(claim.record)
                 return
         elif turn.is_untold and before is not None and isinstance(turn.action, ResumeAgent):
-            await claim.release(before)
+            # Refused once more, it is its memory that is in doubt, and no longer the message.
+            is_rejected = turn.totals.error == ModelRejectedError.code
+            await claim.release(replace(before, is_whole=False) if is_rejected else before)
             return
         turn.current.is_confirmed = False
         await claim.drop()

@@ -60,6 +60,7 @@ class PoolRecord(Struct, frozen=True):
         marks: By ascending `users`, `MARKS_MAX` at most.
         open_calls: The ids of the calls that its last response asked the client application to run.
         answered: The ids of the calls whose results it was given since the last user message.
+        is_whole: Its last answer came to its end.
         asides: The last unmarked side calls: should a client application continue one, it was none.
         run: The run that has the agent now, "" where none: until it releases the record, no other run resumes the
             agent. A dead run never does: what its agent received, and whether it still answers, is unknown.
@@ -77,6 +78,7 @@ class PoolRecord(Struct, frozen=True):
     answered: tuple[str, ...] = ()
     asides: tuple[Aside, ...] = ()
     run: str = ""
+    is_whole: bool = False
 
     @property
     def is_resumable(self) -> bool:
@@ -103,6 +105,7 @@ def create_resumed(record: PoolRecord, outline: Outline, *, now: float) -> PoolR
         answered=_results_since_message(outline),
         asides=(),
         used_at=now,
+        is_whole=False,
     )
 
 
@@ -132,7 +135,13 @@ def with_answer(
     if mark and not open_calls and count:
         marks = (*_marks_up_to(marks, count - 1), ForkPoint(count, agent, mark))[-MARKS_MAX:]
     return replace(
-        record, agent=agent, phase="confirmed", marks=marks, open_calls=tuple(open_calls), used_at=now
+        record,
+        agent=agent,
+        phase="confirmed",
+        marks=marks,
+        open_calls=tuple(open_calls),
+        used_at=now,
+        is_whole=True,
     )
 
 

@@ -123,6 +123,8 @@ class CurrentAgent:
         """Messages that it has taken in this turn."""
         self.is_confirmed = False
         """Whether it has taken the last message."""
+        self.is_provisional = False
+        """Whether it may remove the message if the answer does not come to its end."""
         self.is_spoiled = False
         """Whether the open agent must not be used again in this process."""
         self.mark = ""
@@ -229,8 +231,20 @@ class PoolTurn:
             repeats=self.delivery.repeats,
             is_forced=self.delivery.is_forced,
             is_anew=self.first_error is not None,
+            was_whole=self._was_whole,
             idle_s=self.idle_s,
         )
+
+    @property
+    def _was_whole(self) -> bool:
+        match self.action:
+            case ResumeAgent():
+                record = self.claim.found.record if self.claim is not None else None
+                return record is not None and record.is_whole
+            case Fork():
+                return True  # a mark is the end of a whole answer
+            case Fresh():
+                return False
 
     @property
     def way(self) -> AgentOrigin:
@@ -292,6 +306,12 @@ class PoolTurn:
     def take_back_send(self) -> None:
         """The agent refused the message."""
         self.is_untold = self._was_untold
+
+    def note_dropped(self) -> None:
+        """The agent has removed the message that it had taken."""
+        self.take_back_send()
+        self.current.taken -= 1
+        self.current.is_confirmed = False
 
     def begin_anew(self, error: ModelError) -> None:
         """Let a fresh agent take the place of one that failed with `error`."""

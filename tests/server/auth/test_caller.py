@@ -72,9 +72,8 @@ async def test_a_list_is_made_of_what_a_caller_may_see_and_not_of_everything() -
     for name, session in (("ada", "s1"), ("bob", "s2")):
         await house.visit(Principal(name), session).begin()
     assert await house.visit(Principal("ada")).visible_sessions() == ["s1"]
-    assert await house.visit(Principal("ada", session="s2")).visible_sessions() == [
-        "s2"
-    ]  # by a viewer's pass
+    # By a viewer's pass.
+    assert await house.visit(Principal("ada", session="s2")).visible_sessions() == ["s2"]
     assert await house.visit(Principal("root", is_operator=True)).visible_sessions() is None
     assert await Stranger().visible_sessions() is None
     told = House(authorize=lambda _subject, _action, _session, _owner: True)

@@ -92,9 +92,8 @@ async def test_viewers_passes_are_withdrawn_by_session() -> None:
         name: await access_tokens.issue(TokenKind.VIEWER, replace(ADA, session=name), for_s=10)
         for name in ("s1", "s2")
     }
-    cookie = await access_tokens.issue(
-        TokenKind.COOKIE, replace(ADA, session="s1"), for_s=10
-    )  # of that viewer
+    # Of that viewer.
+    cookie = await access_tokens.issue(TokenKind.COOKIE, replace(ADA, session="s1"), for_s=10)
     own = await access_tokens.issue(TokenKind.TICKET, ADA, for_s=10, session="s1")
     assert await access_tokens.withdraw_viewers("s1") == 2
     with pytest.raises(UnauthorizedError):

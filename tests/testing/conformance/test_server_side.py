@@ -44,6 +44,7 @@ async def test_the_core_keeps_every_script(script: Script) -> None:
     assert await trial.run(script) == ScriptOutcome(script.name, script.clauses, transport="websocket")
 
 
+@pytest.mark.slow
 @spec("STREAM-49")
 @pytest.mark.parametrize("way", [*TransportKind])
 async def test_our_server_keeps_every_script_over_every_transport(way: TransportKind) -> None:
@@ -304,6 +305,7 @@ async def test_a_server_that_has_always_had_enough_is_found() -> None:
     ).is_kept
 
 
+@pytest.mark.slow
 @spec("STREAM-84")
 async def test_a_server_whose_sessions_are_encrypted_is_no_worse(tmp_path: Path) -> None:
     async with served(escrowed_app(tmp_path, [text("ready")] * len(SERVER))) as server:
