@@ -28,6 +28,10 @@ from midstream.version import __version__
 __all__ = ["Surroundings", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "access": (
+        "midstream.cli.access_command:access",
+        "List and revoke credentials of a server; write token files.",
+    ),
     "backup": (
         "midstream.cli.backup_command:backup",
         "Copy the sessions into one file, also while a server works on them.",
