@@ -22,6 +22,8 @@ from starlette.types import Scope
 
 from midstream.engine.host import Host
 from midstream.errors import AccessError, UnauthorizedError
+from midstream.protocol.frames import FRAME_BYTES_MAX
+from midstream.server.api.request_bodies import BODY_BYTES_MAX, STRANGER_BYTES_MAX
 from midstream.server.auth.access import Access
 from midstream.server.auth.authorizer import Authorizer, has_credential
 from midstream.server.auth.caller import VISIT, Counters, KnownCaller, Stranger
@@ -142,7 +144,8 @@ class AuthMiddleware:
         address = address_of(scope)
         if self.access is None or _OPEN.fullmatch(path_of(scope)):
             check_intent(scope)
-            return {**scope, VISIT: Stranger(self._counters, address)}
+            most = FRAME_BYTES_MAX if self.access is None else STRANGER_BYTES_MAX
+            return {**scope, VISIT: Stranger(self._counters, address), BODY_BYTES_MAX: most}
         return await self._authenticate(scope, path_of(scope), address)
 
     async def principal_of(self, scope: Scope) -> Principal:
