@@ -215,12 +215,16 @@ class ScriptedAgent:
             "call-1", "sleep", kind="execute", status="in_progress", raw_input=given
         )
         await self.client.session_update(session, start)
-        await asyncio.sleep(
-            0.1
-        )  # no program is as fast as the clock of processes, which has 100 ticks a second
+        # No program is as fast as the clock of processes, which has 100 ticks a second.
+        await asyncio.sleep(0.1)
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        tool = await asyncio.create_subprocess_exec(*command, start_new_session=True, **quiet)
+        tool = await asyncio.create_subprocess_exec(
+            *command,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         self.orders.record("detached", pid=tool.pid)
 
     async def say(self, session: str, text: str) -> None:

@@ -12,7 +12,7 @@ import click
 from midstream.cli.session_options import json_of, server_options
 from midstream.cli.sources import IssuedCredential, ServerSource
 from midstream.cli.terminal import clean
-from midstream.cli.transcript import time_of
+from midstream.cli.times import time_of
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.secret_files import read_secret_file

@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 from typing_extensions import override
 
+from midstream.agents.attachments import refuse_local_files
 from midstream.engine.host import Host
 from midstream.environment import Cancellable, World
 from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
@@ -108,6 +109,7 @@ class Caller(Protocol):
         """Count what a command costs.
 
         Raises:
+            AccessError: Its message names a file of this machine, and it is not this machine's user.
             LimitReachedError: The caller may not spend more now. Nothing was counted.
         """
 
@@ -176,7 +178,9 @@ class Stranger(Caller):
         """See `Caller.begin`."""
 
     def count_command(self, command: Command | None) -> None:
-        """See `Caller.count_command`."""
+        """See `Caller.count_command`. Without authentication no sender is the user of this machine."""
+        if isinstance(command, SendMessage):
+            refuse_local_files(command.message)
 
     @override
     async def attribute(self, answer: Answer) -> Answer:
@@ -322,6 +326,8 @@ class KnownCaller(Caller):
 
     @override
     def count_command(self, command: Command | None) -> None:
+        if isinstance(command, SendMessage) and not self._is_local_user:
+            refuse_local_files(command.message)
         if isinstance(command, SendMessage | Resume):
             self._counters.tokens.check(self.caller)
             self._counters.turns.begin(self.caller, self.session, self._is_live)
@@ -333,6 +339,11 @@ class KnownCaller(Caller):
         answer = replace(answer, by=self.principal.name)
         self._trail.note_answer(answer)
         return answer
+
+    @property
+    def _is_local_user(self) -> bool:
+        """Whether it is the operator, on this machine."""
+        return self.principal.is_operator and not self._address
 
     async def visible_sessions(self) -> Collection[str] | None:
         """See `Caller.visible_sessions`. What an application decides about each is not known before it is asked."""
