@@ -116,7 +116,37 @@ def test_a_row_that_cannot_be_decoded_costs_itself(server: Serving) -> None:
     follow(server, "a", until="turn_ended")
 
 
+@spec("SEC-50")
+def test_a_used_login_link_that_is_put_back_logs_nobody_in(server: Serving) -> None:
+    word = httpx2.post(f"{server.url}/v1/login-links", headers=post(server), timeout=WAIT_S).json()["word"]
+    columns = "namespace, key, version, body, at"
+    with database(server.store) as db:
+        rows = db.execute(
+            f"select {columns} from key_value where at = (select max(at) from key_value)"
+        ).fetchall()
+    assert log_in(server, word) == 200
+    assert log_in(server, word) == 401
+    with database(server.store) as db:
+        for namespace, key, version, body, at in rows:
+            db.execute(
+                "insert into key_value values (?, ?, ?, ?, ?)", (namespace, key, version + 7, body, at)
+            )
+    assert log_in(server, word) == 500  # store_damaged
+
+
+def post(server: Serving) -> dict[str, str]:
+    return {"x-midstream": "1", **headers_for(server.url)}
+
+
+def log_in(server: Serving, word: str) -> int:
+    shown = {"x-midstream": "1"}
+    return httpx2.post(
+        f"{server.url}/v1/login", json={"login": word}, headers=shown, timeout=WAIT_S
+    ).status_code
+
+
 @spec("SEC-43")
+@pytest.mark.slow
 def test_a_record_in_the_journal_of_a_stopped_server_approves_nothing(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         send(server, "a", "pay", until="question_asked")
@@ -175,16 +205,23 @@ def test_links_and_pipes_beside_the_store_are_refused_at_once(tmp_path: Path) ->
     victim = tmp_path / "victim"
     victim.write_text("precious")
     arguments = ("serve", "told:agent", "--port", "0", "--store", str(server.store))
-    for name in ("sessions.db-wal", "sessions.db-shm", "sessions.db.nodes", "sessions.db.store-key"):
-        place = tmp_path / name
-        kept = tmp_path / "kept"
+    for name, is_link in (
+        ("sessions.db-wal", True),
+        ("sessions.db-wal", False),
+        ("sessions.db-shm", True),
+        ("sessions.db.nodes", True),
+        ("sessions.db.store-key", False),
+    ):
+        place, kept = tmp_path / name, tmp_path / "kept"
         if place.exists():
             place.rename(kept)
-        for make in (place.symlink_to, lambda _victim, place=place: os.mkfifo(place)):
-            make(victim)
-            refused = run(*arguments, cwd=tmp_path)
-            assert (refused.returncode, name in refused.stderr) == (2, True), (name, refused.stderr)
-            place.unlink()
+        if is_link:
+            place.symlink_to(victim)
+        else:
+            os.mkfifo(place)
+        refused = run(*arguments, cwd=tmp_path)
+        assert (refused.returncode, name in refused.stderr) == (2, True), (name, refused.stderr)
+        place.unlink()
         if kept.exists():
             kept.rename(place)
     assert victim.read_text() == "precious"
