@@ -31,7 +31,6 @@ HERE = Path(__file__).parent
 # Whole programs, real sockets and foreign judges: seconds a file. `make check` leaves them to `make test`.
 END_TO_END = frozenset(
     {
-        "attack/test_store_attacks.py",
         "cli/test_demo_command.py",
         "demo/test_demo_server.py",
         "demo/test_story.py",
