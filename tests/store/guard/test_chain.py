@@ -115,11 +115,14 @@ def test_records_before_the_chain_are_read_and_none_behind_its_beginning() -> No
 
 
 @spec("SEC-45")
-def test_a_fold_of_a_record_without_a_link_begins_a_chain() -> None:
+def test_a_fold_of_records_without_links_stands_before_others_of_them_and_before_a_chain() -> None:
     fold = StoredRecord(2, 1, b"fold", KEY.fold_link(NO_LINK, b"s", 2, 1, b"fold"))
     assert fold.link[:LINK_BYTES] == UNLINKED
     assert checked([fold, StoredRecord(3, 1, b"3")][:1], MIXED).head.link == NO_LINK
-    assert checked([fold, *journal(b"3", after=2)], MIXED).begins_at == 2
+    assert checked([fold, StoredRecord(3, 1, b"3"), *journal(b"4", after=3)], MIXED).begins_at == 4
+    assert checked([fold, *journal(b"3", after=2)], MIXED).begins_at == 3
+    with pytest.raises(StoreDamagedError):
+        checked([replace(fold, body=b"x")], MIXED)
 
 
 BODIES = st.lists(st.binary(max_size=3), min_size=1, max_size=6)

@@ -173,8 +173,10 @@ class LinkCheck:
             self._require_mixed(stored, f"was linked by another key than those in {self._keys.place}")
         else:
             self._require_link(stored, key, is_fold=is_fold)
-            self.begins_at = self.begins_at or stored.position
-            self._is_linked = True
+            # A fold of records from before the chain may have others of them behind it.
+            if self._keys.find(link_behind(stored)) is not None:
+                self.begins_at = self.begins_at or stored.position
+                self._is_linked = True
         self.head = Head(stored.position, stored.epoch, link_behind(stored))
 
     def _require_mixed(self, stored: StoredRecord, what: str) -> None:
