@@ -21,6 +21,8 @@ from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.blocking_reads import ClosedStore, LoopThread, decrypt_reader
 from midstream.store.contract import Store, StoreReader
+from midstream.store.guard.chain import NoKeySource
+from midstream.store.guard.guarded_store import GuardedReader
 
 SQLITE = "sqlite"
 POSTGRES = "postgresql"
@@ -131,7 +133,20 @@ def read_store(named: str | Path, *, key_file: Path | None = None) -> Iterator[C
     """
     backend, address = _find_backend(named)
     with backend.read(address) as reader, contextlib.closing(LoopThread()) as loop:
-        yield ClosedStore(reader, reader if key_file is None else decrypt_reader(reader, key_file), loop)
+        guarded = GuardedReader(reader, NoKeySource())
+        yield ClosedStore(reader, guarded if key_file is None else decrypt_reader(reader, key_file), loop)
+
+
+@contextlib.contextmanager
+def read_stored(named: str | Path) -> Iterator[StoreReader]:
+    """Open a store for reading, as it is stored; a server may work on it meanwhile.
+
+    Raises:
+        NotFoundError, UsageError, StoreDamagedError: As `read_store`.
+    """
+    backend, address = _find_backend(named)
+    with backend.read(address) as reader:
+        yield reader
 
 
 @contextlib.contextmanager

@@ -319,7 +319,8 @@ class ClientKeys(SessionKeys, Escrow):
     # --- what it opens
 
     @override
-    async def prepare(self) -> None:
+    async def prepare(self, store: Store) -> None:
+        self._store = store  # from here on the guarded one
         kept = await self._read_row(NOBODY)
         if kept.row is None:
             key, secret = ciphers.fresh_key(self._world), self._world.new_secret()

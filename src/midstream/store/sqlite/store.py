@@ -59,7 +59,8 @@ class SQLiteStore(SQLiteReads, Store):
     Args:
         path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
             (`-wal`, `-shm`) appear beside it, which belong to the database and to each copy of it, and a folder
-            of locks (`.nodes`), which does not.
+            of locks (`.nodes`), which does not. A host adds a key (`.store-key`), which belongs to the database and is
+            no part of it: see `store.guard`.
         durability: "power" syncs every append, "process" none, "default" syncs as the records require.
         lease_s: Seconds after which the sessions of a frozen process may be taken; a dead one's may be at once.
         world: Where the node's id and the jitter come from.
@@ -140,6 +141,11 @@ class SQLiteStore(SQLiteReads, Store):
 
     @property
     @override
+    def key_file(self) -> Path:
+        return self._file.key_file
+
+    @property
+    @override
     def immediate(self) -> Immediate:
         return self
 
@@ -167,10 +173,12 @@ class SQLiteStore(SQLiteReads, Store):
         opened.synced_epochs[session] = epoch
         return batch
 
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
         """See `Store.prune`. The bytes are overwritten; the file does not shrink, its pages are used again."""
         opened = self._require_open(session)
-        write = partial(opened.writer.prune, session, body, position, epoch)
+        write = partial(opened.writer.prune, session, body, position, epoch, link)
         return await opened.commits.submit(write, Sync.NORMAL)
 
     async def delete(self, session: str) -> bool:
