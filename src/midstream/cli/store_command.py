@@ -8,9 +8,7 @@ import click
 
 from midstream.cli.session_options import json_of
 from midstream.cli.terminal import clean
-from midstream.errors import UsageError
-from midstream.store.store_copy import Copied, copy_store
-from midstream.store.store_registry import open_store, prepare_store, read_stored, show_store
+from midstream.store.store_registry import copy_named, prepare_store, show_store
 
 
 @click.group()
@@ -51,7 +49,7 @@ def copy(source: str, target: str, is_json: bool) -> None:  # noqa: FBT001 - cli
     FROM and TO are files or URLs. Servers may work on FROM: stop them, and repeat the command for the rest. No server
     may work on TO. Interrupted, it goes on where it was. Encrypted sessions stay encrypted under their keys.
     """
-    done = asyncio.run(_copy(source, target))
+    done = asyncio.run(copy_named(source, target))
     if is_json:
         click.echo(json_of(done))
         return
@@ -61,15 +59,3 @@ def copy(source: str, target: str, is_json: bool) -> None:  # noqa: FBT001 - cli
         f"{done.entries:,} entries; the same as in the source",
         err=True,
     )
-
-
-async def _copy(source: str, target: str) -> Copied:
-    if source == target:
-        raise UsageError("FROM and TO are the same store")
-    with read_stored(source) as reader:
-        store = open_store(target)
-        await store.open()
-        try:
-            return await copy_store(reader, store)
-        finally:
-            await store.close()

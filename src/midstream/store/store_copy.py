@@ -42,7 +42,8 @@ async def copy_store(
 
     Args:
         source: A server may work on it; what it appends meanwhile is copied by the next call.
-        target: Open. No server may work on it.
+        target: Open. No server may work on it. Both are guarded, or both are as they are stored: see
+            `store_registry.copy_named`.
         progress: Called with the number of sessions that are copied.
 
     Raises:
@@ -95,7 +96,7 @@ class _SessionCopy:
                 raise UsageError(f"session {self._name!r} was pruned meanwhile: copy it again")
             for epoch, records in groupby(page, key=lambda record: record.epoch):
                 await self._reach(epoch)
-                await self._append([record.body for record in records])
+                await self._append([*records])
         await self._reach(self._line.epoch)
         await self._copy_blobs()
         if there is None or (there.mark, there.seal, there.end) != (
@@ -127,8 +128,12 @@ class _SessionCopy:
         [first] = await self._source.read(self._name, after=0, limit=1)
         await self._reach(first.epoch)
         while self._end < oldest:
-            await self._append([b"{}"] * min(PAGE_RECORDS, oldest - self._end))
-        if not await self._target.prune(self._name, first.body, position=oldest, epoch=first.epoch):
+            count = min(PAGE_RECORDS, oldest - self._end)
+            await self._append([StoredRecord(0, 0, b"{}")] * count)
+        link = first.link or None
+        if not await self._target.prune(
+            self._name, first.body, position=oldest, epoch=first.epoch, link=link
+        ):
             raise UsageError(f"the target has another session {self._name!r}: choose an empty target")
 
     async def _reach(self, epoch: int) -> None:
@@ -141,11 +146,11 @@ class _SessionCopy:
                 "sessions were deleted there, or a server has worked on it; choose an empty target"
             )
 
-    async def _append(self, bodies: Sequence[bytes]) -> None:
-        self._end = await self._target.append(self._name, self._batch(bodies))
-
-    def _batch(self, bodies: Sequence[bytes]) -> Batch:
-        return Batch(bodies, self._end, self._epoch, Sync.FULL)
+    async def _append(self, records: Sequence[StoredRecord]) -> None:
+        links = [record.link for record in records]
+        bodies = [record.body for record in records]
+        batch = Batch(bodies, self._end, self._epoch, Sync.FULL, links=links if any(links) else ())
+        self._end = await self._target.append(self._name, batch)
 
     async def _copy_blobs(self) -> None:
         there = {*await self._target.blob_digests(self._name)}
@@ -183,7 +188,7 @@ async def _digest_of(reader: StoreReader, session: str, end: int) -> bytes:
     ]:
         for record in page:
             digest.update(_head_of(record))
-            digest.update(record.body)
+            digest.update(record.body + record.link)
         after = page[-1].position
     for name in sorted(await reader.blob_digests(session)):
         body = await reader.blob(session, name) or b""
@@ -193,4 +198,4 @@ async def _digest_of(reader: StoreReader, session: str, end: int) -> bytes:
 
 
 def _head_of(record: StoredRecord) -> bytes:
-    return b"record %d %d %d " % (record.position, record.epoch, len(record.body))
+    return b"record %d %d %d %d " % (record.position, record.epoch, len(record.body), len(record.link))

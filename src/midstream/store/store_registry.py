@@ -22,7 +22,9 @@ from midstream.errors import UsageError
 from midstream.store.blocking_reads import ClosedStore, LoopThread, decrypt_reader
 from midstream.store.contract import Store, StoreReader
 from midstream.store.guard.chain import NoKeySource
-from midstream.store.guard.guarded_store import GuardedReader
+from midstream.store.guard.guarded_store import GuardedReader, guard_store
+from midstream.store.guard.store_marker import holds_encrypted, read_marker
+from midstream.store.store_copy import Copied, copy_store
 
 SQLITE = "sqlite"
 POSTGRES = "postgresql"
@@ -149,16 +151,29 @@ def read_stored(named: str | Path) -> Iterator[StoreReader]:
         yield reader
 
 
-@contextlib.contextmanager
-def read_stored(named: str | Path) -> Iterator[StoreReader]:
-    """Open a store for reading, as it is stored; a server may work on it meanwhile.
+async def copy_named(source: str | Path, target: str | Path, *, world: World = World()) -> Copied:
+    """Copy a store into another one, and compare them; see `copy_store`.
+
+    An encrypted store is copied as it is stored, under its keys. Any other one is checked while it is read, and its
+    copy is guarded by the key of the target.
 
     Raises:
-        NotFoundError, UsageError, StoreDamagedError: As `read_store`.
+        NotFoundError: There is no such source.
+        UsageError: Both are the same, or the target has other sessions.
+        StoreDamagedError: Another program has changed the source, or the copy differs.
     """
-    backend, address = _find_backend(named)
-    with backend.read(address) as reader:
-        yield reader
+    if show_store(source) == show_store(target):
+        raise UsageError("FROM and TO are the same store")
+    with read_stored(source) as stored:
+        is_encrypted = await read_marker(stored) is not None or await holds_encrypted(stored)
+        reader = stored if is_encrypted else GuardedReader(stored, NoKeySource())
+        opened = open_store(target, world=world)
+        store = opened if is_encrypted else guard_store(opened, world=world)
+        await store.open()
+        try:
+            return await copy_store(reader, store)
+        finally:
+            await store.close()
 
 
 def file_of(named: str | Path) -> Path | None:

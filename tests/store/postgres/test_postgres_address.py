@@ -15,6 +15,7 @@ def test_the_schema_is_ours_and_all_else_is_the_drivers() -> None:
     assert given.schema == "x_1"
     assert given.shown == "postgresql://a@h1,h2:5433/db?sslmode=require&schema=x_1&passfile=/a/b"
     assert PostgresAddress.parse("//h/db").schema == "midstream"
+    assert PostgresAddress.parse("//h/db?store_key=/etc/key").store_key == "/etc/key"
     assert PostgresAddress.parse("///db?host=/run/pg").dsn == "postgresql:///db?host=/run/pg"
 
 

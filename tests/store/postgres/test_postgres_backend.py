@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from pathlib import Path
+
 import pytest
 
-from midstream.errors import StoreBusyError, UsageError
+from midstream.errors import StoreBusyError, StoreDamagedError, UsageError
+from midstream.store.guard.guarded_store import guard_store
 from midstream.store.postgres import PostgresStore
 from midstream.store.store_registry import file_of, open_store, prepare_store, read_store
 from tests.store.postgres.places import PostgresPlace
@@ -41,3 +45,30 @@ def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
 async def test_a_store_that_needs_no_preparation_says_so(tmp_path: object) -> None:
     with pytest.raises(UsageError, match="nothing is to be prepared"):
         await prepare_store(f"{tmp_path}/x.db")
+
+
+async def test_servers_with_one_store_key_detect_what_others_wrote_into_the_database(
+    place: PostgresPlace, tmp_path: Path
+) -> None:
+    key = tmp_path / "store-key"
+    url = f"{place.url}&store_key={key}"
+    with pytest.raises(UsageError, match="make it once"):
+        await open_store(url).open()
+    key.write_text(f"{b64encode(bytes(32)).decode()}\n")
+    key.chmod(0o600)
+    one, other = (guard_store(open_store(url)) for _ in range(2))
+    await one.open()
+    await other.open()
+    epoch = await one.claim("s", at=1.0)
+    await append(one, b"a", b"b", expected=0, epoch=epoch)
+    assert [each.body for each in await other.read("s", after=0, limit=9)] == [b"a", b"b"]
+    raw = place.store()
+    await raw.open()
+    assert raw._opened is not None
+    await raw._opened.pool.run(lambda db, _: db.execute("update record set body = 'x' where position = 2"))
+    third = guard_store(open_store(url))
+    await third.open()
+    with pytest.raises(StoreDamagedError):
+        await third.read("s", after=0, limit=9)
+    for store in (one, other, raw, third):
+        await store.close()

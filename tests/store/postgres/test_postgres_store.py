@@ -8,6 +8,7 @@ import pytest
 
 from midstream.store.contract import Store
 from midstream.store.encryption.encrypted_store import EncryptedStore, encrypt_store
+from midstream.store.guard.guarded_store import GuardedStore
 from midstream.testing.store_contract import StoreContract
 from midstream.testing.store_fakes import Storage
 from tests.store.keys import keys_in
@@ -26,7 +27,8 @@ class EncryptedPostgres:
 
     def kill(self, store: Store) -> None:
         assert isinstance(store, EncryptedStore)
-        self._place.kill(store._store)
+        assert isinstance(store._store, GuardedStore)
+        self._place.kill(store._store._store)
 
 
 class TestPostgresStore(StoreContract):

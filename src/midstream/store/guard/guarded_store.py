@@ -136,6 +136,14 @@ class GuardedReader(StoreReader):
         return await self._reader.blob(session, digest)
 
     @override
+    async def blob_digests(self, session: str) -> Sequence[str]:
+        return await self._reader.blob_digests(session)
+
+    @override
+    async def kv_namespaces(self) -> Sequence[str]:
+        return await self._reader.kv_namespaces()
+
+    @override
     async def find(self, session: str) -> SessionInfo | None:
         return await self._reader.find(session)
 

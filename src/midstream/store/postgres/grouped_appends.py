@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -65,14 +65,15 @@ with asked as (
     where session.name = asked.name and session.epoch = asked.epoch and session.last = asked.expected
     returning session.id, asked.number
 ), added as (
-    insert into record (session_id, position, epoch, body)
-    select moved.id, new.position, new.epoch, new.body
-    from unnest($13::integer[], $14::bigint[], $15::bigint[], $16::bytea[]) as new (number, position, epoch, body)
+    insert into record (session_id, position, epoch, body, link)
+    select moved.id, new.position, new.epoch, new.body, new.link
+    from unnest($13::integer[], $14::bigint[], $15::bigint[], $16::bytea[], $17::bytea[])
+        as new (number, position, epoch, body, link)
     join moved on moved.number = new.number
 ), kept as (
     insert into blob (session_id, digest, body)
     select moved.id, large.digest, large.body
-    from unnest($17::integer[], $18::text[], $19::bytea[]) as large (number, digest, body)
+    from unnest($18::integer[], $19::text[], $20::bytea[]) as large (number, digest, body)
     join moved on moved.number = large.number
     on conflict do nothing
 )
@@ -273,9 +274,11 @@ def arguments_of(group: Sequence[QueuedAppend]) -> list[Any]:
     """Return the values of `APPEND`."""
     marks = [queued.batch.mark for queued in group]
     records = [
-        (number, queued.batch.expected + place, queued.batch.epoch, body)
+        (number, queued.batch.expected + place, queued.batch.epoch, body, link)
         for number, queued in enumerate(group)
-        for place, body in enumerate(queued.batch.bodies, start=1)
+        for place, (body, link) in enumerate(
+            zip(queued.batch.bodies, links_of(queued.batch), strict=True), start=1
+        )
     ]
     blobs = [
         (number, blob.digest, blob.body) for number, queued in enumerate(group) for blob in queued.batch.blobs
@@ -293,9 +296,14 @@ def arguments_of(group: Sequence[QueuedAppend]) -> list[Any]:
         [mark and mark.turns for mark in marks],
         [mark and _text(mark.status) for mark in marks],
         [queued.batch.seal or None for queued in group],
-        *([row[column] for row in records] for column in range(4)),
+        *([row[column] for row in records] for column in range(5)),
         *([row[column] for row in blobs] for column in range(3)),
     ]
+
+
+def links_of(batch: Batch) -> Iterable[bytes]:
+    """Return the links of a batch, one for each record."""
+    return batch.links or itertools.repeat(b"", len(batch.bodies))
 
 
 def outcomes_of(group: Sequence[QueuedAppend]) -> list[list[Any]]:

@@ -28,8 +28,8 @@ FORWARDED_MAX = 100
 # Commands without an answer, oldest first, of sessions that this node has or that no living node has, and whose senders
 # wait: they hold their locks. (A node is in its table before it has a session.)
 FIND_UNDECIDED = """
-select inbox.number, inbox.session, inbox.body, coalesce(session.epoch, 0)
-from inbox left join session on session.name = inbox.session
+select inbox.number, inbox.session, inbox.body, coalesce(node.name, ''), coalesce(session.epoch, 0)
+from inbox left join session on session.name = inbox.session left join node on node.number = sender
 where answer is null
     and (session.node is null or session.node = $1 or session.node = any($2::integer[])
         or not exists (select from node where number = session.node))
@@ -205,10 +205,10 @@ class NodeWatcher:
         fresh: list[Any] = []
         if Kind.INBOX in signs or Kind.NODES in signs:
             rows = await self._pool.run(lambda db, _: db.fetch(FIND_UNDECIDED, node, frozen, lock_class))
-            fresh = [row for row in rows if (row[0], row[3]) not in commands][:FORWARDED_MAX]
+            fresh = [row for row in rows if (row[0], row[4]) not in commands][:FORWARDED_MAX]
             # What is gone from the tables is forgotten here too.
-            commands = commands.intersection((row[0], row[3]) for row in rows)
-            commands = commands.union((row[0], row[3]) for row in fresh)
+            commands = commands.intersection((row[0], row[4]) for row in rows)
+            commands = commands.union((row[0], row[4]) for row in fresh)
         lost: list[tuple[str, int]] = []
         if Kind.FREE in signs or Kind.NODES in signs:
             free = [tuple(row) for row in await self._pool.run(lambda db, _: db.fetch(FIND_ORPHANS, frozen))]
@@ -221,7 +221,7 @@ class NodeWatcher:
             moved = frozenset(name for name, end in followed.items() if ends.get(name, 0) != end)
         news = News(
             moved,
-            tuple(ForwardedCommand(*row[:3]) for row in (tuple(row) for row in fresh)),
+            tuple(ForwardedCommand(*row[:4]) for row in (tuple(row) for row in fresh)),
             tuple(session for session, _ in lost),
             len(self._neighbours.living),
         )

@@ -22,11 +22,13 @@ class PostgresAddress(Struct, frozen=True):
     Args:
         dsn: What the driver connects by. It may contain a password: never log it.
         schema: The schema of the tables.
+        store_key: Path of the key that guards the store, the same on each machine; "" where it is not guarded.
         shown: The address without passwords, for messages and logs.
     """
 
     dsn: str
     schema: str
+    store_key: str
     shown: str
 
     def __repr__(self) -> str:
@@ -37,7 +39,7 @@ class PostgresAddress(Struct, frozen=True):
         """Return the address of a URL, given as what follows `postgresql:`.
 
         Host, port, user, password, `passfile`, `sslmode` and all other parameters are those of PostgreSQL's own tools,
-        and so are the environment variables for what the URL leaves out. `schema` is the store's.
+        and so are the environment variables for what the URL leaves out. `schema` and `store_key` are the store's.
 
         Raises:
             UsageError: It is no such address.
@@ -63,6 +65,7 @@ class PostgresAddress(Struct, frozen=True):
             raise UsageError(
                 f"schema {schema!r}: a name has 1 to 48 of lower-case letters, digits and '_', and begins with no digit"
             )
-        others = [(name, value) for name, value in parameters if name != "schema"]
+        store_key = next((value for name, value in parameters if name == "store_key"), "")
+        others = [(name, value) for name, value in parameters if name not in {"schema", "store_key"}]
         given = f"?{urlencode(others, quote_via=quote, safe='/,')}" if others else ""
-        return cls(f"postgresql://{place}{given}", schema, f"postgresql:{hide_password(address)}")
+        return cls(f"postgresql://{place}{given}", schema, store_key, f"postgresql:{hide_password(address)}")

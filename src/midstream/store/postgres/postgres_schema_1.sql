@@ -53,6 +53,7 @@ create table record (
     position bigint not null,                  -- 1, 2, 3, ... without gap in each session; a pruned one begins later
     epoch bigint not null,                     -- under which it was appended
     body bytea not null,                       -- JSON, one record of midstream.session.records
+    link bytea not null default '',            -- of a guarded store: see midstream.store.guard
     primary key (session_id, position)
 );
 

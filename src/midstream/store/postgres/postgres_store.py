@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from typing_extensions import override
@@ -63,6 +64,11 @@ class PostgresStore(PostgresReads, Store):
 
     @override
     async def open(self) -> None:
+        if self.key_file is not None and not self.key_file.exists():
+            raise UsageError(
+                f"{str(self.key_file)!r} is missing: make it once, with 32 random bytes in base64, readable by this "
+                "user only, and copy it to each server"
+            )
         async with self._opening:
             if self._opened is None:
                 node = self._world.new_id("node")
@@ -76,6 +82,12 @@ class PostgresStore(PostgresReads, Store):
                 opened, self._opened = self._opened, None
                 self.node = ""
                 await asyncio.shield(opened.close())  # a cancelled close still closes
+
+    @property
+    @override
+    def key_file(self) -> Path | None:
+        named = self._postgres.address.store_key
+        return Path(named) if named else None
 
     @override
     async def claim(self, session: str, *, at: float) -> int:
@@ -114,9 +126,13 @@ class PostgresStore(PostgresReads, Store):
         return batch
 
     @override
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
         opened = self._require_open(session)
-        return await opened.write(lambda db, _: session_writes.prune(db, session, body, position, epoch))
+        return await opened.write(
+            lambda db, _: session_writes.prune(db, session, body, link, position=position, epoch=epoch)
+        )
 
     @override
     async def delete(self, session: str) -> bool:

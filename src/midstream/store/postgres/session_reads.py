@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +11,14 @@ from typing_extensions import override
 from midstream.errors import UsageError
 from midstream.extras import extra
 from midstream.session.child_names import PART_MARK, PART_MARK_END
-from midstream.store.contract import KeyValueEntry, SessionInfo, SessionListing, StoredRecord, StoreReader
+from midstream.store.contract import (
+    KeyValueEntry,
+    ListPlace,
+    SessionInfo,
+    SessionListing,
+    StoredRecord,
+    StoreReader,
+)
 
 with extra("postgres"):
     import asyncpg
@@ -20,10 +28,12 @@ Question = Callable[[asyncpg.Connection], Awaitable[T]]
 
 LIST_PAGE = 200
 """Sessions that a listing reads at once."""
+BEGINNING = ListPlace(math.inf, "")
+"""The place before all sessions."""
 
 # The records of a session behind a position, in order.
 FIND_RECORDS = """
-select position, epoch, body from record
+select position, epoch, body, link from record
 where session_id = (select id from session where name = $1) and position > $2 order by position limit $3
 """
 # A large result of a session.
@@ -39,21 +49,23 @@ select session.name, last, epoch, created_at, is_live, changed_at, title, turns,
 """
 # The line of one session, with its seal.
 FIND_LINE = f"{COLUMNS}, seal from session where name = $1"
-# All sessions, or those with or without an open turn, last changed first.
+# All sessions behind a place, or those with or without an open turn, last changed first.
 LIST_IDS = """
-select id from session where $1::boolean is null or is_live = $1 order by changed_at desc, name desc
+select id from session
+where (changed_at, name) < ($2::double precision, $3) and ($1::boolean is null or is_live = $1)
+order by changed_at desc, name desc limit $4
 """
 # The same of some sessions and their parts.
 LIST_IDS_OF = """
 select id from (
-    select session.id, session.name, changed_at from unnest($2::text[]) as wanted (name)
+    select session.id, session.name, changed_at from unnest($5::text[]) as wanted (name)
     join session on session.name = wanted.name
-    where $1::boolean is null or is_live = $1
+    where (changed_at, session.name) < ($2::double precision, $3) and ($1::boolean is null or is_live = $1)
     union
-    select session.id, session.name, changed_at from unnest($2::text[]) as wanted (name)
-    join session on session.name > wanted.name || $3 and session.name < wanted.name || $4
-    where $1::boolean is null or is_live = $1
-) as found order by changed_at desc, name desc
+    select session.id, session.name, changed_at from unnest($5::text[]) as wanted (name)
+    join session on session.name > wanted.name || $6 and session.name < wanted.name || $7
+    where (changed_at, session.name) < ($2::double precision, $3) and ($1::boolean is null or is_live = $1)
+) as found order by changed_at desc, name desc limit $4
 """
 # The lines of these sessions, in the order of their ids here.
 LIST_LINES = f"""
@@ -112,16 +124,23 @@ class PostgresReads(StoreReader):
         return None if row is None else _line_of(row)
 
     async def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
+        self,
+        *,
+        live: bool | None = None,
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
         """See `StoreReader.list`. The order is that of the first step; what is deleted meanwhile is left out."""
+        place = after or BEGINNING
 
         async def find_ids(db: asyncpg.Connection) -> Any:  # noqa: ANN401 - the driver's rows
+            values = (live, place.at, place.session, limit)
             if of is None:
-                return await db.fetch(LIST_IDS, live)
-            return await db.fetch(LIST_IDS_OF, live, [*of], PART_MARK, PART_MARK_END)
+                return await db.fetch(LIST_IDS, *values)
+            return await db.fetch(LIST_IDS_OF, *values, [*of], PART_MARK, PART_MARK_END)
 
-        ids = [row[0] for row in await self._query("".join(of or ()), find_ids)]
+        ids = [row[0] for row in await self._query("".join((place.session, *(of or ()))), find_ids)]
         for start in range(0, len(ids), LIST_PAGE):
             page = ids[start : start + LIST_PAGE]
             rows: Any = await self._query("", lambda db, page=page: db.fetch(LIST_LINES, page))  # type: ignore[misc]

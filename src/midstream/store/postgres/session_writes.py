@@ -36,7 +36,7 @@ RELEASE = "update session set node = null where name = $1 and epoch = $2 returni
 # Put what the first records fold to in the place of the last of them, and remove the others.
 PRUNE = """
 with folded as (
-    update record set body = $2
+    update record set body = $2, link = coalesce($5, link)
     where session_id = (select id from session where name = $1) and position = $3 and epoch = $4
     returning session_id
 ), removed as (
@@ -144,9 +144,17 @@ async def release(connection: asyncpg.Connection, session: str, *, epoch: int) -
     return bool(is_live)
 
 
-async def prune(connection: asyncpg.Connection, session: str, body: bytes, position: int, epoch: int) -> bool:
+async def prune(
+    connection: asyncpg.Connection,
+    session: str,
+    body: bytes,
+    link: bytes | None,
+    *,
+    position: int,
+    epoch: int,
+) -> bool:
     """See `Store.prune`."""
-    is_done: bool = await connection.fetchval(PRUNE, session, body, position, epoch)
+    is_done: bool = await connection.fetchval(PRUNE, session, body, position, epoch, link)
     return is_done
 
 

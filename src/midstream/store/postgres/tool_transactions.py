@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from midstream.environment import World
 from midstream.errors import (
     JournalMovedError,
@@ -251,5 +253,4 @@ class PostgresTransaction:
 
 def _queued(session: str, batch: Batch) -> QueuedAppend:
     """Return a batch as one that is synced, whatever it asks for."""
-    full = Batch(batch.bodies, batch.expected, batch.epoch, Sync.FULL, batch.mark, batch.blobs, batch.seal)
-    return QueuedAppend(session, full, asyncio.get_running_loop().create_future())
+    return QueuedAppend(session, replace(batch, sync=Sync.FULL), asyncio.get_running_loop().create_future())
