@@ -335,7 +335,8 @@ async def test_rule_17_a_bug_says_nothing_of_itself_and_a_foreign_thing_is_as_a_
         ("0.0.0.0", "", (), ""),
         ("0.0.0.0", "", ("*",), ""),
         ("0.0.0.0", "asks", (), ""),
-        ("0.0.0.0", "asks", ("agents.example",), "starts"),
+        ("0.0.0.0", "asks", ("agents.example",), ""),
+        ("0.0.0.0", "asks", ("agents.example",), "plain"),
     ],
 )
 async def test_rule_18_no_door_stands_open_by_default(
@@ -344,7 +345,9 @@ async def test_rule_18_no_door_stands_open_by_default(
     stop = asyncio.Event()
     stop.set()
     app = guarded_app() if asks else make_app()
-    serving = serve(app, host=host, port=0, allowed_hosts=names, stop=stop)
+    serving = serve(
+        app, host=host, port=0, allowed_hosts=names, stop=stop, allows_plain_text=starts == "plain"
+    )
     if starts:
         await asyncio.wait_for(serving, 20)
     else:

@@ -179,6 +179,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_hung_functions_keep_neither_other_tools_nor_the_end_of_the_process_waiting() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HUNG_PROGRAM], capture_output=True, check=True, text=True, timeout=30

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from enum import IntEnum
+from functools import partial
 
 import click
 import msgspec
@@ -321,7 +322,7 @@ class ChatSession:
             self.url,
             state=self._state,
             secrets=self._places.secrets,
-            headers=headers_for(self.url, self._places),
+            headers=partial(headers_for, self.url, self._places),
             transport=self.transport,
             on_reconnecting=report_connection,
         )

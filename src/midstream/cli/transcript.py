@@ -212,8 +212,10 @@ class _Reading:
             turn.entries.append(known)
         if isinstance(known, SpokenText):
             known.text += delta.text
-        elif delta.call is not None and delta.call.outcome is not None:
-            known.outcome, known.content = delta.call.outcome.value, delta.call.content
+        elif delta.call is not None:
+            known.arguments = delta.call.arguments
+            if delta.call.outcome is not None:
+                known.outcome, known.content = delta.call.outcome.value, delta.call.content
 
     def _void_words(self, turn: TurnTranscript) -> None:
         """Drop the text of a cut attempt; the calls that its upstream ran have happened, and stay."""

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -148,7 +148,7 @@ class TransportSelection:
         server: str,
         *,
         transport: TransportKind | TransportName = AUTO,
-        headers: Callable[[], Mapping[str, str]],
+        headers: Callable[[], Awaitable[Mapping[str, str]]],
         remembered: RememberedTransports,
         world: World = World(),
     ) -> None:
@@ -203,10 +203,10 @@ class TransportSelection:
             # Here and not above: a script that only imports the client does not load `websockets` and `ssl`.
             from midstream.client.websocket_transport import connect_websocket  # noqa: PLC0415
 
-            return await connect_websocket(url, headers=self._headers(), world=self._world)
+            return await connect_websocket(url, headers=await self._headers(), world=self._world)
         from midstream.client import http_transport  # noqa: PLC0415 - see `_plain`
 
-        paths = http_transport.HttpPaths(address, self._world.new_id("connection"), self._headers())
+        paths = http_transport.HttpPaths(address, self._world.new_id("connection"), await self._headers())
         down = (
             http_transport.EventStream(self._world)
             if way is TransportKind.SSE
@@ -236,8 +236,8 @@ class TransportSelection:
 
         try:
             async with asyncio.timeout(self.first_frame_s):
-                return await http_transport.is_there(self._plain(), self._base, self._headers())
-        except TimeoutError:
+                return await http_transport.is_there(self._plain(), self._base, await self._headers())
+        except (TimeoutError, ConnectionLostError):  # the latter where another program has the server's port
             return False
 
     async def note_success(self, way: TransportKind) -> None:

@@ -275,9 +275,10 @@ class AttemptStarted(
 class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_defaults=True):
     """Words of a response that is being made. `part` counts the parts of the response from 0.
 
-    A part that is a tool run by the upstream has `call`: once when it starts, and once more, whole, when it has ended.
-    Then `kind` is `thinking` and `text` empty, so that a reader without support for `call` shows nothing. So is it with
-    `requested` and `signature`, which only the response to a client application has.
+    A part that is a tool run by the upstream has `call`: when it starts, when its arguments change while it runs, and
+    once more, whole, when it has ended. Then `kind` is `thinking` and `text` empty, so that a reader without support
+    for `call` shows nothing. So is it with `requested` and `signature`, which only the response to a client application
+    has.
     """
 
     turn: int

@@ -296,10 +296,11 @@ def decide(
     if not did and isinstance(command, CallFinished):
         return _keep_late_result(session, command, at=at)
     if session.queue and did and isinstance(did[-1], TurnEnded):
+        # TURN-28: the next turn begins in the append of this end.
         return (
             *did,
             *_next_in_queue(session, at=at),
-        )  # TURN-28: the next turn begins in the append of this end
+        )
     return did
 
 

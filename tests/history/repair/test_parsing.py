@@ -43,6 +43,7 @@ def test_a_cycle_is_refused_with_its_place() -> None:
         repair([user("q"), knot])
 
 
+@pytest.mark.slow
 def test_ten_thousand_levels_are_refused_with_their_place() -> None:
     deep: Any = "x"
     for _ in range(10_000):

@@ -107,6 +107,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.slow
 @spec("STREAM-86", "STREAM-99")
 async def test_the_next_node_notices_what_was_cut_moved_swapped_or_put_there(folder: Path) -> None:
     path = folder / "x.db"

@@ -77,9 +77,8 @@ class Circle:
     def pass_s(self, seconds: float, *, step_s: float = 0.5, beats: bool = False) -> None:
         for _ in range(int(seconds / step_s)):
             self.now += step_s
-            if (
-                beats
-            ):  # the real ones lie seconds apart; these, too close for a file system's clock, are numbered
+            # The real ones lie seconds apart; these, too close for a file system's clock, are numbered.
+            if beats:
                 os.utime(self._file, ns=(int(self.now * 1e9),) * 2)
             self.peers.check_all(now=self.now)
 

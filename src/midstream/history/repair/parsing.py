@@ -45,9 +45,8 @@ def turns_of(messages: list[Value], task: Task) -> list[MessageTurn]:
     """Read every message; what is no message at all becomes a user's words."""
     turns: list[MessageTurn] = []
     if messages and isinstance(messages[-1], dict) and messages[-1]:
-        task.form.parse(
-            messages[-1], len(messages) - 1
-        )  # LangChain writes new ones in the shape of the first it read
+        # LangChain writes new ones in the shape of the first it read.
+        task.form.parse(messages[-1], len(messages) - 1)
     for at, message in enumerate(messages):
         if isinstance(message, dict) and message:
             turns += _read(message, at, task)

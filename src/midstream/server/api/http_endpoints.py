@@ -339,8 +339,9 @@ class HttpEndpoints:
 
     async def answer(self, request: Request, body: AnswerPayload) -> CommandAnswer:
         """Answer the open question of a call: an approval, a question, or a call in doubt."""
+        answer = await visitor_of(request.scope).attribute(answer_of(body))
         runner = await self._host.session(request.path_params["session_id"])
-        await runner.submit(answer_of(body))
+        await runner.submit(answer)
         return _answer_accepted(runner)
 
     async def resume(self, request: Request, query: TurnQuery) -> CommandAnswer:

@@ -147,13 +147,22 @@ class Page {
     const session = encodeURIComponent(brought.get("open") ?? "");
     if (login !== null) {
       history.replaceState(null, "", session ? `#${session}` : location.pathname);
-      await fetch(`${BASE}/v1/login`, {
-        method: "POST",
-        redirect: "manual",
-        headers: { "content-type": "application/json" },
-        body: JSON.stringify({ login }),
-      });
+      const answer = await this.#postLogin({ login });
+      if (answer.status !== 409) return;
+      // Somebody else is logged in here: a link must not change that by itself.
+      const { detail } = await answer.json();
+      if (window.confirm(`${visible(detail)}.\n\nLog in with the link instead?`))
+        await this.#postLogin({ login, replace: true });
     }
+  }
+
+  #postLogin(body) {
+    return fetch(`${BASE}/v1/login`, {
+      method: "POST",
+      redirect: "manual",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(body),
+    });
   }
 
   async #tellStranger() {

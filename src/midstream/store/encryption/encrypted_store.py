@@ -396,9 +396,8 @@ class EncryptedStore(EncryptedReader, Store):
                 body = await ciphers.decrypt_alone(
                     forwarded.body, _place_of_forwarded(forwarded.session), keys
                 )
-            except (
-                SessionLockedError
-            ):  # its sender has the key, and is notified again once it owns the session
+            except SessionLockedError:
+                # Its sender has the key, and is notified again once it owns the session.
                 _log.debug("a command waits for its client", extra={"session": forwarded.session})
             except MidstreamError as error:
                 _log.error("a command cannot be read: %s", error.code, extra={"session": forwarded.session})

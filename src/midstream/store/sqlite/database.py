@@ -67,9 +67,8 @@ class DatabaseFile:
             db = self.connect(flags=apsw.SQLITE_OPEN_READONLY)
 
         def rows(query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
-            with self.convert_errors(
-                db
-            ):  # without patience: who watches looks again soon, and has to beat meanwhile
+            # Without patience: who watches looks again soon, and has to beat meanwhile.
+            with self.convert_errors(db):
                 return db.execute(query, values).fetchall()
 
         try:

@@ -86,9 +86,8 @@ class NodeLock:
     def show_liveness(self) -> None:
         """Show those who look that this process is given time."""
         if self._descriptor >= 0:
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk is no reason to die; who looks waits for a whole lease
+            # A full disk is no reason to die; who looks waits for a whole lease.
+            with contextlib.suppress(OSError):
                 os.utime(self._path)
 
     def give_up(self) -> None:

@@ -154,9 +154,8 @@ class WireTrial:
                 await self._subject.detach()
             case {"handled": str(event_id)}:
                 await self._subject.mark_handled(event_id)
-                await (
-                    self._subject.snapshot()
-                )  # a cursor may be written down later; what follows needs it there
+                # A cursor may be written down later; what follows needs it there.
+                await self._subject.snapshot()
             case {"restart": _}:
                 while not (arrived := self._server.new_connections(self._session)).empty():
                     arrived.get_nowait()
