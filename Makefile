@@ -209,7 +209,8 @@ pool-search: $(VENV)/.dev  ## Test the pool with 100,000 generated client applic
 	$(BIN)/python -m tests.reuse $(ARGS)
 
 CONTRACTS := tests/frameworks/test_pydantic_ai_durable.py tests/frameworks/test_langgraph.py \
-  tests/frameworks/test_openai_agents.py tests/frameworks/test_openai_agents_model.py \
+  tests/frameworks/test_pydantic_ai_changes.py \
+  tests/frameworks/test_openai_agents.py tests/frameworks/test_openai_agents_model.py tests/frameworks/test_openai_agents_runs.py \
   tests/frameworks/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py
 contract: $(PEERS)/.made  ## Test our hooks with the pinned versions of their frameworks
 	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)

@@ -6,13 +6,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
-from midstream.engine.call_cache import SUSPENDED, CallBook
-from midstream.errors import CallReusedError, LeaseHeldError, SessionBusyError
+from midstream.engine.active_runs import ActiveRun
+from midstream.engine.call_cache import OVERTAKEN_CONTENT, SUSPENDED, CallBook
+from midstream.errors import CallReusedError, LeaseHeldError, SessionBusyError, UsageError
 from midstream.history.messages import Outcome, ToolCall, ToolResult
 from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, OnDoubt, digest_of
 from midstream.session.records import CallEnded, CallStarted, decode
 from midstream.session.session import fold
+from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.worlds import SETTLE_TURNS
@@ -26,9 +29,29 @@ def plan(call: ToolCall = CALL, policy: OnDoubt = OnDoubt.UNKNOWN) -> CallPlan:
     return CallPlan(call.id, digest_of(call.name, call.arguments), on_doubt=policy)
 
 
-def book(memory: Memory) -> CallBook:
+class Book(CallBook):
+    """A book in a process of its own, in which a run of the thread is at work."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__("graph", store)
+        self.run: ActiveRun | None = None
+
+    @override
+    async def start(self, session: str, call: ToolCall, plan: CallPlan) -> CallEnded | CallContext:
+        if self.run is None:
+            self.run = await self.begin_run(session)
+        return await super().start(session, call, plan)
+
+    async def end(self, *, is_complete: bool = True) -> None:
+        """End the run."""
+        assert self.run is not None
+        await self.end_run("t", self.run, is_complete=is_complete)
+        self.run = None
+
+
+def book(memory: Memory) -> Book:
     memory.living.clear()
-    return CallBook("graph", MemoryStore(memory))
+    return Book(MemoryStore(memory))
 
 
 async def freed(memory: Memory) -> None:
@@ -92,6 +115,7 @@ async def test_siblings_start_in_one_append_and_the_journal_folds() -> None:
     memory = Memory()
     calls = [ToolCall(name, "work", "{}") for name in "abc"]
     asked = book(memory)
+    asked.run = await asked.begin_run("t")
     started = await asyncio.gather(*(asked.start("t", call, plan(call)) for call in calls))
     for each in reversed(started):
         assert isinstance(each, CallContext)
@@ -102,10 +126,11 @@ async def test_siblings_start_in_one_append_and_the_journal_folds() -> None:
     assert not memory.sessions["t"].mark.is_live
 
 
-async def test_siblings_that_come_at_once_to_an_old_thread_share_one_claim(tmp_path: Path) -> None:
+async def test_runs_of_an_old_thread_are_epochs_of_their_own(tmp_path: Path) -> None:
     calls = [ToolCall(name, "work", "{}") for name in "abc"]
     for policy in (OnDoubt.UNKNOWN, OnDoubt.RERUN):
         asked = CallBook("graph", SQLiteStore(tmp_path / "calls.db"))
+        await asked.begin_run("t")
         await asyncio.gather(*(asked.start("t", call, plan(call, policy)) for call in calls))
         await asked.close()
     store = SQLiteStore(tmp_path / "calls.db")
@@ -114,24 +139,51 @@ async def test_siblings_that_come_at_once_to_an_old_thread_share_one_claim(tmp_p
     await store.close()
 
 
-async def test_a_thread_belongs_to_the_process_whose_calls_run() -> None:
+@spec("DRIVEN-12")
+async def test_a_thread_belongs_to_the_process_whose_run_is_at_work() -> None:
     memory = Memory()
     first = book(memory)
     started = await first.start("t", CALL, plan())
     assert isinstance(started, CallContext)
-    other, sibling = CallBook("graph", MemoryStore(memory)), ToolCall("b", "work")
-    with pytest.raises(LeaseHeldError):
-        await other.start("t", sibling, plan(sibling))
     await first.finish(started, ToolResult("a", "1"))
+    other, sibling = Book(MemoryStore(memory)), ToolCall("b", "work")
+    with pytest.raises(LeaseHeldError):  # also between its calls
+        await other.begin_run("t")
+    with pytest.raises(SessionBusyError):
+        await first.begin_run("t")
+    await first.end()
     await freed(memory)
     there = await other.start("t", sibling, plan(sibling))
     assert isinstance(there, CallContext)
     await other.finish(there, ToolResult("b", "2"))
+    await other.end()
     await freed(memory)
     known = await first.start("t", sibling, plan(sibling))  # what the other one did is known here
     assert isinstance(known, CallEnded)
     assert known.result.content == "2"
     await other.close()
+
+
+@spec("DRIVEN-12")
+async def test_a_call_outside_of_a_run_is_refused() -> None:
+    asked = CallBook("graph", MemoryStore())
+    with pytest.raises(UsageError, match="no run of 't'"):
+        await asked.start("t", CALL, plan())
+
+
+async def test_an_outcome_may_come_after_the_end_of_its_run() -> None:
+    memory = Memory()
+    asked = book(memory)
+    started = await asked.start("t", CALL, plan())
+    assert isinstance(started, CallContext)
+    await asked.end(is_complete=False)
+    await freed(memory)
+    await asked.finish(started, ToolResult("a", "late"))
+    await freed(memory)
+    assert status_of(memory) == ("completed", 1)
+    known = await book(memory).start("t", CALL, plan())
+    assert isinstance(known, CallEnded)
+    assert known.result.content == "late"
 
 
 def status_of(memory: Memory) -> tuple[str, int]:
@@ -170,9 +222,38 @@ async def test_a_thread_with_a_call_that_waits_or_is_in_doubt_is_not_over() -> N
     assert isinstance(started, CallContext)
     await asked.finish(started, ToolResult("a", "waits", Outcome.CANCELLED), SUSPENDED)
     assert status_of(memory) == ("running", 1)
+    await asked.end()
+    assert status_of(memory) == ("running", 1)
     again = await asked.start("t", CALL, plan())
     assert isinstance(again, CallContext)
     asked.leave_in_doubt(again)
+    await asked.end(is_complete=False)
     assert status_of(memory) == ("running", 1)
     assert isinstance(await book(memory).start("t", CALL, plan()), CallEnded)  # unknown, and told so
     assert status_of(memory) == ("completed", 1)
+
+
+@spec("DRIVEN-8")
+async def test_a_complete_run_settles_what_it_did_not_request_again() -> None:
+    memory = Memory()
+    asked, waiting = book(memory), ToolCall("b", "work")
+    started = await asked.start("t", CALL, plan())
+    suspended = await asked.start("t", waiting, plan(waiting))
+    assert isinstance(started, CallContext)
+    assert isinstance(suspended, CallContext)
+    await asked.finish(suspended, ToolResult("b", "waits", Outcome.CANCELLED), SUSPENDED)
+    asked = book(memory)
+    asked.run = await asked.begin_run("t")
+    await asked.end()
+    assert status_of(memory) == ("running", 1)  # the call that waits may be requested later
+    asked.run = await asked.begin_run("t")
+    overtaken = asked.end_overtaken("t", "b")
+    assert overtaken is not None
+    assert asked.end_overtaken("t", "c") is None
+    await asked.end()
+    assert status_of(memory) == ("completed", 1)
+    for call, content in ((CALL, UNKNOWN_CONTENT), (waiting, OVERTAKEN_CONTENT)):
+        known = await asked.start("t", call, plan(call))
+        assert isinstance(known, CallEnded)
+        assert known.result.content == content
+    fold([(each.epoch, decode(each.body)) for each in memory.sessions["t"].records])
