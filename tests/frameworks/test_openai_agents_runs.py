@@ -25,7 +25,7 @@ from agents.models.interface import Model
 from agents.testing import assistant_message, function_call
 from openai.types.responses import ResponseTextDeltaEvent
 
-from midstream.errors import LeaseHeldError, SessionBusyError, UsageError
+from midstream.errors import LeaseHeldError, UsageError
 from midstream.frameworks.openai_agents import DurableAgents, _completed_event
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import CallEnded, ResponseCompleted, TurnEnded, TurnStatus, decode
@@ -373,29 +373,63 @@ async def test_a_turn_that_was_cancelled_can_be_run_again_at_once() -> None:
     )
 
 
-async def test_what_was_finished_of_an_abandoned_turn_goes_into_the_next_history() -> None:
-    lab = Lab()
-    agent = lab.agent(calling("a", "b"))
+async def cut(lab: Lab, agent: Any) -> None:
+    """Run until the tool hangs in `b`, and cancel the run there."""
     lab.hangs_in = "b"
     first = asyncio.create_task(lab.run(agent))
     await lab.hangs.wait()
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.wait([first])
-    with pytest.raises(SessionBusyError, match="left open"):
-        async with lab.durable.turn("s", "something else", key="k2"):
-            pass
-    items = await lab.durable.abandon("s")
-    assert items[0] == {"role": "user", "content": "go"}
-    assert [(each["type"], each["call_id"]) for each in items[1:]] == [
-        ("function_call", "a"),
-        ("function_call", "b"),
-        ("function_call_output", "a"),
-        ("function_call_output", "b"),
-    ]
-    assert [each["output"] for each in items[3:]] == ["result of a", UNKNOWN_CONTENT]
-    assert await lab.durable.abandon("s") == []
-    async with lab.durable.turn("s", "something else", key="k2"):
-        result = await Runner.run(agent, [*items, {"role": "user", "content": "something else"}])
-    assert (result.final_output, lab.ran) == ("outer words", ["a", "b"])
-    assert lab.statuses == [TurnStatus.INTERRUPTED, TurnStatus.COMPLETED]
+
+
+FINISHED = [
+    ("user", "go"),
+    ("function_call", "a"),
+    ("function_call", "b"),
+    ("function_call_output", "a"),
+    ("function_call_output", "b"),
+]
+
+
+def keys(items: list[Any]) -> list[tuple[str, str]]:
+    return [(each.get("type") or each["role"], each.get("call_id") or str(each["content"])) for each in items]
+
+
+@spec("DRIVEN-9")
+@pytest.mark.parametrize("is_abandoned", [True, False])
+async def test_what_was_finished_of_a_turn_is_in_the_input_of_the_next_one(is_abandoned: bool) -> None:  # noqa: FBT001 - pytest's parameter
+    lab = Lab()
+    agent = lab.agent(calling("a", "b"))
+    await cut(lab, agent)
+    history: list[Any] = []
+    if is_abandoned:
+        history = await lab.durable.abandon("s")
+        assert keys(history) == FINISHED
+        assert [each["output"] for each in history[3:]] == ["result of a", UNKNOWN_CONTENT]
+        assert await lab.durable.abandon("s") == []
+    for _ in range(2):  # the second time as after a crash: with what the first was handed
+        async with lab.durable.turn("s", "and now?", key="k2"):
+            result = await Runner.run(agent, [*history, {"role": "user", "content": "and now?"}])
+        items = result.to_input_list()
+        assert keys(items[:6]) == [*FINISHED, ("user", "and now?")]
+        assert result.final_output == "outer words"
+    assert lab.ran == ["a", "b"]
+    ended = TurnStatus.INTERRUPTED if is_abandoned else TurnStatus.CANCELLED
+    assert lab.statuses == [ended, TurnStatus.COMPLETED]
+    async with lab.durable.turn("s", "once more", key="k3"):
+        result = await Runner.run(agent, [*items, {"role": "user", "content": "once more"}])
+    assert keys(result.to_input_list())[: len(items) + 1] == [*keys(items), ("user", "once more")]
+
+
+@spec("DRIVEN-9")
+async def test_an_input_that_has_the_finished_items_gets_them_once() -> None:
+    lab = Lab()
+    agent = lab.agent(calling("a", "b"))
+    await cut(lab, agent)
+    async with lab.durable.turn("s", "and now?", key="k2"):
+        first = await Runner.run(agent, "and now?")
+    history = first.to_input_list()[:5]
+    async with lab.durable.turn("s", "and now?", key="k2"):
+        again = await Runner.run(agent, [*history, {"role": "user", "content": "and now?"}])
+    assert keys(again.to_input_list()[:6]) == [*FINISHED, ("user", "and now?")]

@@ -123,18 +123,20 @@ class DurableAgents:
             key: The message's own name: with it, it is accepted once, and a turn that has ended is replayed.
 
         Raises:
-            SessionBusyError: Another turn of this session is open. Nothing was changed.
+            SessionBusyError: Another turn of this session is running. Nothing was changed.
             SeqnoReusedError: The key had another message. Nothing was changed.
             LeaseHeldError: Another process works on it. Nothing was changed.
 
-        A second `Runner.run` inside, apart from one that continues with approvals, raises `UsageError`.
+        A turn that an abort or an error left open is ended by the next message. What was finished of it stands before
+        the message in the input of that run, unless the application put it there itself. A second `Runner.run` inside,
+        apart from one that continues with approvals, raises `UsageError`.
         """
         install_runner()
         said = UserMessage.of(storable(message))
         turn = await self._driver.begin(
-            session, said, key=key, digest=digest_of("message", storable(message))
+            session, said, key=key, digest=digest_of("message", storable(message)), cancels=True
         )
-        scope = TurnScope(turn)
+        scope = TurnScope(turn, finished_items(turn.cancelled))
         try:
             with entered(scope):
                 yield
@@ -305,8 +307,12 @@ def _answers(items: object) -> dict[str, ToolResult]:
 
 
 def finished_items(records: Sequence[Record]) -> list[Any]:
-    """Return the items of a turn that has ended: its message, the responses, and an output for each call."""
-    ended = {(each.response, each.result.call_id): each for each in records if isinstance(each, CallEnded)}
+    """Return the items of turns that have ended: messages, responses, and an output for each of their calls."""
+    ended = {
+        (each.turn, each.response, each.result.call_id): each
+        for each in records
+        if isinstance(each, CallEnded)
+    }
     items: list[Any] = []
     for record in records:
         if isinstance(record, MessageAccepted):
@@ -318,7 +324,7 @@ def finished_items(records: Sequence[Record]) -> list[Any]:
             elif record.body.text:  # it was cut: its words are there
                 items.append({"role": "assistant", "content": record.body.text})
             for call in record.body.calls:
-                known = ended.get((record.response, call.id))
+                known = ended.get((record.turn, record.response, call.id))
                 if known is not None:
                     output = str(msgspec.json.decode(known.native)) if known.native else known.result.content
                     call_id = call.provider_id or call.id

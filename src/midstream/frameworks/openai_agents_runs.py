@@ -10,7 +10,7 @@ runs of turns and leaves all others alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -41,10 +41,16 @@ class _Stage(Enum):
 
 
 class TurnScope:
-    """The scope of one turn, in which one run takes place."""
+    """The scope of one turn, in which one run takes place.
 
-    def __init__(self, turn: DrivenTurn) -> None:
+    Args:
+        turn: The turn.
+        finished: The items of cancelled turns directly before it, which the input of its run may lack.
+    """
+
+    def __init__(self, turn: DrivenTurn, finished: Sequence[Any] = ()) -> None:
         self.turn = turn
+        self._finished = finished
         self._stage = _Stage.NONE
         self._streamed: Any = None
 
@@ -70,6 +76,15 @@ class TurnScope:
         if is_state:
             self._go_on_from(given)
         self._stage = _Stage.RUNNING
+
+    def complete_input(self, given: Any) -> Any:  # noqa: ANN401 - the SDK's text, items or state
+        """Return the input of the run with the items of cancelled turns before its message, if it lacks them."""
+        if not self._finished or isinstance(given, RunState):
+            return given
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else [*given]
+        if _contains([_key(each) for each in items], [_key(each) for each in self._finished]):
+            return given
+        return [*items[:-1], *self._finished, *items[-1:]]
 
     def end_run(self, result: Any) -> None:  # noqa: ANN401 - one of the SDK's results
         """Note how a run ended; None for one that raised."""
@@ -212,7 +227,8 @@ class _NotingRunner:
 
     async def run(self, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002, ANN401 - the SDK's
         with _running(input) as scope:
-            result = await self._wrapped.run(starting_agent, input, **options)
+            given = input if scope is None else scope.complete_input(input)
+            result = await self._wrapped.run(starting_agent, given, **options)
             if scope is not None:
                 scope.end_run(result)
         _note_nested(result)
@@ -220,7 +236,8 @@ class _NotingRunner:
 
     def run_sync(self, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002, ANN401 - the SDK's
         with _running(input) as scope:
-            result = self._wrapped.run_sync(starting_agent, input, **options)
+            given = input if scope is None else scope.complete_input(input)
+            result = self._wrapped.run_sync(starting_agent, given, **options)
             if scope is not None:
                 scope.end_run(result)
         _note_nested(result)
@@ -228,7 +245,8 @@ class _NotingRunner:
 
     def run_streamed(self, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002, ANN401 - the SDK's
         with _running(input) as scope:
-            streamed = self._wrapped.run_streamed(starting_agent, input, **options)
+            given = input if scope is None else scope.complete_input(input)
+            streamed = self._wrapped.run_streamed(starting_agent, given, **options)
             if scope is not None:
                 scope.watch(streamed)
         _note_nested(streamed)
@@ -239,6 +257,23 @@ def _note_nested(result: Any) -> None:  # noqa: ANN401 - one of the SDK's result
     results = _nested_results.get()
     if results is not None:
         results.append(result)
+
+
+def _key(item: Any) -> tuple[str, ...]:  # noqa: ANN401 - one of the SDK's items
+    """Return what makes an item the same as another: messages get new ids on their way."""
+    if not isinstance(item, dict):
+        return (repr(item),)
+    if call_id := item.get("call_id"):
+        return (str(item.get("type")), str(call_id))
+    content = item.get("content", "")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return (str(item.get("role")), str(content))
+
+
+def _contains(items: Sequence[object], wanted: Sequence[object]) -> bool:
+    size = len(wanted)
+    return any(items[start : start + size] == wanted for start in range(len(items) - size + 1))
 
 
 def _is_cancelled(streamed: Any) -> bool:  # noqa: ANN401 - the SDK's `RunResultStreaming`
