@@ -276,6 +276,24 @@ async def main():
 
 asyncio.run(main())
 """
+_APPROVE_DEFERRED = """
+import asyncio
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+
+def model(messages, info):
+    is_first = isinstance(messages[-1].parts[0].content, str) and len(messages) == 1
+    return ModelResponse([ToolCallPart("pay", {"amount": 3}, "c") if is_first else TextPart("paid 3")])
+
+async def main():
+    with cashier.override(model=FunctionModel(model)):
+        stored = await ask_to_pay("chat-42", "m-1", "Pay.")
+        for _ in range(2):
+            answer = await pay_or_not("chat-42", "m-1", stored, is_allowed=True)
+    print(answer, end="")
+
+asyncio.run(main())
+"""
 _APPROVE = """
 import asyncio
 from agents.testing import ScriptedModel, assistant_message, function_call
@@ -361,7 +379,8 @@ TABLE = [
     Program("prefix-cache.md", (0,), "print('cache_control' in repr(marked), end='')", "True"),
     Program("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),
     Program("pydantic-ai.md", (0, 2), _CONVERSE, "on it 2 4 4 True", is_of_provider=True),
-    Program("pydantic-ai.md", (3,), _SERVED, "on it", is_of_provider=True),
+    Program("pydantic-ai.md", (0, 2, 3), _APPROVE_DEFERRED, "paid 3", is_of_provider=True),
+    Program("pydantic-ai.md", (4,), _SERVED, "on it", is_of_provider=True),
     Program("openai-agents.md", (0,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True),
     Program(
         "openai-agents.md", (0, 1), _STREAM_TWICE, "on it", environment="frameworks", is_of_provider=True

@@ -323,7 +323,7 @@ class Driver:
         The session is claimed before anything else, so that no other process answers at the same time.
 
         Args:
-            message: The user's message, if any.
+            message: The user's message; None where the loop brings results for the calls of a turn.
             key: The message's own name: with it, a turn that has ended is replayed from the journal.
             digest: Digest of the message, by which a key used twice for two messages is found.
             goes_on: Take up the open turn, if there is one, whatever opened it.
@@ -440,9 +440,10 @@ class Driver:
         self, journal: DrivenJournal, message: UserMessage | None, key: str, digest: str, *, cancels: bool
     ) -> DrivenTurn:
         session, state = journal.journal.session_id, journal.state
-        if key and message and key in state.streams:
+        if key and key in state.streams:
             try:
-                decide(state, Begin(message, self.name, key, digest), epoch=state.epoch, at=0.0)
+                if message is not None:
+                    decide(state, Begin(message, self.name, key, digest), epoch=state.epoch, at=0.0)
             except Refused as refused:  # another message under this key
                 raise refused.error from refused
             is_over = _is_over(state, key)
