@@ -542,6 +542,31 @@ async def test_a_run_with_approvals_that_was_cut_does_not_repeat_the_tool() -> N
     assert lab.ran.count("c2") == 1
 
 
+@spec("DRIVEN-6")
+async def test_an_approved_call_that_was_cut_is_in_doubt() -> None:
+    lab = Lab([call("c2", "hang")], [TextPart("done")])
+
+    def agent() -> Agent[None, Any]:
+        made = lab.agent(output_type=[str, DeferredToolRequests])
+
+        @made.tool_plain(requires_approval=True)
+        async def hang(name: str) -> str:
+            return await lab.act("hang")
+
+        return made
+
+    lab.hangs_in = "hang"
+    first = await lab.run(agent())
+    handed = {
+        "message_history": first.all_messages(),
+        "deferred_tool_results": DeferredToolResults(approvals={"c2": True}),
+    }
+    await lab.cut(agent(), prompt=None, **handed)
+    done = await lab.run(agent(), prompt=None, **handed)
+    assert (done.output, lab.ran) == ("done", ["hang"])
+    assert answers(done.all_messages()) == {"c2": UNKNOWN_CONTENT}
+
+
 async def test_results_from_outside_are_kept_as_the_outcomes_of_their_calls() -> None:
     lab = Lab([call("c1"), call("c2", "outside")], [TextPart("done")])
     agent = lab.agent(output_type=[str, DeferredToolRequests])

@@ -62,6 +62,10 @@ class ActiveRuns:
         run = self._runs[session] = ActiveRun(owner or asyncio.current_task())
         return run
 
+    def is_active(self, session: str, run: ActiveRun) -> bool:
+        """Whether this run of a session is at work."""
+        return self._runs.get(session) is run
+
     def leave(self, session: str, run: ActiveRun) -> bool:
         """End a run, and return whether it was at work; calling it again is harmless."""
         run.has_left.set()

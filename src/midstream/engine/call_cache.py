@@ -10,16 +10,19 @@ keeps it open, and one in doubt does so until a run ends that did not request it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import contextlib
+from collections import ChainMap, Counter
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from midstream.engine.active_runs import ActiveRun, ActiveRuns
+from midstream.engine.active_runs import ENDING_S, ActiveRun, ActiveRuns
 from midstream.engine.driven_journal import DrivenJournal
 from midstream.engine.journal import require_session_id
 from midstream.environment import Fault, World
-from midstream.errors import CallReusedError, SessionBusyError, UsageError
+from midstream.errors import CallReusedError, UsageError
 from midstream.history.messages import Outcome, Response, ToolCall, ToolResult, UserMessage
 from midstream.observability.observers import Observer, Observers
 from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallState, digest_of
@@ -89,6 +92,9 @@ class CallBook:
         self._entries: dict[str, dict[str, _Entry]] = {}
         self._runs = ActiveRuns()
         self._running: set[tuple[str, str]] = set()
+        self._present: Counter[str] = Counter()
+        """Calls between `start` and their end, by session."""
+        self._call_ended = asyncio.Event()
         self._overtaken: set[tuple[str, str]] = set()
         """Calls without an outcome that their graphs have gone past."""
         self._is_open = False
@@ -129,6 +135,7 @@ class CallBook:
                 not requested again, is not requested any more: its outcome is unknown for good.
         """
         try:
+            await self._wait_for_calls(session)
             if is_complete:
 
                 def decide(state: Session, _epoch: int, at: float) -> Sequence[Record]:
@@ -138,24 +145,45 @@ class CallBook:
         finally:
             self._release(session, run)
 
-    async def start(self, session: str, call: ToolCall, plan: CallPlan) -> CallEnded | CallContext:
+    async def start(
+        self, session: str, run: ActiveRun, call: ToolCall, plan: CallPlan
+    ) -> CallEnded | CallContext:
         """Announce a call: return its outcome where there is one, else the context to run it in.
 
-        Raises:
-            UsageError: No run has claimed the thread. Nothing was changed.
-            CallReusedError: The id was used for another tool or other arguments. Nothing was changed.
-            SessionBusyError: The call is running in this process. Nothing was changed.
-        """
-        if session not in self._runs:
-            raise UsageError(f"no run of {session!r} has begun in this process")
+        A call that is running in this process is waited for.
 
+        Raises:
+            UsageError: The run has ended; its graph was cancelled. The tool must not be started.
+            CallReusedError: The id was used for another tool or other arguments. Nothing was changed.
+        """
+        self._present[session] += 1
+        try:
+            started = await self._start_call(session, run, call, plan)
+        except BaseException:
+            self._note_end(session)
+            raise
+        if isinstance(started, CallEnded):
+            self._note_end(session)
+        return started
+
+    async def _start_call(
+        self, session: str, run: ActiveRun, call: ToolCall, plan: CallPlan
+    ) -> CallEnded | CallContext:
         def decide(state: Session, epoch: int, at: float) -> Sequence[Record]:
+            try:
+                self._require_run(session, run)
+            except UsageError as error:
+                raise Refused(error) from error
             return self._decide_start(state, session, call, plan, epoch=epoch, at=at)
 
+        # A tools node that one call interrupted leaves the others at work, and its graph may run it again meanwhile.
+        while (session, call.id) in self._running:
+            await self._wait_for_end()
         await self._journals[session].submit(decide)
         entry = self._entries[session][call.id]
         if entry.ended is not None:
             return entry.ended
+        self._require_run(session, run)
         self._running.add((session, call.id))
         self._world.reach(Fault.BEFORE_TOOL)
         return CallContext(session, entry.turn, entry.response_no, call.id, entry.state.runs)
@@ -167,16 +195,21 @@ class CallBook:
         self._running.discard((session, context.call_id))
 
         def decide(state: Session, _epoch: int, at: float) -> Sequence[Record]:
-            if self._entries[session][context.call_id].ended is not None:
+            entries = self._current_entries(session)
+            if entries[context.call_id].ended is not None:
                 return ()  # it was in doubt, and a later run did not wait for it
             ended = CallEnded(context.turn, context.response, result, at, native)
-            return (ended, *self._closing(session, state, (ended,)))
+            return (ended, *_closing(entries, state, (ended,)))
 
-        await self._journals[session].submit(decide)
+        try:
+            await self._journals[session].submit(decide)
+        finally:
+            self._note_end(session)
 
     def leave_in_doubt(self, context: CallContext) -> None:
         """Record that a run was cut here without an outcome: it is in doubt from now on."""
         self._running.discard((context.session, context.call_id))
+        self._note_end(context.session)
 
     def end_overtaken(self, session: str, call_id: str) -> CallEnded | None:
         """Return how a call ended that its graph has gone past; None where it never started.
@@ -190,15 +223,43 @@ class CallBook:
             self._overtaken.add((session, call_id))
         return entry.ended or entry.end_without_outcome(self._world.now())
 
+    async def _wait_for_calls(self, session: str) -> None:
+        """Wait for calls whose graph was cancelled, and which have not ended yet; `ENDING_S` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ENDING_S):
+                while self._present[session]:
+                    await self._wait_for_end()
+
+    async def _wait_for_end(self) -> None:
+        """Wait until some call has ended."""
+        self._call_ended.clear()
+        await self._call_ended.wait()
+
+    def _note_end(self, session: str) -> None:
+        self._present[session] -= 1
+        self._call_ended.set()
+
+    def _require_run(self, session: str, run: ActiveRun) -> None:
+        if not self._runs.is_active(session, run):
+            raise UsageError(f"the run of {session!r} has ended, so its graph can start no more tools")
+
     def _release(self, session: str, run: ActiveRun) -> None:
         self._overtaken = {each for each in self._overtaken if each[0] != session}
         if self._runs.leave(session, run) and (journal := self._journals.get(session)) is not None:
             journal.release_when_idle()
 
+    def _current_entries(self, session: str) -> MutableMapping[str, _Entry]:
+        """Return the calls of a thread, with what was decided and is not appended yet."""
+        journal = self._journals[session]
+        entries: MutableMapping[str, _Entry] = ChainMap({}, self._entries[session])
+        _note(entries, [(journal.journal.epoch, record) for record in journal.decided])
+        return entries
+
     def _decide_start(
         self, state: Session, session: str, call: ToolCall, plan: CallPlan, *, epoch: int, at: float
     ) -> Sequence[Record]:
-        entry = self._entries[session].get(call.id)
+        entries = self._current_entries(session)
+        entry = entries.get(call.id)
         if entry is None:
             opening: tuple[Record, ...] = ()
             if isinstance(state.turn, RunningCalls):
@@ -216,41 +277,24 @@ class CallBook:
             raise Refused(CallReusedError(f"call {call.id!r} was recorded with other arguments"))
         if entry.ended is not None:
             return ()
-        if (session, call.id) in self._running:
-            raise Refused(SessionBusyError(f"call {call.id!r} is running already"))
         # Whatever this process does not run itself is in doubt, also where an earlier run in it was cut.
         verdict = judge(entry.state, epoch=epoch + 1)
         if verdict in (CallVerdict.START, CallVerdict.RERUN):
             run = entry.state.runs + 1
             return (CallStarted(entry.turn, entry.response_no, call.id, run, at, plan.has_effects),)
         lost = entry.end_without_outcome(at)
-        return (lost, *self._closing(session, state, (lost,)))
+        return (lost, *_closing(entries, state, (lost,)))
 
     def _decide_end(self, state: Session, session: str, *, at: float) -> Sequence[Record]:
+        entries = self._current_entries(session)
         lost = [
             entry.end_without_outcome(at)
-            for call_id, entry in self._entries[session].items()
+            for call_id, entry in entries.items()
             if (entry.is_in_doubt or (session, call_id) in self._overtaken)
             and (session, call_id) not in self._running
             and entry.ended is None
         ]
-        return (*lost, *self._closing(session, state, lost)) if lost else ()
-
-    def _closing(self, session: str, state: Session, ended: Sequence[CallEnded]) -> Sequence[Record]:
-        """Return the end of the turn where `ended` are the last outcomes that it lacks."""
-        last = ended[-1]
-        is_suspended = last.native == SUSPENDED
-        if is_suspended or not isinstance(state.turn, RunningCalls) or state.turn.turn != last.turn:
-            return ()
-        now = {each.result.call_id for each in ended}
-        others = (
-            entry
-            for call_id, entry in self._entries[session].items()
-            if entry.turn == last.turn and call_id not in now
-        )
-        if any(entry.ended is None for entry in others):
-            return ()
-        return (TurnEnded(last.turn, TurnStatus.COMPLETED, last.at),)
+        return (*lost, *_closing(entries, state, lost)) if lost else ()
 
     async def _journal(self, session: str) -> DrivenJournal:
         known = self._journals.get(session)
@@ -267,7 +311,22 @@ class CallBook:
         return journal
 
 
-def _note(entries: dict[str, _Entry], records: Sequence[tuple[int, Record]]) -> None:
+def _closing(entries: Mapping[str, _Entry], state: Session, ended: Sequence[CallEnded]) -> Sequence[Record]:
+    """Return the end of the turn where `ended` are the last outcomes that it lacks."""
+    last = ended[-1]
+    is_suspended = last.native == SUSPENDED
+    if is_suspended or not isinstance(state.turn, RunningCalls) or state.turn.turn != last.turn:
+        return ()
+    now = {each.result.call_id for each in ended}
+    if any(
+        entry.ended is None and entry.turn == last.turn and call_id not in now
+        for call_id, entry in entries.items()
+    ):
+        return ()
+    return (TurnEnded(last.turn, TurnStatus.COMPLETED, last.at),)
+
+
+def _note(entries: MutableMapping[str, _Entry], records: Sequence[tuple[int, Record]]) -> None:
     """Fold what concerns calls."""
     for epoch, record in records:
         if isinstance(record, ResponseCompleted):

@@ -61,6 +61,8 @@ class DrivenJournal:
         self.loop = asyncio.get_running_loop()
         self.on_records: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
         """Receives, with their epochs, what is appended here, and what other nodes appended since the last read."""
+        self.decided: list[Record] = []
+        """What was decided and is not appended yet: decisions that come at once are one append."""
         self._world = world
         self._node = node
         self._agent = agent
@@ -201,7 +203,7 @@ class DrivenJournal:
         if not self.journal.epoch:
             await self._claim()
         at = self._world.now()
-        records = self._announcement(at)
+        records = self.decided = self._announcement(at)
         state = self._fold(self.state, records)
         taken: list[tuple[_Question, Sequence[Record]]] = []
         for question in batch:
@@ -216,7 +218,7 @@ class DrivenJournal:
             taken.append((question, decided))
         if any(decided for _, decided in taken):
             await self._append(records, state, is_patient=any(each.is_patient for each, _ in taken))
-            self.state, self._announced = state, self.journal.epoch
+            self.state, self._announced, self.decided = state, self.journal.epoch, []
             self.on_records([(self.journal.epoch, record) for record in records])
         for question, decided in taken:
             self._answer(question, decided)

@@ -75,7 +75,8 @@ class DrivenTurn:
         """The records of the turns directly before this one that were cancelled: the loop's history lacks them."""
         self._journal = journal
         self._world = world
-        self._started: set[tuple[int, str]] = set()
+        self._started: dict[tuple[int, str], bool] = {}
+        """Whether a person allowed the last run, of the calls that were started."""
         self._outcomes: dict[tuple[int, str], CallEnded] = {}
         self._is_over = is_over
         self._has_left = False
@@ -91,7 +92,7 @@ class DrivenTurn:
             if isinstance(record, ResponseCompleted):
                 self.recorded[record.response] = record
             elif isinstance(record, CallStarted):
-                self._started.add((record.response, record.call_id))
+                self._started[record.response, record.call_id] = record.arguments is not None
             elif isinstance(record, CallEnded):
                 self._outcomes[record.response, record.result.call_id] = record
 
@@ -181,6 +182,10 @@ class DrivenTurn:
     async def start(self, call_id: str, *, is_approved: bool = False) -> CallEnded | CallContext:
         """Announce a call: return its outcome where there is one, else the context to run it in.
 
+        Args:
+            call_id: The call, by the loop's id.
+            is_approved: A person allowed this run. One that was started without that was suspended, and starts again.
+
         Raises:
             UsageError: The response has no such call, or the run has left the turn.
         """
@@ -191,8 +196,10 @@ class DrivenTurn:
         if (known := self._outcomes.get(key)) is not None:
             return known
         response_no = self._response_no
-        for record in await self._submit(BeginCall(call.id, is_approved)):
+        is_suspended = is_approved and self._started.get(key) is False
+        for record in await self._submit(BeginCall(call.id, is_approved, is_suspended)):
             if isinstance(record, CallStarted):
+                self._require_presence()
                 self._world.reach(Fault.BEFORE_TOOL)
                 session = self._journal.journal.session_id
                 return CallContext(session, self.number, response_no, call.id, record.run)

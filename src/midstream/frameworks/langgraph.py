@@ -15,6 +15,7 @@ graphs with a checkpointer, whose thread id names the session.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
+from midstream.engine.active_runs import ActiveRun
 from midstream.engine.call_cache import SUSPENDED, CallBook
 from midstream.engine.journal import require_session_id
 from midstream.environment import World
@@ -44,12 +46,14 @@ with extra("langgraph"):
     from langgraph.prebuilt import ToolNode
 
 DRIVER = "langgraph"
+WRITING_S = 5.0
+"""Seconds that a cancelled graph has to write its checkpoints, before its thread is released."""
 _NOT_KEPT = "This tool finished, but what it returned is no message and was lost when the process died."
 _DURABILITY = "__pregel_durability"
 """Where LangGraph keeps a run's `durability` in its config, for subgraphs; absent for the default, "async"."""
 
-_run: ContextVar[str] = ContextVar("midstream_langgraph_run", default="")
-"""The session whose run is at work here."""
+_run: ContextVar[tuple[str, ActiveRun] | None] = ContextVar("midstream_langgraph_run", default=None)
+"""The session whose run is at work here, and the run."""
 
 
 class ToolCallRequest(Protocol):
@@ -95,12 +99,15 @@ class ToolGuard:
         """
         session = _session_of(thread)
         run = await self._book.begin_run(session)
-        token = _run.set(session)
+        token = _run.set((session, run))
         is_complete = False
         try:
             with journaled_results(lambda message, call: self._find_result(session, message, call)):
                 yield
             is_complete = True
+        except asyncio.CancelledError as error:
+            await _settle(error)
+            raise
         finally:
             _run.reset(token)
             await self._book.end_run(session, run, is_complete=is_complete)
@@ -127,11 +134,11 @@ class ToolGuard:
                 was not started.
             CallReusedError: An id comes again with other arguments. The tool was not started.
         """
-        session = _require_run(request)
+        session, run = _require_run(request)
         call = _call_of(request)
         policy = self._policies.get(call.name, OnDoubt.UNKNOWN)
         plan = CallPlan(call.id, digest_of(call.name, call.arguments), on_doubt=policy)
-        started = await self._book.start(session, call, plan)
+        started = await self._book.start(session, run, call, plan)
         if isinstance(started, CallEnded):
             return _message_of(started, request.tool_call)
         try:
@@ -177,8 +184,15 @@ def at_most_once(
     return ToolGuard(book, {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()})
 
 
-def _require_run(request: ToolCallRequest) -> str:
-    """Return the session of a call.
+async def _settle(error: asyncio.CancelledError) -> None:
+    """Wait for what a cancelled graph still writes: LangGraph hands over the task in the cancellation."""
+    writing = [each for each in error.args if isinstance(each, asyncio.Task)]
+    if writing:
+        await asyncio.wait(writing, timeout=WRITING_S)
+
+
+def _require_run(request: ToolCallRequest) -> tuple[str, ActiveRun]:
+    """Return the session of a call, and its run.
 
     Raises:
         UsageError: Its graph is not run as it must be for a call to run at most once.
@@ -188,8 +202,8 @@ def _require_run(request: ToolCallRequest) -> str:
     thread = str(known.get("thread_id", ""))
     if not thread:
         raise UsageError("a graph needs a checkpointer and a thread id for its tools to run at most once")
-    session = _session_of(thread)
-    if _run.get() != session:
+    claimed = _run.get()
+    if claimed is None or claimed[0] != _session_of(thread):
         raise UsageError(
             f"thread {thread!r} is not claimed for this run: run the graph inside `async with guard.run({thread!r})`"
         )
@@ -199,7 +213,7 @@ def _require_run(request: ToolCallRequest) -> str:
             f'the graph runs with durability="{durability}": after a kill its model is asked again, and the calls run '
             'twice under other ids. Pass durability="sync" to `ainvoke` or `astream`.'
         )
-    return session
+    return claimed
 
 
 def _session_of(thread: str) -> str:
