@@ -405,3 +405,16 @@ async def test_an_outcome_that_comes_late_is_taken_and_nothing_else_of_a_run_tha
     records = await stored(memory)
     assert [record.result.content for record in records if isinstance(record, CallEnded)] == ["late", "b ran"]
     assert [record for record in records if isinstance(record, Delta)] == []
+
+
+@spec("DRIVEN-5")
+async def test_a_loop_that_waits_for_people_has_everything_in_the_journal() -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    turn = await driver.begin("s", GO)
+    await turn.request_response({})
+    await turn.journal_response(ASKS, (), "")
+    assert turn.find_response({"a", "b"}) == 1
+    assert "ResponseCompleted" not in kinds(await stored(memory))
+    await turn.pause()
+    assert kinds(await stored(memory))[-1] == "ResponseCompleted"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
@@ -71,7 +72,7 @@ async def conversation(play: Play) -> Report:
     """Two messages on one thread."""
     names = _names(play, 1)
     for message in ("m1", "m2"):
-        said = await until_free(lambda message=message: names["answer"](SESSION, message, message), play)  # type: ignore[misc]
+        said = await until_free(functools.partial(names["answer"], SESSION, message, message), play)
         assert said == f"done {message}", said
     return await _report(names)
 
@@ -80,10 +81,8 @@ async def cancelled(play: Play) -> Report:
     """Two messages; each is cancelled at random and repeated at once."""
     names = _names(play, 1)
     for message in ("m1", "m2"):
-        said = await cancel_and_repeat(
-            lambda message=message: names["answer"](SESSION, message, message),
-            play,  # type: ignore[misc]
-        )
+        answer = functools.partial(names["answer"], SESSION, message, message)
+        said = await cancel_and_repeat(answer, play)
         assert said == f"done {message}", said
     return await _report(names)
 

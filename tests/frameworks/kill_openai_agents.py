@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -93,7 +94,7 @@ def _report(items: list[Any]) -> Report:
 
 async def _converse(play: Play, names: dict[str, Any]) -> Report:
     for message in ("m1", "m2"):
-        await until_free(lambda message=message: names["converse"](SESSION, message, message), play)  # type: ignore[misc]
+        await until_free(functools.partial(names["converse"], SESSION, message, message), play)
     (after,) = names["chats"].execute("SELECT after FROM message ORDER BY rowid DESC LIMIT 1").fetchone()
     return _report(json.loads(after))
 

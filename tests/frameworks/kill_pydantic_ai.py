@@ -82,7 +82,7 @@ def _report(messages: list[ModelMessage]) -> Report:
 
 async def _converse(play: Play, names: dict[str, Any]) -> Report:
     for message in ("m1", "m2"):
-        await until_free(lambda message=message: names["converse"](SESSION, message, message), play)  # type: ignore[misc]
+        await until_free(functools.partial(names["converse"], SESSION, message, message), play)
     (after,) = names["chats"].execute("SELECT after FROM message ORDER BY rowid DESC LIMIT 1").fetchone()
     return _report(ModelMessagesTypeAdapter.validate_json(after))
 

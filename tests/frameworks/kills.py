@@ -374,7 +374,7 @@ def main() -> int:
 
 def print_line(line: str, *, to: TextIO | None = None) -> None:
     """Print a line at once."""
-    print(line, file=to, flush=True)  # noqa: T201 - what the command is run for
+    print(line, file=to, flush=True)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,20 @@ async def test_an_agent_in_a_guardrail_is_no_part_of_the_answer() -> None:
     assert (texts, lab.ran, lab.statuses) == (["", "outer words"], ["a"], [TurnStatus.COMPLETED])
 
 
+async def test_a_handoff_stays_in_the_run() -> None:
+    lab = Lab()
+    second = Agent(name="second", model=lab.durable.model(saying("from the second")))
+
+    def output(_items: list[dict[str, Any]]) -> Output:
+        return [function_call("transfer_to_second", {}, call_id="h")]
+
+    agent = lab.agent(Played(output), handoffs=[second])
+    for _ in range(2):
+        result = await lab.run(agent)
+        assert (result.final_output, result.last_agent.name) == ("from the second", "second")
+    assert (len(lab.records(ResponseCompleted)), lab.statuses) == (2, [TurnStatus.COMPLETED])
+
+
 async def test_an_approval_inside_a_tool_is_refused() -> None:
     lab = Lab()
     inner_tool = lab.tool(needs_approval=True)

@@ -122,6 +122,26 @@ async def test_the_model_is_not_shown_a_tool_that_is_gone() -> None:
     assert seen == [["act", "pay"], ["act", "pay"], ["act"]]
 
 
+async def test_an_agent_run_by_a_validator_is_part_of_the_run() -> None:
+    lab = Lab([call("c1")], [TextPart("done")])
+    judge: Agent[None, str] = Agent(
+        FunctionModel(lambda _messages, _info: ModelResponse(parts=[TextPart("harmless")])),
+        deps_type=type(None),
+        capabilities=[lab.durable],
+    )
+    agent, judged = lab.agent(), list[str]()
+
+    @agent.output_validator
+    async def check(text: str) -> str:
+        judged.append((await judge.run(f"is this harmless: {text}")).output)
+        return text
+
+    for _ in range(2):
+        assert (await lab.run(agent, key="k")).output == "done"
+    assert (judged, lab.asked, lab.ran) == (["harmless", "harmless"], [1, 2], ["c1"])
+    assert len(await lab.kinds(TurnEnded)) == 1
+
+
 # --- cancelled, and run again ---------------------------------------------------------------------------------------
 
 

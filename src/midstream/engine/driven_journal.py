@@ -129,6 +129,17 @@ class DrivenJournal:
         if self.loop is asyncio.get_running_loop():
             self._start_working()
 
+    async def flush(self) -> None:
+        """Append what was held or is on its way.
+
+        Raises:
+            MidstreamError: The journal cannot be written.
+        """
+        self._start_working()
+        await self.settle()
+        if self.failed is not None:
+            raise self.failed
+
     async def settle(self) -> None:
         """Wait until nothing is on its way."""
         if self._working is not None:

@@ -109,6 +109,8 @@ class DrivenTurn:
 
     def find_response(self, call_ids: AbstractSet[str]) -> int:
         """Return the number of the newest response that requested all these calls, by the loop's ids; 0 for none."""
+        if self._response is not None and call_ids <= {_loop_id(call) for call in self._response.calls}:
+            return self._response_no
         numbers = (
             number
             for number in sorted(self.recorded, reverse=True)
@@ -209,6 +211,11 @@ class DrivenTurn:
         """Journal the outcome of a call that `start` let run, also after `leave`; `result` has its context's id."""
         self._world.reach(Fault.AFTER_TOOL)
         await self._submit(Ended(result, native))
+
+    async def pause(self) -> None:
+        """Journal everything before the loop waits for people: what it hands out then can be continued elsewhere."""
+        if not self._has_left:
+            await self._journal.flush()
 
     async def close(self, status: TurnStatus, answers: Mapping[str, ToolResult]) -> None:
         """End the turn, where it has not ended."""

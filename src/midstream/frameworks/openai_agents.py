@@ -145,6 +145,8 @@ class DurableAgents:
                 await scope.leave()
                 if scope.is_finished:
                     await turn.close(TurnStatus.COMPLETED, {})
+                elif scope.is_waiting:
+                    await turn.pause()
             finally:
                 self._driver.leave(session, turn)
 

@@ -59,6 +59,11 @@ class TurnScope:
         """Whether the run came to its final output."""
         return self._stage is _Stage.FINISHED
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the run waits for approvals."""
+        return self._stage is _Stage.WAITING
+
     def begin_run(self, given: object) -> None:
         """Begin the run with its input.
 

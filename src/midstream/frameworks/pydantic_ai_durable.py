@@ -128,6 +128,8 @@ class _Scope:
 
 
 _scope: ContextVar[_Scope | None] = ContextVar("midstream_pydantic_ai_turn", default=None)
+_running: ContextVar[_Scope | None] = ContextVar("midstream_pydantic_ai_run", default=None)
+"""The scope whose run is at work here; pydantic-ai hands it on from `wrap_run` to all that the run does."""
 
 
 @dataclass(init=False)
@@ -236,6 +238,8 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         scope = _scope.get()
         if scope is None or scope.driver is not self._driver or scope.is_inside_a_tool:
             return self
+        if _running.get() is scope:  # of a validator or a hook: it is part of the run
+            return self
         bound = copy.copy(self)
         bound._run = _Run(scope, self._policies)  # noqa: SLF001 - a copy of ourselves
         prompts = ReinjectSystemPrompt[AgentDepsT](replace_existing=self._own_prompts)
@@ -287,10 +291,13 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
             return await handler()
         await run.begin(ctx.prompt, ctx.messages)
         try:
+            _running.set(_scope.get())
             run.go_on_from(ctx.messages)
             with replay_scope():
                 result = await handler()
-            if not isinstance(result.output, DeferredToolRequests):
+            if isinstance(result.output, DeferredToolRequests):
+                await run.turn.pause()
+            else:
                 await run.turn.close(TurnStatus.COMPLETED, answers_in(result.new_messages()))
             return result
         finally:
