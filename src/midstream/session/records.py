@@ -460,7 +460,8 @@ class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="
     has_effects: bool = True
     """Whether it may do something that could be there without this record, so that this must reach the disk first."""
     arguments: str | None = None
-    """The arguments to run with (JSON text), where a person changed the model's."""
+    """The arguments to run with (JSON text), where a person changed the model's; in a turn that another loop drives,
+    also where a person allowed this run."""
 
 
 class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_field="type"):
