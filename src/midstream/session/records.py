@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -694,6 +694,22 @@ def decode(body: bytes) -> Record:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordUndecodableError(f"a journal record cannot be read: {error}") from error
+
+
+class _Typed(Struct, frozen=True, gc=False):
+    type: str
+
+
+_typed: msgspec.json.Decoder[_Typed] = msgspec.json.Decoder(_Typed)
+_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Record))
+
+
+def is_of_unknown_type(body: bytes) -> bool:
+    """Return whether a body is a record of a type that this version does not have (STREAM-34)."""
+    try:
+        return _typed.decode(body).type not in _TYPES
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 _OUTCOME = re.compile(
