@@ -9,6 +9,7 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.file_safety import (
+    READ_BYTES_MAX,
     create_own,
     create_own_database,
     create_own_once,
@@ -17,6 +18,7 @@ from midstream.file_safety import (
     open_own,
     quarantine,
     read_own,
+    read_secret_text,
     replace_own,
     require_own_database,
     require_own_folder,
@@ -155,3 +157,48 @@ def test_what_does_not_fit_is_moved_aside_itself(tmp_path: Path) -> None:
     assert (aside.is_symlink(), place.is_symlink()) == (True, False)
     assert (tmp_path / "target").read_text() == "precious"
     assert quarantine(place) is None
+
+
+def _secret(folder: Path, content: bytes = b"secret\n", mode: int = 0o600) -> Path:
+    path = folder / "secret"
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+def test_a_private_file_is_read(tmp_path: Path) -> None:
+    assert read_secret_text(_secret(tmp_path), "the key") == "secret\n"
+    with pytest.raises(FileNotFoundError):
+        read_secret_text(tmp_path / "missing", "the key")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o610])
+def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(UsageError, match="chmod 600"):
+        read_secret_text(_secret(tmp_path, mode=mode), "the key")
+
+
+def test_a_link_is_followed_only_where_a_person_named_it(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(_secret(tmp_path))
+    with pytest.raises(UsageError, match="symbolic link"):
+        read_secret_text(link, "the key")
+    assert read_secret_text(link, "the key", is_named=True) == "secret\n"
+    _secret(tmp_path, mode=0o644)
+    with pytest.raises(UsageError, match="chmod 600"):
+        read_secret_text(link, "the key", is_named=True)
+
+
+def test_what_is_no_file_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(UsageError, match="regular file"):
+            read_secret_text(path, "the key")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"x" * (READ_BYTES_MAX + 1), "longer than"), (b"\xff\xfe", "not text")]
+)
+def test_what_holds_something_else_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_secret_text(_secret(tmp_path, content), "the key")

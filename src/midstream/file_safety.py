@@ -154,6 +154,27 @@ def read_own(
     return body
 
 
+def read_secret_text(path: Path, called: str, *, is_named: bool = False) -> str:
+    """Return the text of a file that no other user may read.
+
+    Args:
+        called: What messages call its content, such as "the key".
+        is_named: Whether a person named it: then links of this user are followed.
+
+    Raises:
+        FileNotFoundError: There is none.
+        UsageError: It is not safe to use, too large, not text, or the system refuses to read it.
+    """
+    try:
+        return read_own(path, called, is_secret=True, is_named=is_named).decode()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{called} {str(path)!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{called} {str(path)!r} is not text; name the right file") from error
+
+
 def create_own(path: Path) -> bool:
     """Create an empty derived file that only this user can read; return False where there is one already.
 

@@ -242,7 +242,11 @@ class GuardedStore(GuardedReader, Store):
         await self._store.release(session, epoch=epoch)
 
     async def append(self, session: str, batch: Batch) -> int:
-        """See `Store.append`. The links are this store's own."""
+        """See `Store.append`.
+
+        Raises:
+            UsageError: There are links already, of a store in front of this one. Nothing was written.
+        """
         linked, head = self._link(session, batch, await self._link_before(session, batch.expected))
         self._keep_head(session, head)  # now: the next append may be called before this one returns
         try:
@@ -381,6 +385,8 @@ class GuardedStore(GuardedReader, Store):
         return await self._find_link(session, expected) or NO_LINK
 
     def _link(self, session: str, batch: Batch, before: bytes) -> tuple[Batch, Head]:
+        if batch.links:
+            raise UsageError("a journal has one chain: guard it once")
         links = links_of(self.chain_keys, before, session, batch)
         return replace(batch, links=links), Head(batch.end, batch.epoch, links[-1] if links else before)
 
