@@ -215,9 +215,6 @@ class ScriptedAgent:
             "call-1", "sleep", kind="execute", status="in_progress", raw_input=given
         )
         await self.client.session_update(session, start)
-        await asyncio.sleep(
-            0.1
-        )  # no program is as fast as the clock of processes, which has 100 ticks a second
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         tool = await asyncio.create_subprocess_exec(*command, start_new_session=True, **quiet)
