@@ -216,8 +216,13 @@ class ScriptedAgent:
         )
         await self.client.session_update(session, start)
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        tool = await asyncio.create_subprocess_exec(*command, start_new_session=True, **quiet)
+        tool = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self.orders.record("detached", pid=tool.pid)
 
     async def say(self, session: str, text: str) -> None:
