@@ -467,9 +467,8 @@ async def test_what_comes_of_a_trouble(trouble: Trouble, situation: str) -> None
         await host.ask()
     except ModelError as failed:
         error = failed.code
-    if (
-        situation == "queued"
-    ):  # what breaks off unseen is told anew, unless a tool of the agent was begun (REUSE-79)
+    # What breaks off unseen is told anew, unless a tool of the agent was begun (REUSE-79).
+    if situation == "queued":
         is_unseen = expected.error in ("upstream_failed", "model_stalled")
         is_unseen = is_unseen and trouble is not Trouble.HANGS_IN_TOOL
         assert error == ("" if is_unseen else expected.error)

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from tests.house.source import ROOT
 from tests.programs.programs import Place, Program
 
-TOKEN = "scripted-token"
+TOKEN = "scripted-token-of-tests"
 # Nothing leaves this machine: programs that look for updates fail at once instead of waiting for a network.
 OFFLINE = {
     "HTTPS_PROXY": "http://127.0.0.1:9",

@@ -224,9 +224,8 @@ class Claude(Upstream):
         """Delete the transcript of a conversation, here and in `sessions`."""
         folder, store = str(self._options.cwd), self._options.session_store
         with contextlib.suppress(OSError, ValueError, MidstreamError):
-            name = str(
-                uuid.UUID(agent)
-            )  # what becomes part of a path is a name of the CLI's, and nothing else
+            # What becomes part of a path is a name of the CLI's, and nothing else.
+            name = str(uuid.UUID(agent))
             if store is not None:
                 await delete_session_via_store(store, agent, directory=folder)
             await asyncio.to_thread(delete_transcript, _home_of(self._options), name)

@@ -391,9 +391,8 @@ class CodexThread:
                     for event in reading.read(notification.payload, notification.method):
                         yield event
         except ModelUnavailableError as error:
-            if handle is not None and isinstance(
-                error.__cause__, _CLOSED
-            ):  # the app server, and not the provider
+            # The app server, and not the provider.
+            if handle is not None and isinstance(error.__cause__, _CLOSED):
                 raise doubtful(error) from error.__cause__
             raise
         finally:

@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ from typing_extensions import override
 
 from midstream.agents import agent_failures, pool_records
 from midstream.agents.agent_runs import AgentRun, PermissionRequests, SilenceLimits
+from midstream.agents.attachments import with_readable_files
 from midstream.agents.live_agents import LiveAgents
 from midstream.agents.pool_counters import PoolCounters
 from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
@@ -492,6 +494,8 @@ class Pooled(StoredModel):
 
     async def _send(self, turn: PoolTurn, said: UpstreamMessage) -> Events:
         """Send one message, again to the same agent where that is safe, and yield its answer."""
+        if folder := self._upstream.identity.get("cwd"):  # it runs here
+            said = replace(said, message=await with_readable_files(said.message, Path(folder)))
         turn.delivery.repeats, turn.delivery.is_forced = 0, False
         while True:
             turn.delivery.is_taken = False
@@ -617,9 +621,8 @@ class Pooled(StoredModel):
         """Close an agent whose run did not stop: its state is unknown."""
         if turn.current.is_spoiled:
             self._let_go(turn)
-            if not (
-                turn.current.taken or isinstance(turn.action, ResumeAgent)
-            ):  # the next one is another conversation
+            # The next one is another conversation.
+            if not (turn.current.taken or isinstance(turn.action, ResumeAgent)):
                 turn.current.nonce = self._world.new_id("agent")
 
     def _let_go(self, turn: PoolTurn, *, forget: str = "") -> None:

@@ -28,6 +28,10 @@ from midstream.version import __version__
 __all__ = ["Surroundings", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "access": (
+        "midstream.cli.access_command:access",
+        "List and revoke credentials of a server; write token files.",
+    ),
     "backup": (
         "midstream.cli.backup_command:backup",
         "Copy the sessions into one file, also while a server works on them.",
@@ -62,6 +66,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List, show, answer, resume, stop, export and delete sessions.",
     ),
     "token": ("midstream.cli.login:token", "Print your token for a server on this machine."),
+    "verify": (
+        "midstream.cli.verify_command:verify",
+        "Check that no other program changed the journals of a store.",
+    ),
 }
 """Name: where it lives, and what it is for (a test compares this with the command's own help)."""
 
