@@ -242,6 +242,7 @@ bench-streams: $(VENV)/.dev $(VENV)/.streams  ## Compare durable commands with t
 
 docs: $(VENV)/.dev  ## Write the generated parts of the documentation and of the JavaScript client anew and check every link
 	$(BIN)/python tools/retries_js.py
+	$(BIN)/python tools/invisible_js.py
 	$(BIN)/python tools/docs.py
 
 # --- keeping it -----------------------------------------------------------------------------

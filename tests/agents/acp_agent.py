@@ -184,6 +184,9 @@ class ScriptedAgent:
 
     async def answered(self, session: str, texts: list[str], *, is_hanging: bool) -> PromptResponse:
         await self.client.session_update(session, helpers.update_agent_thought_text("hmm"))
+        if self.orders.take("detached"):
+            await self.detached(session)
+            is_hanging = True
         if is_hanging:
             await self.stopped.wait()
             return PromptResponse(stop_reason="cancelled")
@@ -204,6 +207,25 @@ class ScriptedAgent:
             total_tokens=107, input_tokens=30, output_tokens=7, cached_read_tokens=60, cached_write_tokens=10
         )
         return PromptResponse(stop_reason="end_turn", usage=counted)
+
+    async def detached(self, session: str) -> None:
+        """Run a command in a session of its own, which does not end with the turn."""
+        given = {"command": "sleep"}
+        start = helpers.start_tool_call(
+            "call-1", "sleep", kind="execute", status="in_progress", raw_input=given
+        )
+        await self.client.session_update(session, start)
+        # No program is as fast as the clock of processes, which has 100 ticks a second.
+        await asyncio.sleep(0.1)
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        tool = await asyncio.create_subprocess_exec(
+            *command,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.orders.record("detached", pid=tool.pid)
 
     async def say(self, session: str, text: str) -> None:
         chunk: AgentMessageChunk = helpers.update_agent_message_text(text)

@@ -27,7 +27,7 @@ def end_all(pids: list[int]) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + LIMIT_S
-    while any(_lives(pid) for pid in pids):
+    while any(lives(pid) for pid in pids):
         assert time.monotonic() < until, "a killed process lives on"
         os.sched_yield()
 
@@ -44,7 +44,8 @@ def _environment(pid: int) -> list[bytes]:
     return []
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Return whether a process has not ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     return False

@@ -43,9 +43,17 @@ from midstream.models.responses import (
     UpstreamCallStarted,
 )
 from midstream.testing.pool_contract import PoolContract
-from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
+from midstream.testing.upstream_contract import (
+    CLOSE_S,
+    LIMIT_S,
+    LOOK_S,
+    WORLD,
+    PeerMessage,
+    Trait,
+    UpstreamContract,
+)
 from midstream.tools.forwarded_servers import ForwardedMcpServer
-from tests.agents.ended_processes import end_agents
+from tests.agents.ended_processes import end_agents, lives
 from tests.agents.leave_contract import LeaveContract
 from tests.agents.scripted_peer import SEPARATOR, Orders
 from tests.house.source import ROOT
@@ -348,6 +356,9 @@ async def test_a_refusal_to_open_a_known_session_says_that_it_is_gone(program: P
         ([-32000, "Authentication required", None], ModelAccessError),
         ([-32603, "Internal error", {"details": "429 rate limit"}], ModelUnavailableError),
         ([400, "the provider refuses it", None], ModelRejectedError),
+        ([-32603, "Internal error: no", {"errorName": "APIError"}], ModelRejectedError),
+        ([-32603, "Internal error: invalid api key", {"errorName": "APIError"}], ModelAccessError),
+        ([-32603, "Internal error: no", {"errorName": "ProviderAuthError"}], ModelAccessError),
         ([-32603, "Internal error", {"details": "Session not found"}], UpstreamGoneError),
         ([-32603, "Internal error", {"details": "Agent is busy"}], UpstreamBusyError),
         ([-32603, "Internal error", None], UpstreamFailedError),
@@ -409,6 +420,26 @@ async def test_no_program_no_folder_and_another_protocol_are_a_missing_model(pro
         await asked(program.agent(), "one")
     with pytest.raises(UsageError, match="names a program"):
         AcpAgent("")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+async def test_a_tool_that_goes_on_after_a_stop_is_ended_and_the_agent_is_not(program: Program) -> None:
+    upstream = program.agent()
+    agent = await upstream.open(PLAIN)
+    await answered(agent, "one")
+    program.orders.order("detached")
+    answer = agent.send(UpstreamMessage(UserMessage.of("two")), key="k")
+    async with asyncio.timeout(LIMIT_S):
+        while not isinstance(await anext(answer), UpstreamCallStarted):
+            pass
+        while not program.orders.recorded("detached"):
+            await WORLD.sleep(LOOK_S)
+        await answer.aclose()
+    (tool,) = program.orders.recorded("detached")
+    assert not lives(tool["pid"])
+    assert text_of(await answered(agent, "three")).endswith("three")
+    assert len(program.orders.recorded("initialized")) == 1
+    await upstream.aclose()
 
 
 async def test_an_agent_that_heeds_no_cancel_is_ended_all_the_same(

@@ -18,6 +18,7 @@ from midstream.agents.pool import Pooled, PoolLimits
 from midstream.agents.pool_entries import POOL_NAMESPACE, RETENTION_NAMESPACE, key_of
 from midstream.agents.pool_records import encode
 from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin, End
+from midstream.agents.prior_transcript import DONE
 from midstream.agents.reuse_classification import RequestRelation
 from midstream.agents.upstreams import MessageTaken, Setup, UpstreamEvent
 from midstream.engine.agent import Agent
@@ -33,7 +34,7 @@ from midstream.errors import (
     UpstreamGoneError,
     UsageError,
 )
-from midstream.history.messages import Finish, History, Step, Text, Thinking, Usage, UserMessage
+from midstream.history.messages import Finish, History, Response, Step, Text, Thinking, Usage, UserMessage
 from midstream.models.responses import (
     Finished,
     ModelEvent,
@@ -188,6 +189,25 @@ async def test_where_forks_are_made_an_edit_goes_on_from_the_common_beginning() 
     assert bench.told()[-1] == "other"
     assert bench.upstream.memory.forgotten == []
     assert (await host.say("next")).way is AgentOrigin.RESUMED
+
+
+@spec("REUSE-19", "REUSE-79")
+@pytest.mark.parametrize("behind", ["", "third"])
+@pytest.mark.parametrize("can_fork", [True, False])
+async def test_behind_a_cut_answer_a_fork_goes_on_without_the_transcript(can_fork: bool, behind: str) -> None:  # noqa: FBT001
+    bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
+    host = await bench.host()
+    await host.say("first")
+    cut = Step(Response((Text("I began"),), Finish.INTERRUPTED))
+    host.history = host.history.then(UserMessage.of("second")).then(cut)
+    report = await host.say(*[behind] if behind else [])
+    told = bench.told()[-1]
+    assert (report.way, report.sends) == (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH, 1)
+    assert ("first" in told) is not can_fork
+    assert told.index("second") < told.index("I began") < told.index(DONE)
+    assert told.endswith(behind)
+    _assert_told_once(bench, host)
+    assert (await host.say("fourth")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-35")
@@ -556,8 +576,11 @@ async def test_a_message_that_the_agent_has_dropped_is_sent_with_the_next_one() 
     await host.say("one")
     bench.trouble(Trouble.OUTAGE_OPENED)
     assert isinstance(await host.fail("two"), ModelUnavailableError)
+    assert bench.upstream.live == 1
     report = await host.say("three")
-    assert (report.way, report.rebuilt, len(bench.upstream.memory.talks)) == (AgentOrigin.RESUMED, "", 1)
+    assert (report.way, report.rebuilt, report.sends) == (AgentOrigin.RESUMED, "", 1)
+    assert bench.told()[-1] == "two\n\n\n\nthree"
+    assert (len(bench.upstream.memory.talks), len(bench.upstream.opened)) == (1, 1)
     _assert_told_once(bench, host)
 
 

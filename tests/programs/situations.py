@@ -8,12 +8,13 @@ import shutil
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from midstream.client import connect
 from midstream.environment import World
-from tests.programs.gateway_process import Answer, GatewayProcess, assistant, user
+from tests.programs.gateway_process import Answer, GatewayProcess, PeopleServer, assistant, user
 from tests.programs.model_server import ModelServer, effects_of
 from tests.programs.programs import Place, Program, processes_of
 
@@ -277,6 +278,30 @@ def permission(effects: int) -> Situation:
     return situation
 
 
+def person(choice: Literal["allow", "deny"], effects: int) -> Situation:
+    """Return a situation in which a person is asked for a permission, in a session of midstream."""
+
+    async def situation(run: Run) -> None:
+        await run.gateway.stop()
+        server = PeopleServer(run.program, run.place)
+        await server.start()
+        try:
+            async with connect(server.url, state=run.place.folder / "person.db") as client:
+                async for event in client.send("s", "Q1 {ask}"):
+                    for question in await client.questions("s") if event.question is not None else ():
+                        await client.answer("s", question, choice)
+                        run.verdict.facts.append("asked")
+                    if event.is_end:
+                        break
+        finally:
+            await server.stop()
+        run.check(run.verdict.facts, "no person was asked")
+        count = effects_of(run.place.folder / "ledger")["1"]
+        run.check(count == effects, f"{count} effects, not {effects}")
+
+    return situation
+
+
 async def hang(run: Run) -> None:
     run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
     answer = await run.ask("Q2 {hang 1}", limit_s=60.0)
@@ -356,7 +381,7 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "two turns": (two_turns, ()),
     "a tool of the agent": (a_tool, ()),
     "gateway killed between turns": (gateway_killed_between, ()),
-    "gateway killed, a minute passes": (gateway_killed_and_a_minute_passes, ()),
+    "gateway killed for a minute": (gateway_killed_and_a_minute_passes, ()),
     "another version of the program": (another_version, ()),
     "gateway killed in an answer": (gateway_killed_in_answer, ()),
     "gateway killed in a tool": (gateway_killed_in_tool, ()),
@@ -369,6 +394,8 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "stop": (stop, ("--grace", "0.5")),
     "stop in a tool": (stop_in_a_tool, ("--grace", "0.5")),
     "permission refused": (permission(0), ("--refuse-tool", "none")),
+    "person allows": (person("allow", 1), ()),
+    "person denies": (person("deny", 0), ()),
     "permission granted": (permission(1), ("--allow-kind", "execute", "--allow-kind", "other")),
     "hang": (hang, ("--silence", "10")),
     "edited message": (edited, ()),
@@ -383,7 +410,7 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "provider 429 once": (provider("status 429 1", is_answered=True), ()),
 }
 """Each with the options of the gateway that it needs."""
-ASKING = {"permission refused", "permission granted"}
+ASKING = {"permission refused", "permission granted", "person allows", "person denies"}
 """Situations for programs that request permissions."""
 
 

@@ -15,12 +15,14 @@ from midstream.agents.acp_programs import FailedMessage, failed_message_of
 from midstream.agents.child_processes import has_exited
 from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
 from midstream.agents.permission_rules import Allowed, Decision
+from midstream.agents.stopped_tools import AGENT_VARIABLE
 from midstream.agents.upstream_errors import upstream_error
 from midstream.environment import World
 from midstream.errors import (
     ModelAccessError,
     ModelError,
     ModelMissingError,
+    ModelRejectedError,
     ModelStalledError,
     UpstreamFailedError,
 )
@@ -95,6 +97,8 @@ class AcpProcess:
         """Abilities that the agent declared."""
         self.failed_message = FailedMessage.UNKNOWN
         """What it does with a message whose turn does not come to its end."""
+        self.id = world.new_id("agent")
+        """The value of `AGENT_VARIABLE` in its environment."""
         self._name = name
         self._command = command
         self._cwd = cwd
@@ -124,7 +128,7 @@ class AcpProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 cwd=self._cwd,
-                env={**default_environment(), **self._env, OWNER_VARIABLE: owner_of_new_agents()},
+                env={**default_environment(), **self._env, **self._marks()},
                 limit=LINE_BYTES_MAX,
                 start_new_session=True,
             )
@@ -158,6 +162,9 @@ class AcpProcess:
             self.failed_message = failed_message_of(greeting.agent_info.name)
         if sign_in:
             await self.wait_for(self._connection.authenticate(sign_in), limit_s=GREETING_S)
+
+    def _marks(self) -> Mapping[str, str]:
+        return {OWNER_VARIABLE: owner_of_new_agents(), AGENT_VARIABLE: self.id}
 
     @property
     def has_exited(self) -> bool:
@@ -200,8 +207,11 @@ class AcpProcess:
         """Return what a refusal of the agent means."""
         data = error.data if isinstance(error.data, dict) else {"details": error.data}
         said = [str(error), *(str(data[name]) for name in ("details", "message", "error") if data.get(name))]
-        unknown = ModelAccessError if error.code == AUTH_REQUIRED else UpstreamFailedError
-        names = [data.get("code"), data.get("type")]
+        unknown: type[ModelError] = ModelAccessError if error.code == AUTH_REQUIRED else UpstreamFailedError
+        # opencode (1.18) gives no status of its provider. It retries by itself what can be retried.
+        if data.get("errorName") == "APIError":
+            unknown = ModelRejectedError
+        names = [data.get("code"), data.get("type"), data.get("errorName")]
         # Gemini CLI (0.61) gives the HTTP status of its provider as the code of the refusal.
         status = error.code if error.code in STATUSES else None
         return upstream_error(self._name, ": ".join(said), names=names, status=status, unknown=unknown)

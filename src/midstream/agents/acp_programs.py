@@ -19,7 +19,10 @@ class FailedMessage(StrEnum):
 
 FAILED_MESSAGES: Mapping[str, FailedMessage] = MappingProxyType(
     {
+        "@zed-industries/claude-code-acp": FailedMessage.KEPT,
+        "codex-acp": FailedMessage.KEPT,
         "gemini-cli": FailedMessage.DROPPED,
+        "OpenCode": FailedMessage.KEPT,
     }
 )
 """By the name that a program has in its answer to `initialize`; observed with the versions of `make agents`."""

@@ -95,6 +95,11 @@ class AcpReader:
         self._calls: dict[str, _Call] = {}
         self._plan = ""
 
+    @property
+    def is_in_tool(self) -> bool:
+        """Whether a tool of the agent runs."""
+        return bool(self._calls)
+
     def update(self, update: object) -> Iterator[ModelEvent]:
         """Return the events of an update. One of an unknown kind is a sign of life."""
         match update:

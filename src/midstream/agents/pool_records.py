@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from midstream.errors import ModelRejectedError
 from midstream.models.fingerprint import LINK_BYTES, Fingerprint, Outline
 
 RECORD_AGE_MAX_S = 7 * 24 * 3600.0
@@ -60,7 +61,8 @@ class PoolRecord(Struct, frozen=True):
         marks: By ascending `users`, `MARKS_MAX` at most.
         open_calls: The ids of the calls that its last response asked the client application to run.
         answered: The ids of the calls whose results it was given since the last user message.
-        is_whole: Its last answer came to its end.
+        is_whole: Its last answer came to its end, and its provider has rejected no request since.
+        is_refused: The message after these was refused: it is sent together with the next one.
         asides: The last unmarked side calls: should a client application continue one, it was none.
         run: The run that has the agent now, "" where none: until it releases the record, no other run resumes the
             agent. A dead run never does: what its agent received, and whether it still answers, is unknown.
@@ -79,6 +81,7 @@ class PoolRecord(Struct, frozen=True):
     asides: tuple[Aside, ...] = ()
     run: str = ""
     is_whole: bool = False
+    is_refused: bool = False
 
     @property
     def is_resumable(self) -> bool:
@@ -106,6 +109,7 @@ def create_resumed(record: PoolRecord, outline: Outline, *, now: float) -> PoolR
         asides=(),
         used_at=now,
         is_whole=False,
+        is_refused=False,
     )
 
 
@@ -143,6 +147,18 @@ def with_answer(
         used_at=now,
         is_whole=True,
     )
+
+
+def with_refusal(record: PoolRecord, error: str) -> PoolRecord:
+    """Return the record of an agent that has refused a message, or removed it again.
+
+    Args:
+        error: The code of the error, or "". After a rejection the agent's memory is in doubt, too.
+    """
+    if not error:
+        return record
+    is_whole = record.is_whole and error != ModelRejectedError.code
+    return replace(record, is_whole=is_whole, is_refused=True)
 
 
 def with_side_call(record: PoolRecord, outline: Outline) -> PoolRecord:

@@ -14,7 +14,8 @@ from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
 from midstream.cli.sources import ServerSource, Source, StoreSource
-from midstream.cli.terminal import clean, escape_json
+from midstream.cli.terminal import clean
+from midstream.cli.visible_text import escape_json
 from midstream.errors import MidstreamError, UsageError
 from midstream.local_keys import URL_VARIABLE
 from midstream.paths import Paths

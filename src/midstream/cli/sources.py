@@ -429,6 +429,10 @@ class ServerSource(Source):
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise ConnectionLostError(f"no answer from {self._url} ({type(error).__name__})") from error
+        if http.client.MULTIPLE_CHOICES <= answer.status < http.client.BAD_REQUEST:
+            raise ProtocolError(
+                f"{self._url} redirects to another address; none is followed: give the address of the server itself"
+            )
         if answer.status >= http.client.BAD_REQUEST:
             problem = self._read(answer.read(), _Problem)
             raise error_of(problem.code, problem.detail)

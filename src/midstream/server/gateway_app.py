@@ -26,6 +26,7 @@ from midstream.dialects.gateway_bodies import (
     RefusedError,
     body_of,
     headers_of,
+    is_local,
 )
 from midstream.dialects.live_responses import GRACE_S, LiveResponses
 from midstream.dialects.response_reader import ResponseReader, refuse, send_whole
@@ -276,7 +277,8 @@ class Gateway:
         body = await body_of(headers, receive) if method == "POST" else b""
         said = scope["query_string"].decode("latin-1")
         query = dict(parse_qsl(said, keep_blank_values=True)) if said else {}
-        arrived = Arrived(method, "/" + "/".join(parts), query, headers, body)
+        path = "/" + "/".join(parts)
+        arrived = Arrived(method, path, query, headers, body, is_local(scope, headers))
         await self._answer(parts, arrived, receive, send)
 
     async def _answer(self, parts: list[str], arrived: Arrived, receive: Receive, send: Send) -> None:

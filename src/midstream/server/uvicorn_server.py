@@ -24,11 +24,12 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.environment import World
 from midstream.errors import PortTakenError, UsageError
+from midstream.file_safety import read_secret_text
 from midstream.protocol.frames import FRAME_BYTES_MAX
-from midstream.secret_files import read_secret_file
 from midstream.server.auth.origins import LOOPBACK_NAMES, HostGuard
+from midstream.server.raw_connections import RawConnections, RawLimits
 from midstream.server.uvicorn_logs import PeerNoise
-from midstream.server.uvicorn_protocols import HTTP, WEBSOCKETS
+from midstream.server.uvicorn_protocols import PlainHttp, protocols
 
 STOP_WITHIN_S = 10.0
 """Seconds from the signal to the end of the process; supervisors kill after 10 (containers) to 90 (systemd)."""
@@ -98,6 +99,7 @@ async def serve(
     stop_within_s: float = STOP_WITHIN_S,
     on_listening: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
+    raw_limits: RawLimits = RawLimits(),  # noqa: B008 - frozen
 ) -> None:
     """Serve until SIGINT or SIGTERM (or `stop`), then drain and return within `stop_within_s` seconds.
 
@@ -117,6 +119,7 @@ async def serve(
         stop_within_s: Bound of the whole shutdown.
         on_listening: Called with the address, such as `http://127.0.0.1:8000`, once connections are accepted.
         stop: Set it to end as by a signal.
+        raw_limits: Limits of connections and of what they hold before a request is authenticated.
 
     Raises:
         PortTakenError: Another program listens there. Nothing was started.
@@ -143,7 +146,17 @@ async def serve(
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
     listener = listen(host, port, shares_port=shares_port)
     grace_s = max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S)
-    server = _Server(app, names, listener, trusted_proxies, tls, on_listening, stop, grace_s)
+    server = _Server(
+        app,
+        names,
+        listener,
+        trusted_proxies,
+        tls,
+        on_listening,
+        stop,
+        grace_s,
+        RawConnections(raw_limits),
+    )
     noise = PeerNoise(app.world)
     logging.getLogger("uvicorn.error").addFilter(noise)
     try:
@@ -162,7 +175,7 @@ def require_tls_files(tls: TlsFiles) -> None:
         UsageError: One cannot be read, they do not belong together, or other users may read the key.
     """
     try:
-        read_secret_file(tls.key, what="the key of the certificate", follows_links=True)
+        read_secret_text(tls.key, "the key of the certificate", is_named=True)
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
     except (OSError, ssl.SSLError) as error:
         reason = (
@@ -215,7 +228,9 @@ class _Server(uvicorn.Server):
         on_listening: Callable[[str], None] | None,
         stop: asyncio.Event | None,
         grace_s: float,
+        raw: RawConnections,
     ) -> None:
+        http, websockets = protocols(raw)
         config = uvicorn.Config(
             HostGuard(app, names),
             interface="asgi3",
@@ -226,8 +241,8 @@ class _Server(uvicorn.Server):
             # uvicorn would trust these headers of every request from this machine.
             proxy_headers=bool(trusted_proxies),
             forwarded_allow_ips=[*trusted_proxies],
-            http=HTTP,
-            ws=WEBSOCKETS,
+            http=http,
+            ws=websockets,
             ws_max_size=WS_FRAME_BYTES_MAX,
             # Half the client's time and much of the memory, for words that come a few at a time.
             ws_per_message_deflate=False,
@@ -268,7 +283,9 @@ class _Server(uvicorn.Server):
             server.close()
         self._app.drain()
         for connection in [*self.server_state.connections]:
-            if isinstance(connection, HTTP):  # it ends after its answer, or now: no request may follow on it
+            if isinstance(
+                connection, PlainHttp
+            ):  # it ends after its answer, or now: no request may follow on it
                 connection.shutdown()
         try:
             async with asyncio.timeout(GOODBYE_S):

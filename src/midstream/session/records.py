@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from midstream.errors import RecordUndecodableError
 from midstream.history.messages import (
@@ -27,7 +27,7 @@ from midstream.history.messages import (
 )
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind
-from midstream.timing import StalledOn
+from midstream.timing import WAIT_S_MAX, StalledOn
 
 VERSION = 1
 """Version of the record format, written into every `EpochStarted`."""
@@ -74,6 +74,10 @@ OPEN_STATUSES = frozenset((SessionStatus.RUNNING, SessionStatus.WAITING, Session
 """Those of a session with an open turn."""
 
 
+# `SendPayload` verifies the bounds, here they are for schemas: a journal of before may have other numbers.
+LimitS = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": WAIT_S_MAX})]
+
+
 class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool that the client of this turn runs itself.
 
@@ -87,10 +91,10 @@ class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     spec: ToolSpec
     has_effects: bool = True
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
-    timeout_s: float = 0.0
+    timeout_s: LimitS = 0.0
     needs_approval: bool = False
     """A person must allow each call before the client may run it."""
-    answer_s: float = 0.0
+    answer_s: LimitS = 0.0
     """Seconds a person has to allow it; 0 for no limit."""
 
 

@@ -12,12 +12,13 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 from typing_extensions import override
 
+from midstream.agents.attachments import refuse_local_files
 from midstream.engine.host import Host
 from midstream.environment import Cancellable, World
 from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
 from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import AccessLevel, Authorizer
-from midstream.server.auth.ownership import Ownership, name_outside
+from midstream.server.auth.ownership import Ownership, name_in_store, name_outside
 from midstream.server.auth.principals import Action, Principal
 from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Limits, Rate, RunningTurns
 from midstream.session.child_names import root_of
@@ -108,6 +109,7 @@ class Caller(Protocol):
         """Count what a command costs.
 
         Raises:
+            AccessError: Its message names a file of this machine, and it is not this machine's user.
             LimitReachedError: The caller may not spend more now. Nothing was counted.
         """
 
@@ -128,6 +130,9 @@ class Caller(Protocol):
 
     def public_name(self, session: str) -> str:
         """Return the caller's name of a session of the store."""
+
+    def stored_name(self, session: str) -> str:
+        """Return the name in the store of a session that the caller names."""
 
     async def until_unwelcome(self) -> MidstreamError:
         """Wait until the caller may not stay any longer, and return why."""
@@ -176,7 +181,9 @@ class Stranger(Caller):
         """See `Caller.begin`."""
 
     def count_command(self, command: Command | None) -> None:
-        """See `Caller.count_command`."""
+        """See `Caller.count_command`. Without authentication no sender is the user of this machine."""
+        if isinstance(command, SendMessage):
+            refuse_local_files(command.message)
 
     @override
     async def attribute(self, answer: Answer) -> Answer:
@@ -193,6 +200,10 @@ class Stranger(Caller):
 
     @override
     def public_name(self, session: str) -> str:
+        return session
+
+    @override
+    def stored_name(self, session: str) -> str:
         return session
 
     @override
@@ -322,6 +333,8 @@ class KnownCaller(Caller):
 
     @override
     def count_command(self, command: Command | None) -> None:
+        if isinstance(command, SendMessage) and not self._is_local_user:
+            refuse_local_files(command.message)
         if isinstance(command, SendMessage | Resume):
             self._counters.tokens.check(self.caller)
             self._counters.turns.begin(self.caller, self.session, self._is_live)
@@ -333,6 +346,11 @@ class KnownCaller(Caller):
         answer = replace(answer, by=self.principal.name)
         self._trail.note_answer(answer)
         return answer
+
+    @property
+    def _is_local_user(self) -> bool:
+        """Whether it is the operator, on this machine."""
+        return self.principal.is_operator and not self._address
 
     async def visible_sessions(self) -> Collection[str] | None:
         """See `Caller.visible_sessions`. What an application decides about each is not known before it is asked."""
@@ -351,6 +369,10 @@ class KnownCaller(Caller):
     @override
     def public_name(self, session: str) -> str:
         return name_outside(session, self.principal.tenant)
+
+    @override
+    def stored_name(self, session: str) -> str:
+        return name_in_store(session, self.principal.tenant)
 
     def recheck(self) -> None:
         """Look now whether it may go on: something was revoked."""

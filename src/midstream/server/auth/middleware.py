@@ -24,6 +24,8 @@ from starlette.types import Scope
 
 from midstream.engine.host import Host
 from midstream.errors import AccessError, MidstreamError, OtherLoginError, UnauthorizedError
+from midstream.protocol.frames import FRAME_BYTES_MAX
+from midstream.server.api.request_bodies import BODY_BYTES_MAX, STRANGER_BYTES_MAX
 from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access
 from midstream.server.auth.audit_trail import AuditTrail
@@ -193,7 +195,8 @@ class AuthMiddleware:
             check_intent(scope)
             trail: AuditTrail = scope[TRAIL]
             trail.note_admission()
-            return {**scope, VISIT: Stranger(self._counters, address, trail)}
+            most = FRAME_BYTES_MAX if self.access is None else STRANGER_BYTES_MAX
+            return {**scope, VISIT: Stranger(self._counters, address, trail), BODY_BYTES_MAX: most}
         return await self._authenticate(scope, path_of(scope), address)
 
     def trail_of(self, scope: Scope) -> AuditTrail:
