@@ -57,9 +57,13 @@ async def resolve(host: str) -> Sequence[str]:
     Raises:
         OSError: It has none, or not within `RESOLVE_S`.
     """
-    asking = asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    async with asyncio.timeout(RESOLVE_S):  # a TimeoutError is an OSError
-        return [str(found[4][0]) for found in await asking]
+    try:  # an address, in any of its spellings: no name server is involved
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        asking = asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        async with asyncio.timeout(RESOLVE_S):  # a TimeoutError is an OSError
+            found = await asking
+    return [str(each[4][0]) for each in found]
 
 
 async def with_readable_files(message: UserMessage, folder: Path, resolve: Resolve = resolve) -> UserMessage:

@@ -441,7 +441,7 @@ class ServerSource(Source):
     def _read(self, body: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(body, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ProtocolError(f"{self._url} does not answer like a midstream server") from error
 
 
