@@ -268,7 +268,7 @@ class Store(StoreReader, KeyValue, Protocol):
             JournalMovedError: The end is not the expected one. Nothing was written.
             LeaseLostError: A newer epoch exists. Nothing was written.
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
-            UsageError: This store keeps a seal of its own, and was given one. Nothing was written.
+            UsageError: This store keeps a seal or links of its own, and was given some. Nothing was written.
         """
 
     async def prune(

@@ -18,6 +18,8 @@ from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.blocking_reads import ClosedStore, LoopThread, decrypt_reader
 from midstream.store.contract import Store, StoreReader
+from midstream.store.guard.chain import NoKeySource
+from midstream.store.guard.guarded_store import GuardedReader
 
 SQLITE = "sqlite"
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.DOTALL)
@@ -94,7 +96,8 @@ def read_store(named: str | Path, *, key_file: Path | None = None) -> Iterator[C
     """
     backend, address = _find_backend(named)
     with backend.read(address) as reader, contextlib.closing(LoopThread()) as loop:
-        yield ClosedStore(reader, reader if key_file is None else decrypt_reader(reader, key_file), loop)
+        guarded = GuardedReader(reader, NoKeySource())
+        yield ClosedStore(reader, guarded if key_file is None else decrypt_reader(reader, key_file), loop)
 
 
 @contextlib.contextmanager

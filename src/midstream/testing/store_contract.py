@@ -42,6 +42,7 @@ from midstream.store.contract import (
 )
 from midstream.testing.immediate_contract import ImmediateContract
 from midstream.testing.key_value_contract import KeyValueContract
+from midstream.testing.link_contract import LinkContract
 from midstream.testing.listing_contract import ListingContract
 from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, open_store
 
@@ -50,7 +51,7 @@ NEWS_S = 30.0
 """Seconds after which news that should be there are missing."""
 
 
-class StoreContract(KeyValueContract, ImmediateContract, ListingContract):
+class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingContract):
     """The tests. Each one gets a fresh `place`."""
 
     pytestmark = pytest.mark.asyncio
