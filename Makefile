@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check attack agents format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test check attack agents format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -212,10 +212,14 @@ pool-search: $(VENV)/.dev  ## Test the pool with 100,000 generated client applic
 	$(BIN)/python -m tests.reuse $(ARGS)
 
 CONTRACTS := tests/frameworks/test_pydantic_ai_durable.py tests/frameworks/test_langgraph.py \
-  tests/frameworks/test_openai_agents.py tests/frameworks/test_openai_agents_model.py \
-  tests/frameworks/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py
+  tests/frameworks/test_pydantic_ai_changes.py \
+  tests/frameworks/test_openai_agents.py tests/frameworks/test_openai_agents_model.py tests/frameworks/test_openai_agents_runs.py \
+  tests/frameworks/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py tests/frameworks/test_kills.py
 contract: $(PEERS)/.made  ## Test our hooks with the pinned versions of their frameworks
 	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
+
+frameworks: $(PEERS)/.made  ## Kill programs of the guides of pydantic-ai, OpenAI Agents and LangGraph at random; ARGS="--rounds 500 --seed 1"
+	PYTHONPATH=src:. $(PEERS)/bin/python -m tests.frameworks.kills $(ARGS)
 
 # Part of `make test`, in an environment of its own, which not every machine can have.
 hooks:

@@ -30,6 +30,7 @@ MidstreamError
 │   │   └── StreamReusedError      the stream began with another message
 │   ├── NothingToResumeError
 │   ├── QuestionClosedError    it was answered before, or the turn ended
+│   ├── CallNotStartedError    the outcome came before the call was started
 │   ├── AnswerMismatchError    the answer is about other arguments, or none the question takes
 │   ├── CallReusedError        a call id was used again with other arguments
 │   ├── OtherLoginError        another principal is logged in by this browser
@@ -302,6 +303,13 @@ class AnswerMismatchError(ConflictError):
     """The answer does not fit the question: other arguments, or a choice it does not offer. Nothing was written."""
 
     code = "answer_mismatch"
+
+
+class CallNotStartedError(ConflictError):
+    """A client sent the outcome of a call that was not started: send it again later. Nothing was written."""
+
+    code = "call_not_started"
+    retry = "later"
 
 
 class SeqnoGapError(ConflictError):

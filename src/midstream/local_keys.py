@@ -21,8 +21,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from midstream.environment import World
 from midstream.errors import UnauthorizedError, UsageError
+from midstream.file_safety import read_secret_text
 from midstream.paths import Paths, make_folder
-from midstream.secret_files import read_secret_file
 
 KEY_FILE = "server-key"
 TOKEN_VARIABLE = "MIDSTREAM_TOKEN"  # noqa: S105 - the name of a variable
@@ -54,7 +54,7 @@ def read_or_make_key(folder: Path) -> str:
             pass
         finally:
             fresh.unlink()
-    return read_secret_file(path, what="the key").strip()
+    return read_secret_text(path, "the key").strip()
 
 
 def token_for(key: str, address: str, start: str) -> str:
@@ -103,7 +103,7 @@ def headers_for(url: str, places: Paths | None = None) -> dict[str, str]:
     if not is_loopback(parts.hostname or ""):
         return {}
     try:
-        key = read_secret_file((places or Paths.find()).data / KEY_FILE, what="the key").strip()
+        key = read_secret_text((places or Paths.find()).data / KEY_FILE, "the key").strip()
     except (OSError, RuntimeError):  # the last one of pathlib: this user has no home
         return {}
     return _authenticate(parts, key) if key else {}

@@ -42,6 +42,29 @@ def test_every_clause_is_cited_by_a_test_and_every_cited_clause_exists(kind: str
     assert sorted(set(_clauses(kind)) ^ set(_cited(kind))) == []
 
 
+def test_every_clause_of_the_stream_names_the_side_that_it_binds() -> None:
+    assert sorted(set(_clauses("STREAM")) - _sides().keys()) == []
+
+
+def test_the_table_of_a_client_has_every_clause_that_binds_a_client_once_and_no_other() -> None:
+    text = (ROOT / "docs" / "spec" / "stream.md").read_text(encoding="utf-8")
+    table = text.partition("| a client that | needs |")[2].partition("\n\n")[0]
+    listed = [clause for row in table.splitlines()[2:] for clause in _listed(row.split("|")[2])]
+    bound = [clause for clause, side in _sides().items() if side != "server"]
+    assert sorted(listed) == sorted(bound)
+
+
+def _sides() -> dict[str, str]:
+    text = (ROOT / "docs" / "spec" / "stream.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\*\*(STREAM-\d+)\*\* \*(client|server|both)\*: ", text, re.MULTILINE))
+
+
+def _listed(cell: str) -> Iterator[str]:
+    for part in cell.strip().removeprefix("STREAM-").split(", "):
+        first, _, last = part.partition(" to ")
+        yield from (f"STREAM-{number}" for number in range(int(first), int(last or first) + 1))
+
+
 def _clauses(kind: str) -> list[str]:
     return CLAUSE.findall((ROOT / "docs" / "spec" / PAGES[kind]).read_text(encoding="utf-8"))
 

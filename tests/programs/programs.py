@@ -123,7 +123,7 @@ def _codex_settings(place: Place, policy: str = "never", sandbox: str = "danger-
 
 
 def _codex_asking_settings(place: Place) -> None:
-    _codex_settings(place, "untrusted", "read-only")
+    _codex_settings(place, "on-request", "read-only")
 
 
 def _codex_env(place: Place) -> Mapping[str, str]:

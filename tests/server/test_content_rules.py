@@ -41,7 +41,7 @@ from midstream.server.transports.connection import Connection, Connections
 from midstream.server.transports.frame_sending import SEND_S
 from midstream.server.uvicorn_server import serve
 from midstream.session.turn.commands import SendMessage
-from midstream.store.contract import SessionInfo
+from midstream.store.contract import ListPlace, SessionInfo
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
 from midstream.testing.worlds import FakeWorld
@@ -306,10 +306,15 @@ def test_rule_17_every_error_is_a_problem_with_a_stable_code_and_a_next_step() -
 async def test_rule_17_a_bug_says_nothing_of_itself_and_a_foreign_thing_is_as_a_missing_one() -> None:
     class Broken(MemoryStore):
         def list(
-            self, *, live: bool | None = None, of: Collection[str] | None = None
+            self,
+            *,
+            live: bool | None = None,
+            of: Collection[str] | None = None,
+            after: ListPlace | None = None,
+            limit: int | None = None,
         ) -> AsyncIterator[SessionInfo]:
             if live:
-                return super().list(live=live, of=of)
+                return super().list(live=live, of=of, after=after, limit=limit)
             raise RuntimeError("select secret from journal where tenant = 'acme'")
 
     app = guarded_app(store=Broken())

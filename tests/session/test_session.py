@@ -543,6 +543,26 @@ def test_a_late_result_of_a_client_is_taken_and_changes_nothing() -> None:
 
 
 @spec("TURN-15")
+def test_an_outcome_of_no_call_or_of_a_call_that_was_not_started_is_refused_and_a_second_one_changes_nothing() -> (
+    None
+):
+    allowed_first = msgspec.structs.replace(at_client("b"), needs_approval=True)
+    session = _told(_taken(OPENED, _command(0, say())), asks(at_client("c"), allowed_first))
+    early, unknown, later = (ended(each, turn=turn) for each, turn in (("b", 1), ("x", 1), ("c", 2)))
+    for command, code, retry in (
+        (early, "call_not_started", "later"),
+        (unknown, "not_found", "never"),
+        (later, "not_found", "never"),
+    ):
+        with pytest.raises(Refused) as refused:
+            decide(session, _command(1, command), epoch=1, at=AT)
+        assert (refused.value.error.code, refused.value.error.retry) == (code, retry)
+    session = _told(session, ended("c"))
+    second = decide(session, _command(1, ended("c", "something else")), epoch=1, at=AT)
+    assert [type(each) for each in second] == [CommandAccepted]
+
+
+@spec("TURN-15")
 def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
     session = _taken(OPENED, _command(0, say()))
     session = _told(session, asks(writes("a")))

@@ -66,6 +66,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List, show, answer, resume, stop, export and delete sessions.",
     ),
     "token": ("midstream.cli.login:token", "Print your token for a server on this machine."),
+    "verify": (
+        "midstream.cli.verify_command:verify",
+        "Check that no other program changed the journals of a store.",
+    ),
 }
 """Name: where it lives, and what it is for (a test compares this with the command's own help)."""
 

@@ -15,7 +15,7 @@ from midstream.cli.terminal import clean
 from midstream.cli.times import time_of
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.secret_files import read_secret_file
+from midstream.file_safety import read_secret_text
 from midstream.server.auth.principals import Action
 from midstream.server.auth.token_file import HASHED, ROLES, digest_of_token, parse_line, without_comment
 
@@ -175,7 +175,7 @@ def _report(count: int, *, is_json: bool) -> None:
 def _read(file: Path) -> str:
     """Return the text of a token file; of a new one where there is none."""
     try:
-        text = read_secret_file(file, what="the tokens", follows_links=True)
+        text = read_secret_text(file, "the tokens", is_named=True)
     except FileNotFoundError:
         return _NEW_FILE
     return text if not text or text.endswith("\n") else f"{text}\n"

@@ -17,6 +17,7 @@ from midstream.errors import (
     StoreBusyError,
     UsageError,
 )
+from midstream.file_safety import replace_own
 
 FAILURE = 1
 USAGE = 2
@@ -123,8 +124,7 @@ def of_bug(error: Exception, state: Path) -> tuple[str, int]:
     log = state / "crash.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log.touch(mode=0o600)
-        log.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+        replace_own(log, "".join(traceback.format_exception(error)).encode("utf-8", "replace"))
     except OSError:
         where = "(the traceback could not be stored)"
     else:

@@ -14,8 +14,8 @@ from msgspec import Struct
 from midstream.cli.listening import LOCAL_HOSTS
 from midstream.environment import World
 from midstream.errors import UsageError
+from midstream.file_safety import read_secret_text
 from midstream.paths import make_folder
-from midstream.secret_files import read_secret_file
 from midstream.server.client_keys import KEY_CHARS_MIN
 
 GENERATED_TOKEN = "gateway-token"  # noqa: S105 - the name of a file
@@ -116,7 +116,7 @@ def _read_key(path: Path, advice: str, *, follows_links: bool) -> str:
     Raises:
         UsageError: It holds something else, or other users may read it.
     """
-    key = read_secret_file(path, what="the key", follows_links=follows_links).strip()
+    key = read_secret_text(path, "the key", is_named=follows_links).strip()
     if len(key.split()) > 1:
         raise UsageError(f"{str(path)!r} holds more than a key; {advice}")
     if not (key.isascii() and key.isprintable()):

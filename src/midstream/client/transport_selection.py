@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
@@ -32,6 +31,7 @@ from midstream.errors import (
     ProtocolError,
     UsageError,
 )
+from midstream.file_safety import quarantine, read_own, replace_own
 
 if TYPE_CHECKING:
     import httpx2
@@ -47,6 +47,8 @@ REMEMBERED_DOUBTFUL_S = 600.0
 """Seconds where the better ones were only lost, as in any bad network."""
 SERVERS_MAX = 200
 """Servers that are remembered; those that are forgotten soonest anyway go first."""
+
+CALLED = "the file of transports that worked"
 
 _log = logging.getLogger(__name__)
 
@@ -107,8 +109,11 @@ class RememberedTransports:
         if self._path is None:
             return {**self._in_memory}
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, Remembered])
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return msgspec.json.decode(read_own(self._path, CALLED), type=dict[str, Remembered])
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return {}
+        except UsageError as error:
+            _log.warning("%s. It was moved to %s", error.message, quarantine(self._path))
             return {}
 
     def _write(self, known: dict[str, Remembered]) -> None:
@@ -120,12 +125,9 @@ class RememberedTransports:
         if self._path is None:
             self._in_memory = kept
             return
-        new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new.touch(mode=0o600)
-            new.write_bytes(msgspec.json.encode(kept))
-            new.replace(self._path)
+            replace_own(self._path, msgspec.json.encode(kept))
         except OSError as error:
             _log.debug("the working transport could not be stored: %s", error.strerror)
 

@@ -73,6 +73,17 @@ def require_file(path: Path) -> None:
         raise of_os_error(error, path) from error
 
 
+def require_no_link(path: Path) -> None:
+    """Make sure that a file of a folder is in that folder, and that reading it waits for nothing.
+
+    Raises:
+        UnreadableHistoryError: It is a symbolic link, a pipe or a device.
+        OSError: It is missing, or cannot be examined.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise UnreadableHistoryError("this is a link, or not a regular file", reason="not-a-file")
+
+
 def of_os_error(error: OSError, path: Path) -> UnreadableHistoryError:
     """Describe an error of the operating system about a file."""
     if isinstance(error, FileNotFoundError):

@@ -1,15 +1,15 @@
 """Every frame on the wire, both ways, and its JSON form.
 
 One frame is one JSON object with a `type`. Frames are the same on every transport: a WebSocket message each, or
-the body of a POST and the data of a server-sent event. A receiver ignores unknown members and answers an unknown
-type with `error`; the version in `open` and `welcome` decides which frames may come.
+the body of a POST and the data of a server-sent event. A receiver ignores unknown members. A client ignores frames of
+an unknown type, and a server answers them with `error` (STREAM-34).
 """
 
 from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -134,7 +134,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
     connection: Number = 0
     cancel_after_s: Annotated[float, Meta(ge=0, le=CANCEL_AFTER_S_MAX)] | None = None
     version: Annotated[int, Meta(ge=1)] = PROTOCOL_VERSION
-    snapshots: SnapshotWhen = SnapshotWhen.NEVER
+    snapshots: SnapshotWhen = SnapshotWhen.GONE
     coalesce_s: Annotated[float, Meta(ge=0, le=COALESCE_S_MAX)] = 0.0
     old_secret: Word = ""
 
@@ -368,11 +368,14 @@ class SnapshotFrame(Struct, frozen=True, gc=False, tag="snapshot", tag_field="ty
         event_id: That event.
         session: What `GET /v1/sessions/{id}` answers.
         is_over: The turn of this stream had ended by then.
+        turn: The stream's turn by then; 0 while it has none, such as for a message that is queued; null for a reader.
+            Where `turns` of `session` is another number, its text is the answer of another turn.
     """
 
     event_id: str
     session: msgspec.Raw
     is_over: bool = False
+    turn: int | None = None
 
 
 class Error(Struct, frozen=True, gc=False, tag="error", tag_field="type", omit_defaults=True):
@@ -407,11 +410,17 @@ class HeartbeatFrame(Struct, frozen=True, gc=False, tag="heartbeat", tag_field="
     waiting_on: str = "nothing"
 
 
+class _Typed(Struct, frozen=True, gc=False):
+    type: str
+
+
 ServerFrame = Welcome | Ack | Events | Gone | SnapshotFrame | Error | HeartbeatFrame
 
 _encoder = msgspec.json.Encoder()
 _from_client: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
 _from_server: msgspec.json.Decoder[ServerFrame] = msgspec.json.Decoder(ServerFrame)
+_typed: msgspec.json.Decoder[_Typed] = msgspec.json.Decoder(_Typed)
+_SERVER_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(ServerFrame))
 _payload: msgspec.json.Decoder[Payload] = msgspec.json.Decoder(Payload)
 
 
@@ -436,6 +445,15 @@ def decode_server(body: bytes) -> ServerFrame:
         return _from_server.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrameError(f"not a server frame: {str(error)[:REASON_CHARS_MAX]}") from error
+
+
+def is_of_unknown_type(body: bytes) -> bool:
+    """Return whether a body is a frame of a server, of a type that this version does not have (STREAM-34)."""
+    try:
+        kind = _typed.decode(body).type
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return kind not in _SERVER_TYPES
 
 
 def decode_payload(body: bytes | msgspec.Raw) -> Payload:

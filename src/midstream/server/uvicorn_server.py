@@ -24,8 +24,8 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.environment import World
 from midstream.errors import PortTakenError, UsageError
+from midstream.file_safety import read_secret_text
 from midstream.protocol.frames import FRAME_BYTES_MAX
-from midstream.secret_files import read_secret_file
 from midstream.server.auth.origins import LOOPBACK_NAMES, HostGuard
 from midstream.server.raw_connections import RawConnections, RawLimits
 from midstream.server.uvicorn_logs import PeerNoise
@@ -175,7 +175,7 @@ def require_tls_files(tls: TlsFiles) -> None:
         UsageError: One cannot be read, they do not belong together, or other users may read the key.
     """
     try:
-        read_secret_file(tls.key, what="the key of the certificate", follows_links=True)
+        read_secret_text(tls.key, "the key of the certificate", is_named=True)
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
     except (OSError, ssl.SSLError) as error:
         reason = (

@@ -7,10 +7,9 @@ renamed or given another meaning; a new kind of record is a new tag.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -460,7 +459,8 @@ class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="
     has_effects: bool = True
     """Whether it may do something that could be there without this record, so that this must reach the disk first."""
     arguments: str | None = None
-    """The arguments to run with (JSON text), where a person changed the model's."""
+    """The arguments to run with (JSON text), where a person changed the model's; in a turn that another loop drives,
+    also where a person allowed this run."""
 
 
 class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_field="type"):
@@ -695,48 +695,20 @@ def decode(body: bytes) -> Record:
         raise RecordUndecodableError(f"a journal record cannot be read: {error}") from error
 
 
-_OUTCOME = re.compile(
-    rb'\{"type":"(?:call_ended|result_arrived_late)","turn":(\d{1,18}),"response":(\d{1,18}),'
-    rb'"result":\{"call_id":("(?:[^"\\]|\\.)*")'
-)
+class _Typed(Struct, frozen=True, gc=False):
+    type: str
 
 
-def salvage(body: bytes) -> OutcomeDamaged | None:
-    """Return which call's outcome a body was that `decode` refuses, or None where that is not certain."""
-    found = _OUTCOME.match(body)
-    if found is None:
-        return None
+_typed: msgspec.json.Decoder[_Typed] = msgspec.json.Decoder(_Typed)
+_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Record))
+
+
+def is_of_unknown_type(body: bytes) -> bool:
+    """Return whether a body is a record of a type that this version does not have (STREAM-34)."""
     try:
-        call_id = msgspec.json.decode(found[3], type=str)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return OutcomeDamaged(int(found[1]), int(found[2]), call_id)
-
-
-class JournalReader:
-    """Reads the records of one journal, in order, so that a damaged outcome costs only itself."""
-
-    def __init__(self) -> None:
-        self._version = VERSION
-        """Of the writer of the records that were read last."""
-
-    def read(self, body: bytes) -> Record:
-        """Return the next record; `OutcomeDamaged` in the place of an outcome that cannot be read any more.
-
-        Raises:
-            RecordUndecodableError: A record of a newer version, or damage. Of a newer version nothing is taken for
-                damaged: what cannot be read there is not understood.
-        """
-        try:
-            record = decode(body)
-        except RecordUndecodableError:
-            found = salvage(body) if self._version <= VERSION else None
-            if found is None:
-                raise
-            return found
-        if isinstance(record, EpochStarted | JournalPruned):
-            self._version = record.version
-        return record
+        return _typed.decode(body).type not in _TYPES
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 _PRUNED = b'{"type":"journal_pruned",'

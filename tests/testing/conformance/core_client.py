@@ -13,7 +13,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.protocol.checkpoint import Checkpoint
 from midstream.protocol.client_stream import ClientStream
-from midstream.protocol.event_inbox import Applied
+from midstream.protocol.event_inbox import Forget
 from midstream.protocol.frames import EventId, decode_payload
 from midstream.testing.conformance.client_side import checkpoint_after
 from midstream.testing.conformance.client_wire import ClientView
@@ -118,7 +118,7 @@ class CoreSubject:
             self._said += len(frames)
             await self._transport.send(frames)
         for event in self._stream.events():
-            self._told.append(str(event.event_id) if isinstance(event, Applied) else "forget")
+            self._told.append("forget" if isinstance(event, Forget) else str(event.event_id))
 
     async def _connect(self) -> None:
         try:

@@ -18,7 +18,7 @@ from midstream.environment import Cancellable, World
 from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
 from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import AccessLevel, Authorizer
-from midstream.server.auth.ownership import Ownership, name_outside
+from midstream.server.auth.ownership import Ownership, name_in_store, name_outside
 from midstream.server.auth.principals import Action, Principal
 from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Limits, Rate, RunningTurns
 from midstream.session.child_names import root_of
@@ -131,6 +131,9 @@ class Caller(Protocol):
     def public_name(self, session: str) -> str:
         """Return the caller's name of a session of the store."""
 
+    def stored_name(self, session: str) -> str:
+        """Return the name in the store of a session that the caller names."""
+
     async def until_unwelcome(self) -> MidstreamError:
         """Wait until the caller may not stay any longer, and return why."""
 
@@ -197,6 +200,10 @@ class Stranger(Caller):
 
     @override
     def public_name(self, session: str) -> str:
+        return session
+
+    @override
+    def stored_name(self, session: str) -> str:
         return session
 
     @override
@@ -362,6 +369,10 @@ class KnownCaller(Caller):
     @override
     def public_name(self, session: str) -> str:
         return name_outside(session, self.principal.tenant)
+
+    @override
+    def stored_name(self, session: str) -> str:
+        return name_in_store(session, self.principal.tenant)
 
     def recheck(self) -> None:
         """Look now whether it may go on: something was revoked."""

@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.secret_files import read_secret_file
+from midstream.file_safety import read_secret_text
 from midstream.server.auth.bearer_tokens import TOKEN_CHARS_MIN, bearer_token
 from midstream.server.auth.credential_sources import CredentialSource
 from midstream.server.auth.principals import Action, Principal, Scope
@@ -144,7 +144,7 @@ def read_token_file(path: Path) -> list[TokenLine]:
         UsageError: It cannot be read, belongs to another user, others may read it, or a line has another form.
     """
     try:
-        text = read_secret_file(path, what="the tokens", follows_links=True)
+        text = read_secret_text(path, "the tokens", is_named=True)
     except FileNotFoundError as error:
         raise UsageError(f"the tokens in {path} cannot be read: no such file") from error
     lines: list[TokenLine] = []
