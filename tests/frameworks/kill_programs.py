@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -75,7 +75,7 @@ class Report(Struct):
     answers: list[str] = []
 
 
-Program = Callable[[Play], Awaitable[Report]]
+Program = Callable[[Play], Coroutine[Any, Any, Report]]
 
 
 def guide(page: str, *blocks: int) -> dict[str, Any]:
