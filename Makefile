@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check agents format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test check attack agents format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -174,6 +174,9 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 fault: $(VENV)/.dev  ## The full kill matrix: processes are killed at every fault point, in every way
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault
 
+attack: $(VENV)/.dev  ## Attack running servers on loopback: credentials, keys, scopes, input, redirects, memory; ARGS=WORDS chooses attacks by name
+	$(BIN)/python -m tests.attack $(ARGS)
+
 chaos: $(VENV)/.dev  ## Ten thousand reconnects through the worst of networks, while server and clients are killed; ARGS=SEED repeats one
 	$(BIN)/python -m tests.chaos $(ARGS)
 
@@ -243,6 +246,7 @@ bench-streams: $(VENV)/.dev $(VENV)/.streams  ## Compare durable commands with t
 
 docs: $(VENV)/.dev  ## Write the generated parts of the documentation and of the JavaScript client anew and check every link
 	$(BIN)/python tools/retries_js.py
+	$(BIN)/python tools/invisible_js.py
 	$(BIN)/python tools/docs.py
 
 # --- keeping it -----------------------------------------------------------------------------

@@ -30,8 +30,10 @@ MidstreamError
 │   │   └── StreamReusedError      the stream began with another message
 │   ├── NothingToResumeError
 │   ├── QuestionClosedError    it was answered before, or the turn ended
+│   ├── CallNotStartedError    the outcome came before the call was started
 │   ├── AnswerMismatchError    the answer is about other arguments, or none the question takes
 │   ├── CallReusedError        a call id was used again with other arguments
+│   ├── OtherLoginError        another principal is logged in by this browser
 │   └── StreamFencedError
 ├── AccessError           the caller may not do this
 │   ├── UnauthorizedError      the caller is not, or no longer, authenticated: send a credential
@@ -303,6 +305,13 @@ class AnswerMismatchError(ConflictError):
     code = "answer_mismatch"
 
 
+class CallNotStartedError(ConflictError):
+    """A client sent the outcome of a call that was not started: send it again later. Nothing was written."""
+
+    code = "call_not_started"
+    retry = "later"
+
+
 class SeqnoGapError(ConflictError):
     """A command arrived before its predecessors. `expected` is the number to send next."""
 
@@ -335,6 +344,15 @@ class StreamFencedError(ConflictError):
     """A newer connection took this stream over; this one is closed."""
 
     code = "stream_fenced"
+
+
+class OtherLoginError(ConflictError):
+    """A login link is for another principal than the one who is logged in. Nothing was changed: the link is still
+    good.
+    """
+
+    code = "other_login"
+    retry = "ask"
 
 
 class AccessError(MidstreamError):

@@ -128,6 +128,7 @@ async def test_what_is_no_choice_at_all_is_refused_before_it_is_said() -> None:
                 break
 
 
+@pytest.mark.slow
 @spec("TURN-50")
 async def test_a_sub_agents_question_is_answered_in_its_own_session() -> None:
     purse = Purse()

@@ -60,10 +60,11 @@ def test_a_file_that_another_process_lays_out_meanwhile_is_ours_before_and_after
 
         def step(statement: str) -> None:
             if next(steps) == moment:
+                # Locked: it comes later.
                 with (
                     contextlib.suppress(sqlite3.OperationalError),
                     transaction(other),
-                ):  # locked: it comes later
+                ):
                     lay_out(other, "CREATE TABLE one (x)", OURS, LAYOUT)
 
         looking.set_trace_callback(step)

@@ -24,7 +24,6 @@ from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
 from tests.dialects.hosts import Host
 from tests.dialects.serving import called, make_gateway
 from tests.lines import lines_run
-from tests.search import with_slow
 from tests.spec import spec
 
 CHARS = 9000
@@ -86,9 +85,10 @@ def _words(answer: dict[str, Any]) -> str:
     return "".join(block["text"] for block in answer.get("content", ()) if block["type"] == "text")
 
 
+@pytest.mark.slow
 @spec("REUSE-77")
 @pytest.mark.parametrize("dialect", dialect_registry.DIALECTS, ids=lambda dialect: dialect.name)
-@pytest.mark.parametrize("seed", with_slow(range(6), range(2, 6)))
+@pytest.mark.parametrize("seed", range(6))
 async def test_the_upstream_hears_the_same_as_when_every_body_is_read_whole(
     dialect: Dialect, seed: int
 ) -> None:

@@ -110,7 +110,7 @@ async def test_a_turn_whose_tool_runs_at_each_death_of_its_node_is_given_up() ->
     assert (runner.state.last_turn.status, runner.state.last_turn.code) == ("interrupted", SUSPECTED_CODE)
     await runner.submit(Resume())
     assert runner.state.suspected == 0, "who asks for it again means it"
-    await host.stop()
+    await host.stop(grace_s=0.1)
 
 
 async def test_unknown_and_misnamed_sessions_are_told_apart() -> None:

@@ -231,6 +231,7 @@ def test_the_next_prompt_is_accepted_whatever_the_turns_came_to(turns: list[Turn
     asyncio.run(_live(turns))
 
 
+@pytest.mark.slow
 @spec("HISTORY-90", "TURN-19")
 def test_the_next_prompt_is_accepted_after_each_end_by_itself() -> None:
     for name in RESPONSES:

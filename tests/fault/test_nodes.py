@@ -83,9 +83,8 @@ async def test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards(tmp_p
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         (tmp_path / "go").touch()
         frozen.signal(signal.SIGCONT)
-        await until(
-            lambda: lines(tmp_path)[-1].what == "ended"
-        )  # the tool of the frozen one comes to its end
+        # The tool of the frozen one comes to its end.
+        await until(lambda: lines(tmp_path)[-1].what == "ended")
         await _accepted(frozen, "s", "think")  # it is forwarded to the new node
         await until_there(tmp_path, "s", TurnEnded, TurnEnded)
         assert (await heir.get("/ready")).status_code == 200
@@ -273,9 +272,8 @@ async def _freeze_for_a_lease(folder: Path, worker: Worker) -> None:
     worker.signal(signal.SIGSTOP)
     with contextlib.suppress(TimeoutError):  # stopped inside a commit it holds the database: nobody goes on
         async with asyncio.timeout(5 * LEASE_S):
-            await until(
-                lambda: log_of(folder).count(" was silent for ") >= before + 2
-            )  # both others have seen it
+            # Both others have seen it.
+            await until(lambda: log_of(folder).count(" was silent for ") >= before + 2)
     worker.signal(signal.SIGCONT)
 
 

@@ -378,9 +378,8 @@ async def test_a_server_that_dies_in_a_call_leaves_it_in_doubt_and_is_started_ag
     async with asyncio.timeout(WAIT_S):
         content, outcome = await result_of(found)
         assert (content.endswith("It may or may not have taken effect."), outcome) == (True, Outcome.UNKNOWN)
-        assert "die" in [
-            tool.name for tool in model.last_call.tools
-        ]  # the server was there for the next request
+        # The server was there for the next request.
+        assert "die" in [tool.name for tool in model.last_call.tools]
         for source in found.sources:
             await source.close()
     started = [line.split()[0] for line in (tmp_path / "ledger").read_text().splitlines()]

@@ -329,9 +329,8 @@ async def test_what_a_tool_returned_comes_back(value: Any, comes_back: Any) -> N
     again = await lab.run(agent, key="k")
     found = answers(again.all_messages())["c1"]
     if isinstance(value, str) and "\ud83d" in value:
-        assert (
-            "lost" in found
-        )  # it has no JSON form: that it is lost is said, and the tool does not run again
+        # It has no JSON form: that it is lost is said, and the tool does not run again.
+        assert "lost" in found
     else:
         assert getattr(found, "data", found) == getattr(comes_back, "data", comes_back)
 

@@ -54,6 +54,7 @@ def encoded(messages: object) -> bytes:
     return msgspec.json.encode(messages)[:-1]
 
 
+@pytest.mark.slow
 @spec("REUSE-58")
 @settings(max_examples=tried(300))
 @given(histories(8), EVERYBODY, st.data())

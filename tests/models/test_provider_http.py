@@ -268,6 +268,7 @@ async def test_a_connection_that_is_not_made_in_time_is_an_outage() -> None:
         await provider.aclose()
 
 
+@pytest.mark.slow
 async def test_a_small_answer_that_unpacks_to_a_large_event_is_refused() -> None:
     packed = gzip.compress(b"data: " + bytes(8 * EVENT_BYTES_MAX))
     answer = OK + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
@@ -276,6 +277,7 @@ async def test_a_small_answer_that_unpacks_to_a_large_event_is_refused() -> None
             await _words(provider)
 
 
+@pytest.mark.slow
 async def test_an_unread_answer_stays_with_the_server() -> None:
     """A reader that waits must not fill the memory: the server cannot send the end before it reads."""
     size, sent = 64 << 20, asyncio.Event()

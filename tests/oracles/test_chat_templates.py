@@ -75,8 +75,7 @@ def unrepaired() -> list[list[dict[str, Any]]]:
     for number in range(UNREPAIRED):
         _, messages, _ = broken("openai-chat", Random(f"templates/unrepaired/{number}"), accidents=ODD)
         if all(isinstance(message, dict) and message.get("role") for message in messages):
-            with contextlib.suppress(
-                AttributeError, TypeError, KeyError
-            ):  # junk that no server could send on
+            # Junk that no server could send on.
+            with contextlib.suppress(AttributeError, TypeError, KeyError):
                 shown.append(with_due_prompt(as_chat("openai-chat", messages)))
     return shown

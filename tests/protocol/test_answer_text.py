@@ -28,6 +28,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from tests.spec import spec
 
 
 class Reader:
@@ -121,6 +122,7 @@ def test_a_new_turn_has_a_new_answer() -> None:
     assert reader.take(MessageAccepted(2, UserMessage.of("and?"), 3.0)) == ""
 
 
+@spec("STREAM-35")
 def test_what_is_gone_is_forgotten_and_a_snapshot_has_the_rest() -> None:
     reader = Reader()
     reader.take(SAID, asked(), words("half"))
@@ -134,6 +136,9 @@ def test_what_is_gone_is_forgotten_and_a_snapshot_has_the_rest() -> None:
     running = {"turn": 2, "said": Response((Text("Sec"),), Finish.INTERRUPTED)}
     session = msgspec.json.encode({"turns": 2, "history": history, "running": running})
     assert reader.take(SnapshotFrame("1-9", msgspec.Raw(session))) == "First.\n\nSec"
+    of_another = [reader.take(SnapshotFrame("1-9", msgspec.Raw(session), turn=turn)) for turn in (0, 1)]
+    assert of_another == ["", ""], "the text of another turn is none of this answer"
+    assert reader.take(SnapshotFrame("1-9", msgspec.Raw(session), turn=2)) == "First.\n\nSec"
     assert reader.take(words("ond.", 2), whole(Text("Second."), response=2)) == "First.\n\nSecond."
     assert reader.take(SnapshotFrame("1-9", msgspec.Raw(b'{"history":"of a later version"}'))).endswith(
         "Second."

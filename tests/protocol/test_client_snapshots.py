@@ -6,10 +6,11 @@ import msgspec
 
 from midstream.history.messages import Text, UserMessage
 from midstream.protocol import frames
-from midstream.protocol.checkpoint import CursorMoved, Forgotten
+from midstream.protocol.checkpoint import Checkpoint, CursorMoved, Forgotten
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Applied, Forget, Replaced
 from midstream.protocol.frames import (
+    Ack,
     EventFrame,
     EventId,
     Events,
@@ -88,3 +89,26 @@ def test_a_reader_asks_for_the_snapshot_it_takes() -> None:
     _receive(stream, SnapshotFrame("2-10", msgspec.Raw(b"{}")))
     _receive(stream, Events((_event(11, StepCommitted(1, 1), epoch=2),)))
     assert [type(event) for event in stream.events()] == [Replaced, Applied]
+
+
+@spec("STREAM-26")
+def test_a_turn_that_ended_before_the_stored_cursor_ends_the_stream_and_removes_its_checkpoint() -> None:
+    kept = Checkpoint("a", "secret", EventId(1, 4), 1, promised=EventId(1, 4))
+    stream = ClientStream.resume(kept, life=1, now=0.0)
+    stream.handle_deadline(now=0.0)
+    stream.begin_connection(now=0.0)
+    _receive(stream, Welcome("a", "1-4", "1-4", acked=1, turn=1, turn_status="completed"))
+    assert (stream.is_ended, stream.error, stream.events()) == (True, None, [])
+    assert stream.writes() == [Forgotten()]
+
+
+@spec("STREAM-26")
+def test_a_command_that_waits_for_its_ack_keeps_the_stream_of_an_ended_turn_open() -> None:
+    kept = Checkpoint("a", "secret", EventId(1, 4), 2, ((1, b'{"type":"cancel"}'),))
+    stream = ClientStream.resume(kept, life=1, now=0.0)
+    stream.handle_deadline(now=0.0)
+    stream.begin_connection(now=0.0)
+    _receive(stream, Welcome("a", "1-4", "1-4", acked=1, turn=1, turn_status="completed"))
+    assert not stream.is_ended
+    _receive(stream, Ack(1))
+    assert (stream.is_ended, stream.error) == (True, None)

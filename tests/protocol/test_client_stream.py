@@ -638,9 +638,9 @@ def test_a_payload_that_fits_no_frame_is_refused_before_anything_changes() -> No
 
 
 @spec("STREAM-34")
-def test_a_record_of_a_later_version_ends_the_stream_and_keeps_the_checkpoint() -> None:
+def test_a_record_of_a_known_type_that_cannot_be_read_ends_the_stream_and_keeps_the_checkpoint() -> None:
     stream = begun()
-    receive(stream, Events((EventFrame("1-4", msgspec.Raw(b'{"type":"later"}')),)))
+    receive(stream, Events((EventFrame("1-4", msgspec.Raw(b'{"type":"delta","turn":"later"}')),)))
     assert isinstance(stream.error, RecordUndecodableError)
     assert stream.writes() == []
 

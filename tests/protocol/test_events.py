@@ -116,7 +116,14 @@ def test_a_question_is_found_through_sub_agents_of_sub_agents() -> None:
     assert Event("1-4", WORD).question is None
 
 
-def test_a_sub_agents_record_of_a_later_version_is_told() -> None:
-    event = Event("1-4", ChildDelta(1, 1, "c1", "s::1.1.0", 7, msgspec.Raw(b'{"type":"unheard_of"}')))
+@spec("STREAM-34")
+def test_a_sub_agents_record_of_an_unknown_type_stays_in_the_record_that_reports_it() -> None:
+    record = ChildDelta(1, 1, "c1", "s::1.1.0", 7, msgspec.Raw(b'{"type":"of_a_later_version"}'))
+    event = Event("1-4", record)
+    assert (event.innermost, event.path, event.question) == (record, ("s::1.1.0",), None)
+
+
+def test_a_sub_agents_record_of_a_known_type_that_cannot_be_read_raises() -> None:
+    event = Event("1-4", ChildDelta(1, 1, "c1", "s::1.1.0", 7, msgspec.Raw(b'{"type":"delta","turn":"x"}')))
     with pytest.raises(RecordUndecodableError):
         _ = event.innermost

@@ -703,8 +703,8 @@ def test_the_last_event_that_was_pruned_is_as_good_an_id_as_any() -> None:
 
 
 @spec("STREAM-64")
-def test_a_client_of_before_that_takes_no_snapshot_is_told_where_events_go_on() -> None:
-    stream = _opened(Open(event_id="3-2"))
+def test_a_client_that_takes_no_snapshot_is_told_where_events_go_on() -> None:
+    stream = _opened(Open(event_id="3-2", snapshots=SnapshotWhen.NEVER))
     stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
     _, gone = _sent(stream)
     assert gone == Gone("3-4", "the events before position 5 are no longer kept", oldest=5)
@@ -749,7 +749,7 @@ def test_a_snapshot_says_whether_the_turn_of_its_stream_is_over() -> None:
     stream.admit(over, epoch_at=None, pruned_to=EventId(3, over.position), now=0.0)
     stream.frames_to_send()
     stream.show(over, EventId(3, over.position), b"{}", now=0.0)
-    assert _sent(stream) == [SnapshotFrame(f"3-{over.position}", msgspec.Raw(b"{}"), is_over=True)]
+    assert _sent(stream) == [SnapshotFrame(f"3-{over.position}", msgspec.Raw(b"{}"), is_over=True, turn=1)]
 
 
 @spec("STREAM-67")

@@ -93,6 +93,14 @@ test("who joins in the middle has the whole response when it is whole", () => {
   assert.deepEqual(lastOf(delta("two"), whole(words("one two"))), ["one two", true, "one two"]);
 });
 
+test("a snapshot in which another turn is the newest one has no text of the answer", () => {
+  const reader = new AnswerText();
+  const session = { turns: 2, history: [{ type: "step", response: { parts: [{ type: "text", text: "of another" }] } }] };
+  const of = (turn) => reader.take({ type: "snapshot", id: "1-9", session, turn });
+  assert.deepEqual([of(0), of(1)], Array(2).fill({ text: "", replaces: true, transcript: "" }));
+  assert.deepEqual([of(2).transcript, of(null).transcript], ["of another", "of another"]);
+});
+
 test("a snapshot stands for the answer so far, and the next turn begins anew", () => {
   const user = (text) => ({ type: "user", parts: [words(text)] });
   const step = { type: "step", response: { parts: [words("first")] } };

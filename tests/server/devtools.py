@@ -104,9 +104,8 @@ class Tab:
         await self._browser.send("Page.reload", session=self._session)
         async with asyncio.timeout(WAIT_S):
             while True:
-                with contextlib.suppress(
-                    BrowserRefusedError
-                ):  # one page goes, and the other is not there yet
+                # One page goes, and the other is not there yet.
+                with contextlib.suppress(BrowserRefusedError):
                     if await self.evaluate("!globalThis.isOld && document.readyState === 'complete'"):
                         return
                 await World().sleep(0.01)
@@ -138,9 +137,8 @@ class Tab:
     async def _arrives(self, at: int) -> None:
         async with asyncio.timeout(WAIT_S):
             while True:
-                with contextlib.suppress(
-                    BrowserRefusedError
-                ):  # one page goes, and the other is not there yet
+                # One page goes, and the other is not there yet.
+                with contextlib.suppress(BrowserRefusedError):
                     # A page that goes may leave a question unanswered: the browser itself is asked first.
                     is_there = (await self._history())[0] == at
                     if is_there and await self.evaluate("document.readyState === 'complete'"):

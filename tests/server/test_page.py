@@ -633,12 +633,12 @@ async def told_of(which: str, trial: Awaitable[None]) -> None:
 async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_once(browser: Browser) -> None:
     """Readers at once, since each of them mostly waits."""
     async with asyncio.TaskGroup() as readers:
-        for seed in (1, 2, 3):
-            readers.create_task(told_of(f"seed {seed}", _eight_turns(browser, Random(seed))))
+        for seed in (1, 2):
+            readers.create_task(told_of(f"seed {seed}", _six_turns(browser, Random(seed))))
 
 
-async def _eight_turns(browser: Browser, random: Random) -> None:
-    """Eight turns over sockets that die at random, reloads and cuts at random words."""
+async def _six_turns(browser: Browser, random: Random) -> None:
+    """Six turns over sockets that die at random, reloads and cuts at random words."""
     runs: list[int] = []
 
     @tool(has_effects=True)
@@ -663,7 +663,7 @@ async def _eight_turns(browser: Browser, random: Random) -> None:
     chat = Chat(await context.new_page(), [])
     async with served(make_app(response, tools=[note])) as server:
         await chat.page.goto(server.url)
-        for turn in range(1, 9):
+        for turn in range(1, 7):
             await chat.say(f"turn {turn}")
             for _ in range(random.randint(0, 2)):
                 await chat.sees_some(f"t{turn}w{random.randrange(40)} ")
@@ -675,9 +675,9 @@ async def _eight_turns(browser: Browser, random: Random) -> None:
             await chat.sees_end("completed")
             await chat.sees("".join(words_of_turn(turn)))
             await expect(chat.turn.locator(".call[data-state=ok]")).to_have_count(1)
-        assert runs == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert runs == [1, 2, 3, 4, 5, 6]
         said = [event["record"]["type"] for event in await records_of(server, chat.session)]
-        assert said.count("message_accepted") == 8
+        assert said.count("message_accepted") == 6
         # The transcript shows the end at once; the stream forgets itself when its own line has brought it.
         async with asyncio.timeout(WAIT_MS / 1000):
             while await chat.page.evaluate(KEPT):

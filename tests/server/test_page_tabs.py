@@ -189,9 +189,8 @@ async def test_a_leader_that_is_frozen_loses_the_lead_and_follows_when_it_wakes(
         await leads(chat)
         async with frozen(chat.page):
             others = (await tabs_of(chat, 3))[1:]
-            await until(
-                lambda: app.open_streams == 2
-            )  # the frozen one's, which nobody hears, and the new leader's
+            # The frozen one's, which nobody hears, and the new leader's.
+            await until(lambda: app.open_streams == 2)
             await said_elsewhere(app, chat.session, "go on")
             await see(others, "Without it.")
         await chat.sees("Without it.")

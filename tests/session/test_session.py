@@ -543,6 +543,26 @@ def test_a_late_result_of_a_client_is_taken_and_changes_nothing() -> None:
 
 
 @spec("TURN-15")
+def test_an_outcome_of_no_call_or_of_a_call_that_was_not_started_is_refused_and_a_second_one_changes_nothing() -> (
+    None
+):
+    allowed_first = msgspec.structs.replace(at_client("b"), needs_approval=True)
+    session = _told(_taken(OPENED, _command(0, say())), asks(at_client("c"), allowed_first))
+    early, unknown, later = (ended(each, turn=turn) for each, turn in (("b", 1), ("x", 1), ("c", 2)))
+    for command, code, retry in (
+        (early, "call_not_started", "later"),
+        (unknown, "not_found", "never"),
+        (later, "not_found", "never"),
+    ):
+        with pytest.raises(Refused) as refused:
+            decide(session, _command(1, command), epoch=1, at=AT)
+        assert (refused.value.error.code, refused.value.error.retry) == (code, retry)
+    session = _told(session, ended("c"))
+    second = decide(session, _command(1, ended("c", "something else")), epoch=1, at=AT)
+    assert [type(each) for each in second] == [CommandAccepted]
+
+
+@spec("TURN-15")
 def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
     session = _taken(OPENED, _command(0, say()))
     session = _told(session, asks(writes("a")))
@@ -552,6 +572,22 @@ def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
     session = _told(_told(session, ended("a")), asks(at_client("b"), response=2))
     records = decide(session, _command(1, ended("b", response=2)), epoch=1, at=AT)
     assert isinstance(records[1], CallEnded)
+
+
+@spec("SEC-84")
+def test_a_result_counts_only_on_the_stream_whose_turn_it_is() -> None:
+    session = _told(_taken(OPENED, _command(0, say())), asks(at_client("a")))
+    forged = decide(session, _command(0, ended("a", "forged"), stream="t", secret="u"), epoch=1, at=AT)
+    assert [type(record) for record in forged] == [StreamOpened, CommandAccepted]
+    real = decide(session, _command(1, ended("a", "real")), epoch=1, at=AT)
+    assert isinstance(real[1], CallEnded)
+    queued = _command(
+        0, msgspec.structs.replace(say("next"), when_busy=WhenBusy.QUEUE), stream="t", secret="u"
+    )
+    other = _taken(OPENED, _command(0, say()), queued)
+    other = _told(other, asks(at_client("a")))
+    waiting = decide(other, _command(1, ended("a", "forged"), stream="t", secret="u"), epoch=1, at=AT)
+    assert [type(record) for record in waiting] == [CommandAccepted]
 
 
 def _told(session: Session, command: Command) -> Session:
@@ -639,7 +675,7 @@ def test_a_turn_cut_in_its_words_goes_on_with_a_word_to_the_model() -> None:
     assert isinstance(session.history.entries[-1], Step)
 
 
-def _live(*commands: Command) -> Session:
+def _live(*commands: Command | Received) -> Session:
     session = fold([(1, EpochStarted(1, "node-1", AT))])
     for command in commands:
         session = _fold(session, command)

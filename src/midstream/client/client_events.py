@@ -12,8 +12,8 @@ def event_of(event: ClientEvent, reading: EventReader) -> Event:
     match event:
         case Applied(event_id, record):
             return reading.event(str(event_id), record)
-        case Replaced(event_id, session):
-            return reading.event(str(event_id), SnapshotFrame(str(event_id), session))
+        case Replaced(event_id, session, turn):
+            return reading.event(str(event_id), SnapshotFrame(str(event_id), session, turn=turn))
         case _:
             gone = Gone(str(event.event_id), event.reason, has_snapshot=event.has_snapshot)
             return reading.event(str(event.event_id), gone)

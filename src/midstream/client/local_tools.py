@@ -126,9 +126,8 @@ class LocalTools:
         call = self._calls[place]
         if call.result is not None:
             return
-        if (
-            result is None and call.plan.needs_approval
-        ):  # TURN-35: and only the server can request another one
+        # TURN-35: and only the server can request another one.
+        if result is None and call.plan.needs_approval:
             self._answer(place, ToolResult(call.call.id, ALLOWED_ONCE_CONTENT, Outcome.ERROR))
         elif result is None and call.runs <= RERUNS_MAX:
             self._run(place)

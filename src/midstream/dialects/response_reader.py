@@ -191,9 +191,8 @@ class ResponseReader:
             refusal = refusal_of(error)
             events = projection.fail(refusal)
             if projection.has_begun and not self._live.sessions.is_durable:
-                projection.refusal = final(
-                    refusal
-                )  # else the next process goes on with it, and a retry joins
+                # Else the next process goes on with it, and a retry joins.
+                projection.refusal = final(refusal)
             self._publish(events)
         except Exception:  # noqa: BLE001 - the client gets an error, and the log the reason
             _log.exception("a response cannot be read", extra={"response": self._live.id})

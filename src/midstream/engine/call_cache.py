@@ -40,6 +40,7 @@ from midstream.session.session import Session
 from midstream.session.turn.commands import Refused
 from midstream.session.turn.states import RunningCalls
 from midstream.store.contract import Store
+from midstream.store.guard.guarded_store import guard_store
 from midstream.tools.function_tools import CallContext
 
 SUSPENDED = '{"kind":"suspended"}'
@@ -85,7 +86,7 @@ class CallBook:
     ) -> None:
         self.name = name
         self._observers = Observers(observers)
-        self._store = store
+        self._store = guard_store(store)
         self._world = world or World()
         self._node = self._world.new_id("node")
         self._journals: dict[str, DrivenJournal] = {}

@@ -55,6 +55,7 @@ from midstream.session.records import (
 from midstream.session.session import Session
 from midstream.session.turn.commands import Refused
 from midstream.store.contract import Store, StoredRecord
+from midstream.store.guard.guarded_store import guard_store
 from midstream.tools.function_tools import CallContext
 
 SESSIONS_KEPT_MAX = 1000
@@ -295,8 +296,8 @@ class Driver:
         self.name = name
         self.agent = agent
         self.agent_version = agent_version
-        self.store = store
         self.world = world or World()
+        self.store = guard_store(store, world=self.world)
         self._observers = Observers(observers)
         self._node = self.world.new_id("node")
         self._kept: dict[str, DrivenJournal] = {}

@@ -463,9 +463,8 @@ class Executor:
 
     async def _find(self, name: str) -> Tool | None:
         found = self._toolset.tools.get(name)
-        if (
-            found is None and self._agent.sources
-        ):  # planned by another node: this one has not listed the tools yet
+        # Planned by another node: this one has not listed the tools yet.
+        if found is None and self._agent.sources:
             self._toolset = await read_toolset(self._agent)
             found = self._toolset.tools.get(name)
         return found
@@ -501,9 +500,8 @@ class Executor:
         self, pending_work: RunCall | ProbeCall, run: int, watch: Watch | None = None
     ) -> CallContext:
         loop, here = asyncio.get_running_loop(), threading.get_ident()
-        reports = weakref.ref(
-            self._reports
-        )  # timers keep the context in which they were set, also stopped ones
+        # Timers keep the context in which they were set, also stopped ones.
+        reports = weakref.ref(self._reports)
 
         def progressed(text: str) -> None:
             if watch is not None:
@@ -520,9 +518,8 @@ class Executor:
 
         ref = pending_work.ref
         session_id = self._reports.session_id
-        return CallContext(
-            session_id, ref.turn, ref.response_no, ref.call_id, run, report_progress, _NEVER
-        )  # a tool that can be stopped has an event of its own
+        # A tool that can be stopped has an event of its own.
+        return CallContext(session_id, ref.turn, ref.response_no, ref.call_id, run, report_progress, _NEVER)
 
 
 class _Kept:
@@ -578,9 +575,8 @@ def _unstarted_result(pending_work: RunCall) -> ToolResult:
     """Return the result of a run that was stopped before its tool was called."""
     if pending_work.run == 1:
         return ToolResult(pending_work.ref.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
-    return ToolResult(
-        pending_work.ref.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN
-    )  # the effects of an earlier run are unknown
+    # The effects of an earlier run are unknown.
+    return ToolResult(pending_work.ref.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
 
 
 def _state_of(pending_work: RunCall | RunChild | ProbeCall, session: Session) -> CallState:

@@ -81,9 +81,8 @@ class AgentQuestions:
             await self._notes.insist(UseAnswer(pending_work.ref, pending_work.question_id))
         except MidstreamError:
             return  # its attempt has ended, and with it the waiting agent
-        await (
-            self._notes.confirm()
-        )  # as before a tool (TURN-53): the node that took the session over requests it itself
+        # As before a tool (TURN-53): the node that took the session over requests it itself.
+        await self._notes.confirm()
         if not waiting.done():
             waiting.set_result(_decision_of(_question(session, pending_work.question_id)))
 

@@ -88,9 +88,8 @@ def repair_history(
             return messages
         loaded = _Loading(told, dumped).load(done.messages)
         if isinstance(messages[-1], ModelRequest) and not (loaded and isinstance(loaded[-1], ModelRequest)):
-            loaded.append(
-                replace(messages[-1], parts=[])
-            )  # the run goes on from it, and it has the instructions
+            # The run goes on from it, and it has the instructions.
+            loaded.append(replace(messages[-1], parts=[]))
         if on_repair is not None:
             on_repair(msgspec.structs.replace(done, messages=loaded))
         return loaded

@@ -49,9 +49,8 @@ class HttpLimits(Struct, frozen=True):
         """
         budgets = stalls or StallBudgets()
         between_s = budgets.between_tokens_max_s
-        if (
-            stalls is not None
-        ):  # its watchdog cuts the shorter ones; a tool of the provider may be silent for longer
+        # Its watchdog cuts the shorter ones; a tool of the provider may be silent for longer.
+        if stalls is not None:
             between_s = max(between_s, stalls.upstream_tool_max_s)
         first_s = budgets.first_token_max_s if self.first_byte_s is None else self.first_byte_s
         return first_s, between_s if self.between_bytes_s is None else self.between_bytes_s

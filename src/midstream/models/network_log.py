@@ -74,7 +74,6 @@ class NetworkLog:
         for pattern in _SECRETS:
             words = pattern.sub(rf"\1{REDACTED}", words)
         is_cut = len(data) > READ_BYTES_MAX or len(words) > SHOWN_BYTES_MAX
-        shown = (
-            words[:SHOWN_BYTES_MAX].encode("unicode_escape").decode("ascii")
-        )  # a line of a log is one line
+        # A line of a log is one line.
+        shown = words[:SHOWN_BYTES_MAX].encode("unicode_escape").decode("ascii")
         return f"{shown}…" if is_cut else shown

@@ -88,18 +88,24 @@ class AnswerText:
                 self._whole = 0
                 return self._replace("")
             case SnapshotFrame():
-                return self.restart(record.session)
+                return self.restart(record.session, record.turn)
             case _:
                 pass
         return self.now
 
-    def restart(self, session: msgspec.Raw) -> AnswerSoFar:
-        """Go on from a session as its server shows it."""
+    def restart(self, session: msgspec.Raw, turn: int | None = None) -> AnswerSoFar:
+        """Go on from a session as its server shows it.
+
+        Args:
+            turn: The turn that is read. The text of another turn is none of its answer (STREAM-35); None reads any.
+        """
         try:
             now = msgspec.json.decode(session, type=_SessionNow)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return self.now  # of a later version: the next whole response is shown whole
         self._begin()
+        if turn not in (None, now.turns):
+            return AnswerSoFar(self._pieces, 0, replaces=True)
         for entry in now.history:
             if isinstance(entry, Step):
                 self._complete(entry.response)

@@ -56,6 +56,7 @@ from midstream.protocol.frames import (
     Welcome,
     decode_server,
     encode,
+    is_of_unknown_type,
 )
 from midstream.protocol.link import Link, LinkState
 from midstream.protocol.shown_secrets import ShownSecrets
@@ -96,7 +97,7 @@ class ClientStream:
         after: EventId | None = None,
         cancel_after_s: float | None = None,
         life: int = 0,
-        snapshots: SnapshotWhen = SnapshotWhen.NEVER,
+        snapshots: SnapshotWhen = SnapshotWhen.GONE,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
         stall_after_s: float = STALL_AFTER_S,
@@ -125,7 +126,7 @@ class ClientStream:
         checkpoint: Checkpoint,
         *,
         life: int = 0,
-        snapshots: SnapshotWhen = SnapshotWhen.NEVER,
+        snapshots: SnapshotWhen = SnapshotWhen.GONE,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
         stall_after_s: float = STALL_AFTER_S,
@@ -323,6 +324,7 @@ class ClientStream:
         if event_id == self._inbox.end:
             self._drop_checkpoint()
         else:
+            self._inbox.handled = event_id
             self._keep(self._inbox.moved_to(event_id))
 
     def show(self, secret: str, old_secret: str = "") -> None:
@@ -394,7 +396,8 @@ class ClientStream:
         try:
             self._take(decode_server(body), now)
         except ProtocolError:
-            self._link.drop()
+            if not is_of_unknown_type(body):  # what a later version sends is ignored (STREAM-34)
+                self._link.drop()
         except StoreDamagedError as error:  # a record that cannot be read, or is not there any more
             self._end_with(error)
         if before != (self._link.state, self._inbox.received) and not is_silence(self._events[count:]):
@@ -449,6 +452,7 @@ class ClientStream:
                 self._link.heartbeat(is_awaiting_ack=self._outbox.is_awaiting_ack, acked=self._outbox.acked)
             case _:
                 assert_never(frame)
+        self._end_if_past_turn()
 
     def _take_welcome(self, frame: Welcome) -> None:
         outbox, inbox = self._outbox, self._inbox
@@ -484,8 +488,11 @@ class ClientStream:
         for each in frame.events:
             if self.is_ended:
                 return  # events after the end of the turn are not delivered
-            if (event := self._inbox.take(each)) is not None:
+            before = self._inbox.received
+            event = self._inbox.take(each)
+            if self._inbox.received != before:
                 self._link.note_progress()
+            if event is not None:
                 self._apply(event)
 
     def _apply(self, event: Applied) -> None:
@@ -508,7 +515,7 @@ class ClientStream:
         self._link.works()
         replaced = self._inbox.replace(frame)
         self._events.append(replaced)
-        if frame.is_over and self._stream:
+        if frame.is_over and self._stream and not self.is_ended:
             self._finish_at(replaced.event_id)
 
     def _take_error(self, frame: Error) -> None:
@@ -532,6 +539,16 @@ class ClientStream:
         self._inbox.end = end
         self._queue(Close())
         self._end_with(None, is_resumable=True)  # until the application has handled it
+
+    def _end_if_past_turn(self) -> None:
+        """End where the turn had ended before this connection, and its end does not come again (STREAM-26)."""
+        received = self._inbox.received
+        if self.is_ended or not self._stream or self._outbox.unacked or received is None:
+            return
+        if self._inbox.is_past_turn:
+            self._finish_at(received)
+            if self._inbox.is_all_handled:
+                self._drop_checkpoint()
 
     def _end_if_finished(self) -> None:
         if self._outbox.is_finishing and not self._outbox.unacked and not self.is_ended:

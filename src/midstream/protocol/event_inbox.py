@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from midstream.errors import ProtocolError
+from midstream.errors import ProtocolError, RecordUndecodableError
 from midstream.protocol.checkpoint import Checkpoint, CursorMoved
 from midstream.protocol.durable_positions import (
     KnownEpoch,
@@ -24,6 +24,9 @@ from midstream.session.records import (
     StreamOpened,
     TurnResumed,
 )
+
+TURN_OVER = frozenset(("completed", "cancelled", "failed", "interrupted", "ended"))
+"""The values of `Welcome.turn_status` of a turn that is over, and of a message that was withdrawn."""
 
 
 class Applied(Struct, frozen=True):
@@ -47,6 +50,7 @@ class Replaced(Struct, frozen=True):
 
     event_id: EventId
     session: msgspec.Raw
+    turn: int | None = None
 
 
 ClientEvent = Applied | Forget | Replaced
@@ -62,7 +66,7 @@ class Inbox:
 
     def __init__(self, stream: str, after: EventId | None) -> None:
         self._stream = stream
-        self.received = after
+        self.received = self.handled = after
         self.is_begun = not stream
         """Whether the stream's first record was read: records before it are not delivered."""
         self.is_queued = False
@@ -76,6 +80,10 @@ class Inbox:
         """The newest epoch whose beginning the server has named."""
         self._announced: EventId | None = None
         """The event that the last heartbeat named. It must have come by the next heartbeat."""
+        self._over_by: EventId | None = None
+        """The session's newest event at the welcome, where the stream's turn had ended by then."""
+        self._is_moving = True
+        """Whether an event, a `gone` or a snapshot comes before `received` counts."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Inbox:
@@ -89,6 +97,18 @@ class Inbox:
     def cursor(self) -> str | None:
         """The event id for an `open`; None where the stream begins with this connection."""
         return str(self.received) if self.is_begun and self.received is not None else None
+
+    @property
+    def is_past_turn(self) -> bool:
+        """Whether the turn had ended by the welcome, and every event up to then was received (STREAM-26)."""
+        if self._over_by is None or self.received is None or self._is_moving:
+            return False
+        return self.received.position >= self._over_by.position
+
+    @property
+    def is_all_handled(self) -> bool:
+        """Whether the application has handled every event that was received."""
+        return self.received == self.handled
 
     def moved_to(self, event_id: EventId | None) -> CursorMoved:
         """Return the change of the checkpoint after the application handled an event; None begins again."""
@@ -106,17 +126,23 @@ class Inbox:
 
     def begin(self, frame: Welcome) -> None:
         """Take the position and the turn of a welcome."""
+        resume_from = EventId.parse(frame.resume_from)
+        self._is_moving = not self.is_begun or self.received != resume_from
         if not self.is_begun or self.received is None:
-            self.received = EventId.parse(frame.resume_from)
+            self.received = resume_from
+        self._over_by = EventId.parse(frame.event_id) if frame.turn_status in TURN_OVER else None
         self._announced = None
         self.turn = frame.turn or self.turn
 
     def take(self, frame: EventFrame) -> Applied | None:
-        """Return the next event; None for one that was applied before (STREAM-21).
+        """Return the next event.
+
+        None stands for one that was applied before (STREAM-21), and for one of an unknown type, which counts as
+        received (STREAM-34).
 
         Raises:
             ProtocolError: There is a gap before it.
-            StoreDamagedError: Its record cannot be decoded.
+            StoreDamagedError: Its record is of a known type and cannot be decoded.
         """
         assert self.received is not None
         event_id = EventId.parse(frame.id)
@@ -125,7 +151,13 @@ class Inbox:
         if event_id.position != self.received.position + 1 or event_id.epoch < self.received.epoch:
             raise ProtocolError(f"event {event_id} does not follow {self.received}")
         self.received = event_id
-        record = records.decode(bytes(frame.record))
+        self._is_moving = False
+        try:
+            record = records.decode(bytes(frame.record))
+        except RecordUndecodableError:
+            if records.is_of_unknown_type(bytes(frame.record)):
+                return None
+            raise
         if isinstance(record, EpochStarted):
             self._known = newest_epoch_after(self._known, self._promised, event_id.epoch, record.at)
         self._promised = durable_position_after(self._promised, event_id, record, is_owned=bool(self._stream))
@@ -148,6 +180,7 @@ class Inbox:
         """Move to where the journal continues, as the events behind it are gone."""
         self.received = EventId.parse(frame.resume_from)
         self.is_begun = not self._stream
+        self._is_moving = frame.has_snapshot
         self._announced = None
         return Forget(self.received, frame.reason, frame.has_snapshot)
 
@@ -155,8 +188,11 @@ class Inbox:
         """Move to a snapshot, which includes the beginning of the stream."""
         self.received = EventId.parse(frame.event_id)
         self.is_begun = True
+        self._is_moving = False
         self._announced = None
-        return Replaced(self.received, frame.session)
+        if frame.turn:
+            self.turn, self.is_queued = frame.turn, False
+        return Replaced(self.received, frame.session, frame.turn)
 
     def announce(self, newest: EventId) -> None:
         """Take the newest event of a heartbeat.

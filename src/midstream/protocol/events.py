@@ -19,6 +19,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
     decode,
+    is_of_unknown_type,
 )
 
 
@@ -106,8 +107,10 @@ class Event(Struct, frozen=True, eq=False):
     def innermost(self) -> Record | Gone | SnapshotFrame | PlaybackLost:
         """Return the record seen through the sub-agents that report it: that of the last session of `path`.
 
+        A sub-agent's record of an unknown type stays in the `ChildDelta` that reports it.
+
         Raises:
-            RecordUndecodableError: A sub-agent's record is of a later version.
+            RecordUndecodableError: A sub-agent's record is of a known type, and this version cannot read it.
         """
         return self._seen_through()[1]
 
@@ -125,7 +128,10 @@ class Event(Struct, frozen=True, eq=False):
         record = self.record
         while isinstance(record, ChildDelta):
             path.append(record.child)
-            record = decode(bytes(record.record))
+            body = bytes(record.record)
+            if is_of_unknown_type(body):  # STREAM-34
+                break
+            record = decode(body)
         return tuple(path), record
 
 

@@ -1,24 +1,26 @@
 """Every frame on the wire, both ways, and its JSON form.
 
 One frame is one JSON object with a `type`. Frames are the same on every transport: a WebSocket message each, or
-the body of a POST and the data of a server-sent event. A receiver ignores unknown members and answers an unknown
-type with `error`; the version in `open` and `welcome` decides which frames may come.
+the body of a POST and the data of a server-sent event. A receiver ignores unknown members. A client ignores frames of
+an unknown type, and a server answers them with `error` (STREAM-34).
 """
 
 from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 from midstream.history.messages import ToolResult, UserPart
+from midstream.json_depth import require_shallow_text
 from midstream.session.calls import Choice
 from midstream.session.records import ClientTool
 from midstream.session.turn.commands import WhenBusy
+from midstream.timing import WAIT_S_MAX
 
 _T = TypeVar("_T")
 
@@ -132,7 +134,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
     connection: Number = 0
     cancel_after_s: Annotated[float, Meta(ge=0, le=CANCEL_AFTER_S_MAX)] | None = None
     version: Annotated[int, Meta(ge=1)] = PROTOCOL_VERSION
-    snapshots: SnapshotWhen = SnapshotWhen.NEVER
+    snapshots: SnapshotWhen = SnapshotWhen.GONE
     coalesce_s: Annotated[float, Meta(ge=0, le=COALESCE_S_MAX)] = 0.0
     old_secret: Word = ""
 
@@ -180,6 +182,13 @@ class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", o
     parts: Annotated[tuple[UserPart, ...], Meta(min_length=1)]
     tools: tuple[ClientTool, ...] = ()
     when_busy: WhenBusy = WhenBusy.QUEUE
+
+    def __post_init__(self) -> None:
+        for tool in self.tools:
+            if not (0 <= tool.timeout_s <= WAIT_S_MAX and 0 <= tool.answer_s <= WAIT_S_MAX):
+                raise ValueError(
+                    f"a time limit of a tool has 0 to {WAIT_S_MAX:g} seconds"
+                )  # msgspec reports it
 
 
 class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type"):
@@ -359,11 +368,14 @@ class SnapshotFrame(Struct, frozen=True, gc=False, tag="snapshot", tag_field="ty
         event_id: That event.
         session: What `GET /v1/sessions/{id}` answers.
         is_over: The turn of this stream had ended by then.
+        turn: The stream's turn by then; 0 while it has none, such as for a message that is queued; null for a reader.
+            Where `turns` of `session` is another number, its text is the answer of another turn.
     """
 
     event_id: str
     session: msgspec.Raw
     is_over: bool = False
+    turn: int | None = None
 
 
 class Error(Struct, frozen=True, gc=False, tag="error", tag_field="type", omit_defaults=True):
@@ -398,11 +410,17 @@ class HeartbeatFrame(Struct, frozen=True, gc=False, tag="heartbeat", tag_field="
     waiting_on: str = "nothing"
 
 
+class _Typed(Struct, frozen=True, gc=False):
+    type: str
+
+
 ServerFrame = Welcome | Ack | Events | Gone | SnapshotFrame | Error | HeartbeatFrame
 
 _encoder = msgspec.json.Encoder()
 _from_client: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
 _from_server: msgspec.json.Decoder[ServerFrame] = msgspec.json.Decoder(ServerFrame)
+_typed: msgspec.json.Decoder[_Typed] = msgspec.json.Decoder(_Typed)
+_SERVER_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(ServerFrame))
 _payload: msgspec.json.Decoder[Payload] = msgspec.json.Decoder(Payload)
 
 
@@ -416,7 +434,7 @@ def decode_client(body: bytes) -> ClientFrame:
 
     Raises:
         FrameTooLargeError: Above `FRAME_BYTES_MAX`; it was not parsed.
-        MalformedFrameError: Not a frame.
+        MalformedFrameError: Not a frame, or nested too deeply.
     """
     return _decode(body, _from_client)
 
@@ -429,6 +447,15 @@ def decode_server(body: bytes) -> ServerFrame:
         raise MalformedFrameError(f"not a server frame: {str(error)[:REASON_CHARS_MAX]}") from error
 
 
+def is_of_unknown_type(body: bytes) -> bool:
+    """Return whether a body is a frame of a server, of a type that this version does not have (STREAM-34)."""
+    try:
+        kind = _typed.decode(body).type
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return kind not in _SERVER_TYPES
+
+
 def decode_payload(body: bytes | msgspec.Raw) -> Payload:
     """Read what a command carries; raises `MalformedFrameError`."""
     return _decode(bytes(body), _payload)
@@ -438,6 +465,7 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     if len(body) > FRAME_BYTES_MAX:
         raise FrameTooLargeError(f"a frame has {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
     try:
+        require_shallow_text(body)
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrameError(f"not a frame of this protocol: {str(error)[:REASON_CHARS_MAX]}") from error

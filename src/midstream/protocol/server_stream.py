@@ -460,7 +460,10 @@ class ServerStream:
             return
         self.snapshot_due = None
         self.cursor = event_id.position
-        self._queue(SnapshotFrame(str(event_id), msgspec.Raw(body), self.is_turn_over(session)), now=now)
+        known = session.streams.get(self._open.stream)
+        turn = (known.turn if known else 0) if self._open.stream else None
+        is_over = self.is_turn_over(session)
+        self._queue(SnapshotFrame(str(event_id), msgspec.Raw(body), is_over, turn), now=now)
 
     def handle_deadline(self, *, newest: EventId, waiting_on: str, now: float) -> None:
         """Do what is owed by now; harmless when it is early.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from midstream.errors import RecordUndecodableError
 from midstream.history.messages import (
@@ -27,7 +27,7 @@ from midstream.history.messages import (
 )
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind
-from midstream.timing import StalledOn
+from midstream.timing import WAIT_S_MAX, StalledOn
 
 VERSION = 1
 """Version of the record format, written into every `EpochStarted`."""
@@ -74,6 +74,10 @@ OPEN_STATUSES = frozenset((SessionStatus.RUNNING, SessionStatus.WAITING, Session
 """Those of a session with an open turn."""
 
 
+# `SendPayload` verifies the bounds, here they are for schemas: a journal of before may have other numbers.
+LimitS = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": WAIT_S_MAX})]
+
+
 class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool that the client of this turn runs itself.
 
@@ -87,10 +91,10 @@ class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     spec: ToolSpec
     has_effects: bool = True
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
-    timeout_s: float = 0.0
+    timeout_s: LimitS = 0.0
     needs_approval: bool = False
     """A person must allow each call before the client may run it."""
-    answer_s: float = 0.0
+    answer_s: LimitS = 0.0
     """Seconds a person has to allow it; 0 for no limit."""
 
 
@@ -271,9 +275,10 @@ class AttemptStarted(
 class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_defaults=True):
     """Words of a response that is being made. `part` counts the parts of the response from 0.
 
-    A part that is a tool run by the upstream has `call`: once when it starts, and once more, whole, when it has ended.
-    Then `kind` is `thinking` and `text` empty, so that a reader without support for `call` shows nothing. So is it with
-    `requested` and `signature`, which only the response to a client application has.
+    A part that is a tool run by the upstream has `call`: when it starts, when its arguments change while it runs, and
+    once more, whole, when it has ended. Then `kind` is `thinking` and `text` empty, so that a reader without support
+    for `call` shows nothing. So is it with `requested` and `signature`, which only the response to a client application
+    has.
     """
 
     turn: int
@@ -689,6 +694,22 @@ def decode(body: bytes) -> Record:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordUndecodableError(f"a journal record cannot be read: {error}") from error
+
+
+class _Typed(Struct, frozen=True, gc=False):
+    type: str
+
+
+_typed: msgspec.json.Decoder[_Typed] = msgspec.json.Decoder(_Typed)
+_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Record))
+
+
+def is_of_unknown_type(body: bytes) -> bool:
+    """Return whether a body is a record of a type that this version does not have (STREAM-34)."""
+    try:
+        return _typed.decode(body).type not in _TYPES
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 _OUTCOME = re.compile(

@@ -111,9 +111,8 @@ class PruningSurvey:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 seen = _Glance("")
                 self._is_sound = False
-            is_begin = (
-                seen.type == "journal_pruned"
-            )  # its time is that of the pruning, not of what came before
+            # Its time is that of the pruning, not of what came before.
+            is_begin = seen.type == "journal_pruned"
             if self._begin is None:
                 self._begin = position if is_begin else position - 1
             if not is_begin:

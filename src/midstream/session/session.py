@@ -14,7 +14,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from midstream.errors import (
+    CallNotStartedError,
     MalformedFrameError,
+    MidstreamError,
+    NotFoundError,
     RecordUndecodableError,
     SeqnoGapError,
     SeqnoReusedError,
@@ -296,10 +299,11 @@ def decide(
     if not did and isinstance(command, CallFinished):
         return _keep_late_result(session, command, at=at)
     if session.queue and did and isinstance(did[-1], TurnEnded):
+        # TURN-28: the next turn begins in the append of this end.
         return (
             *did,
             *_next_in_queue(session, at=at),
-        )  # TURN-28: the next turn begins in the append of this end
+        )
     return did
 
 
@@ -419,8 +423,12 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
         command = Cancel(known.turn)  # STREAM-15: a stream stops its own turn, not one that came after it
     elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
         command = Withdraw(known.queued)  # nor one that came before it
-    if isinstance(command, CallFinished) and not _is_for_client(session, command):
-        command = None  # TURN-15: only the server sends results of the server's tools
+    if isinstance(command, CallFinished):
+        if (refusal := _find_refusal(session, command)) is not None:
+            raise Refused(refusal)
+        is_own = known is not None and known.turn == command.turn
+        if not (is_own and _is_for_client(session, command)):
+            command = None  # TURN-15, SEC-84: neither the server's tools nor those of another client
     begun = _take_stream(known, received) if known else (_open_stream(received),)
     taken = CommandAccepted(received.stream, received.seqno, received.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
@@ -461,6 +469,30 @@ def _is_for_client(session: Session, finished: CallFinished) -> bool:
         return True
     late = Unsettled(finished.turn, finished.response_no, finished.result.call_id, Site.CLIENT)
     return late in session.unsettled
+
+
+def _find_refusal(session: Session, finished: CallFinished) -> MidstreamError | None:
+    """Return why the outcome of a call that is not running is refused (TURN-15); None where it changes nothing.
+
+    Acknowledged and dropped, it would leave a client that regards the call as done, and a turn that waits for it.
+    """
+    turn, call_id = session.turn, finished.result.call_id
+    if finished.turn > session.turns:
+        return NotFoundError(f"this session has no turn {finished.turn}")
+    if not isinstance(turn, RunningCalls) or (turn.turn, turn.response_no) != (
+        finished.turn,
+        finished.response_no,
+    ):
+        return None
+    call = next((each for each in turn.calls if each.call.id == call_id), None)
+    place = f"response {finished.response_no} of turn {finished.turn}"
+    if call is None:
+        return NotFoundError(f"{place} has no call {call_id!r}")
+    if call.plan.site is Site.CLIENT and call.is_open and not call.runs:
+        return CallNotStartedError(
+            f"call {call_id!r} of {place} was not started: wait for its `call_started`"
+        )
+    return None
 
 
 def evolve(session: Session, record: Record, *, epoch: int) -> Session:

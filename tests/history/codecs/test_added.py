@@ -155,6 +155,7 @@ def test_it_is_converted_from_and_to_another_format() -> None:
     assert convert(chat, source="openai", target="toy").messages == VALID
 
 
+@pytest.mark.slow
 def test_repair_of_mutated_histories_is_stable_and_leaves_its_input_alone() -> None:
     for seed in range(300):
         chance = random.Random(seed)

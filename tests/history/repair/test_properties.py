@@ -105,9 +105,8 @@ def the_start_is_untouched(pair: Pair, case: Broken, done: Repaired) -> Any:
         start -= any(said.kind == "result" for said in sayings(case.messages[start - 1]))
     pairs = zip(case.messages[:start], done.messages[:start], strict=False)
     changed = [(mine, its) for mine, its in pairs if mine is not its]
-    if (
-        pair[1] == "gemini-3"
-    ):  # an accident that takes a turn's end makes it one in progress, which wants signatures
+    # An accident that takes a turn's end makes it one in progress, which wants signatures.
+    if pair[1] == "gemini-3":
         changed = [(mine, its) for mine, its in changed if mine != _unsigned(its)]
     return len(done.messages) < start or bool(changed)
 

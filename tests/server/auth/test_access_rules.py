@@ -324,10 +324,11 @@ async def test_rule_4_a_viewers_pass_is_for_looking_at_one_session_until_it_ends
             (await client.post("/v1/login", headers=viewer, json={})).headers["set-cookie"].partition(";")[0]
         )
         by_cookie = {"cookie": kept, "x-midstream": "page"}
+        # A cookie makes nobody more than they were.
         assert told(await say(client, "s1", by_cookie)) == (
             403,
             "access",
-        )  # a cookie makes nobody more than they were
+        )
         world.ahead_s = 61.0
         for shown in (viewer, by_cookie):
             assert told(await client.get("/v1/sessions/s1", headers=shown)) == (401, "unauthorized")

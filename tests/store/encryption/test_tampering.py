@@ -103,10 +103,13 @@ CHANGED = {
         delete from blob where {OF_S};
         update blob set session_id = {S} where session_id = {T};
     """,
-    "put there": f"insert into record values ({S}, {END} + 1, 1, cast('{{}}' as blob))",
+    "put there": f"""
+        insert into record (session_id, position, epoch, body) values ({S}, {END} + 1, 1, cast('{{}}' as blob));
+    """,
 }
 
 
+@pytest.mark.slow
 @spec("STREAM-86", "STREAM-99")
 async def test_the_next_node_notices_what_was_cut_moved_swapped_or_put_there(folder: Path) -> None:
     path = folder / "x.db"

@@ -6,13 +6,14 @@ import asyncio
 
 import msgspec
 
+from midstream.client.connection_headers import ConnectionHeaders
 from midstream.client.transport_selection import RememberedTransports, TransportKind, TransportSelection
 from midstream.client.transports import Transport
 from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.protocol.checkpoint import Checkpoint
 from midstream.protocol.client_stream import ClientStream
-from midstream.protocol.event_inbox import Applied
+from midstream.protocol.event_inbox import Forget
 from midstream.protocol.frames import EventId, decode_payload
 from midstream.testing.conformance.client_side import checkpoint_after
 from midstream.testing.conformance.client_wire import ClientView
@@ -33,7 +34,9 @@ class CoreSubject:
 
     async def begin(self, session: str, way: TransportKind) -> None:
         self._session, self._way = session, way
-        self._ways = TransportSelection(self._url, headers=dict, remembered=RememberedTransports(None))
+        self._ways = TransportSelection(
+            self._url, headers=ConnectionHeaders(self._url, {}), remembered=RememberedTransports(None)
+        )
         key, secret = self._world.new_id("stream"), self._world.new_secret()
         self._checkpoint: Checkpoint | None = Checkpoint(key, secret)
         self._lives, self._now = 0, 0.0
@@ -115,7 +118,7 @@ class CoreSubject:
             self._said += len(frames)
             await self._transport.send(frames)
         for event in self._stream.events():
-            self._told.append(str(event.event_id) if isinstance(event, Applied) else "forget")
+            self._told.append("forget" if isinstance(event, Forget) else str(event.event_id))
 
     async def _connect(self) -> None:
         try:

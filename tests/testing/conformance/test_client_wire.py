@@ -18,9 +18,8 @@ WELCOME: Json = {"receive": {"type": "welcome", "stream": "$stream", "event_id":
 
 @pytest.mark.parametrize("way", TransportKind)
 async def test_our_client_keeps_the_scripts_over_each_transport(way: TransportKind) -> None:
-    chosen = scripts("client")[
-        :: 1 if way is TransportKind.WEBSOCKET else 4
-    ]  # a browser runs all of them over each
+    # A browser runs all of them over each.
+    chosen = scripts("client")[:: 1 if way is TransportKind.WEBSOCKET else 4]
     async with ScriptedServer().listening() as server:
         trial = WireTrial(server, CoreSubject(server.url, World()))
         outcomes = [await trial.run(script, way) for script in chosen]

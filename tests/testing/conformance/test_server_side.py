@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from midstream.client.connection_headers import ConnectionHeaders
 from midstream.client.transport_selection import RememberedTransports, TransportKind, TransportSelection
 from midstream.environment import World
 from midstream.errors import AccessError, ConnectionLostError, DrainingError, LimitReachedError
@@ -43,13 +44,17 @@ async def test_the_core_keeps_every_script(script: Script) -> None:
     assert await trial.run(script) == ScriptOutcome(script.name, script.clauses, transport="websocket")
 
 
+@pytest.mark.slow
 @spec("STREAM-49")
 @pytest.mark.parametrize("way", [*TransportKind])
 async def test_our_server_keeps_every_script_over_every_transport(way: TransportKind) -> None:
     async with served(make_app([text("ready")] * (3 * len(SERVER)))) as server:
         server.app.settings = StreamSettings(heartbeat_s=0.1)
         ways = TransportSelection(
-            server.url, transport=way, headers=dict, remembered=RememberedTransports(None)
+            server.url,
+            transport=way,
+            headers=ConnectionHeaders(server.url, {}),
+            remembered=RememberedTransports(None),
         )
         trial = ServerTrial(ways.connect, way=way, world=World(), wait_s=2 * WAIT_S)
         outcomes = [await trial.run(script) for script in SERVER if script.fits(way)]
@@ -300,12 +305,16 @@ async def test_a_server_that_has_always_had_enough_is_found() -> None:
     ).is_kept
 
 
+@pytest.mark.slow
 @spec("STREAM-84")
 async def test_a_server_whose_sessions_are_encrypted_is_no_worse(tmp_path: Path) -> None:
     async with served(escrowed_app(tmp_path, [text("ready")] * len(SERVER))) as server:
         server.app.settings = StreamSettings(heartbeat_s=0.1)
         ways = TransportSelection(
-            server.url, transport=TransportKind.WEBSOCKET, headers=dict, remembered=RememberedTransports(None)
+            server.url,
+            transport=TransportKind.WEBSOCKET,
+            headers=ConnectionHeaders(server.url, {}),
+            remembered=RememberedTransports(None),
         )
         trial = ServerTrial(ways.connect, world=World(), wait_s=2 * WAIT_S)
         outcomes = [await trial.run(script) for script in SERVER if script.fits(TransportKind.WEBSOCKET)]

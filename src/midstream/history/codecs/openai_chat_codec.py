@@ -100,10 +100,11 @@ class OpenAIChat:
         elif content is None or content == []:
             turn.faults = ("null-content",)
         if role is not Role.ASSISTANT and "tool_calls" in message:
+            # With calls in it this would have been read as a response.
             turn.faults = (
                 *turn.faults,
                 "empty-calls",
-            )  # with calls in it this would have been read as a response
+            )
         return turn
 
     def _read_response(self, message: Json, turn: MessageTurn) -> None:

@@ -222,9 +222,8 @@ class LayoutWriter:
         turn = self.read[moved[0].turn]
         if not are_same(turn.parts, moved):
             return None
-        is_changed = (
-            turn.is_changed or turn.role is not Role.USER
-        )  # a response's role is no place for results
+        # A response's role is no place for results.
+        is_changed = turn.is_changed or turn.role is not Role.USER
         return MessageTurn(Role.USER, turn.parts, turn.source, turn.at, is_changed=is_changed)
 
     def _other(self, turn: MessageTurn) -> None:

@@ -58,6 +58,7 @@ _STATUSES: dict[type[MidstreamError], int] = {
 _NEXT = {
     "bad_request": "Use HTTP/1.1, and open a WebSocket as specified in RFC 6455.",
     "access": "Request access from the operator of this server.",
+    "call_not_started": "Run the call when its `call_started` arrives, and send its outcome then.",
     "draining": "Reconnect: this server or another one continues where it stopped.",
     "event_gone": "Take the snapshot, here or of the session, and follow from its event id.",
     "events_lost": "Contact the operator: the missing records must be restored, or the session deleted.",
@@ -80,6 +81,7 @@ _NEXT = {
     "question_closed": "Read the session again: the question was answered, or its turn has ended.",
     "answer_mismatch": "Read the question again, and answer with one of its choices and its digest.",
     "nothing_to_resume": "Send a message; it opens a new turn.",
+    "other_login": "Log out first, or send the link again with `replace`.",
     "session_not_found": "Begin a session by sending its first message.",
     "store_busy": "Another process holds the database. Try again in a moment.",
     "store_damaged": "Run `midstream doctor`, or restore a copy of the database.",

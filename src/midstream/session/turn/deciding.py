@@ -372,9 +372,8 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
     if command.code == ContextOverflowError.code:
         return (failed, *_after_overflow(state, command, at=at))
     if command.code == ModelForgotError.code and state.continued:
-        return _retry_attempt(
-            state, at=at
-        )  # TURN-61: taking it up was worth a try, and what cut it was counted
+        # TURN-61: taking it up was worth a try, and what cut it was counted.
+        return _retry_attempt(state, at=at)
     failures = state.failures + 1
     if not command.is_retriable or failures >= MODEL_ATTEMPTS_MAX:
         ended = _end_without_response(

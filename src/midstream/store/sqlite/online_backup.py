@@ -69,9 +69,8 @@ def back_up(
     try:
         os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         with file.convert_errors(), _connect(source, apsw.SQLITE_OPEN_READONLY) as live:
-            file.retry_while_busy(
-                partial(live.execute, f"begin; {COUNT_SESSIONS}")
-            )  # one moment, until it is closed
+            # One moment, until it is closed.
+            file.retry_while_busy(partial(live.execute, f"begin; {COUNT_SESSIONS}"))
             _copy(live, unfinished, progress)
         sessions, records = _check(unfinished)
         _publish(unfinished, target, may_replace=may_replace)

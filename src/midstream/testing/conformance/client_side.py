@@ -6,7 +6,8 @@ Steps:
 - `connected`: a connection is made, which the client requires. `lost`: it is gone.
 - `receive`: this frame comes. `text`: this text comes, which may be no frame.
 - `sent`: since the step before that asked, exactly these frames were sent, each fitting its pattern.
-- `told`: since then, the application was told exactly the events of these ids; `forget` stands for a line that is gone.
+- `told`: since then, the application received exactly the events of these ids. `forget` stands for a line that is gone,
+  and an id with a question mark behind it may be missing.
 - `handled`: the application is done with the event of this id.
 - `waits`: the client requires no connection now, and will require one later. `dropped`: it gave up the one it had.
 - `silence`: it receives nothing until its patience ends.
@@ -33,9 +34,9 @@ from midstream.protocol.checkpoint import (
     Write,
 )
 from midstream.protocol.client_stream import ClientStream
-from midstream.protocol.event_inbox import Applied
+from midstream.protocol.event_inbox import Forget
 from midstream.protocol.frames import EventId, decode_payload
-from midstream.testing.conformance.matching import Names, difference, fill
+from midstream.testing.conformance.matching import Names, difference, difference_of_told, fill
 from midstream.testing.conformance.scripts import Json, Script
 from midstream.testing.conformance.server_side import ScriptOutcome
 
@@ -96,7 +97,7 @@ class ClientTrial:
             self._checkpoint = checkpoint_after(self._checkpoint, write)
         self._sent += [msgspec.json.decode(frame) for frame in self._stream.frames_to_send()]
         self._told += [
-            str(event.event_id) if isinstance(event, Applied) else "forget" for event in self._stream.events()
+            "forget" if isinstance(event, Forget) else str(event.event_id) for event in self._stream.events()
         ]
 
     def _difference(self, step: Json) -> str | None:
@@ -105,7 +106,7 @@ class ClientTrial:
                 return self._difference_of_sent(patterns)
             case {"told": list(wanted)}:
                 told, self._told = self._told, []
-                return None if told == wanted else f"the application received {told}; expected {wanted}"
+                return difference_of_told(wanted, told)
             case {"waits": _}:
                 is_waiting = not (self._stream.is_connection_wanted or self._stream.is_ended)
                 return None if is_waiting else "the client does not wait"

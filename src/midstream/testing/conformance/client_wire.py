@@ -16,7 +16,7 @@ from msgspec import Struct
 from midstream.client.transport_selection import TransportKind
 from midstream.environment import World
 from midstream.testing.conformance.client_side import STATES
-from midstream.testing.conformance.matching import Names, difference, fill
+from midstream.testing.conformance.matching import Names, difference, difference_of_told, fill
 from midstream.testing.conformance.scripted_server import ScriptedConnection, ScriptedServer
 from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
 from midstream.testing.conformance.server_side import ScriptOutcome
@@ -154,9 +154,8 @@ class WireTrial:
                 await self._subject.detach()
             case {"handled": str(event_id)}:
                 await self._subject.mark_handled(event_id)
-                await (
-                    self._subject.snapshot()
-                )  # a cursor may be written down later; what follows needs it there
+                # A cursor may be written down later; what follows needs it there.
+                await self._subject.snapshot()
             case {"restart": _}:
                 while not (arrived := self._server.new_connections(self._session)).empty():
                     arrived.get_nowait()
@@ -237,7 +236,7 @@ class WireTrial:
     async def _difference_of_events(self, wanted: list[str]) -> str | None:
         seen = await self._subject.snapshot()
         told, self._told = list(seen.told[self._told :]), len(seen.told)
-        return None if told == wanted else f"the application received {told}; expected {wanted}"
+        return difference_of_told(wanted, told)
 
     async def _difference_of_state(self, name: str, wanted: bool) -> str | None:  # noqa: FBT001 - a script's word
         seen = await self._subject.snapshot()

@@ -76,6 +76,24 @@ def _difference_within(pattern: Names, found: Any, names: Names, place: str) -> 
     return None
 
 
+def difference_of_told(wanted: list[str], told: list[str]) -> str | None:
+    """Return how the ids of events that an application received differ from a script's; None where they do not.
+
+    An id with a question mark behind it may be missing: the event of a record that a client need not deliver.
+    """
+    left = list(told)
+    for each in wanted:
+        name, is_optional = each.removesuffix("?"), each.endswith("?")
+        if left[:1] == [name]:
+            left.pop(0)
+        elif not is_optional:
+            break
+    else:
+        if not left:
+            return None
+    return f"the application received {told}; expected {wanted}"
+
+
 def is_event_id(value: object) -> bool:
     """Return whether a value is an event id."""
     try:

@@ -37,7 +37,7 @@ export class AnswerText {
   /** Fold one event; return the `text` it adds, whether it `replaces` what was shown, and the whole `transcript`. */
   take(event) {
     if (event.type === "record") return this.#takeRecord(event.record);
-    if (event.type === "snapshot") return this.#restart(event.session);
+    if (event.type === "snapshot") return this.#restart(event.session, event.turn ?? null);
     if (event.type !== "gone") return this.#now();
     this.#settled = "";
     return this.#replace("");
@@ -78,9 +78,10 @@ export class AnswerText {
     this.#isAfterCall = false;
   }
 
-  /** Go on from a session as its server shows it. */
-  #restart({ history = [], running = null }) {
+  /** Go on from a session as its server shows it. The text of another turn than `turn` is none of its answer; null reads any. */
+  #restart({ turns = 0, history = [], running = null }, turn) {
     this.#begin();
+    if (turn !== null && turn !== turns) return this.#now("", true);
     for (const entry of history) {
       if (isOpening(entry)) this.#begin();
       else if (entry.type !== "user") this.#complete(entry.response);

@@ -304,6 +304,8 @@ export interface SnapshotEvent extends AnswerSoFar {
   type: "snapshot";
   id: string;
   session: Snapshot;
+  /** The stream's turn by then, 0 while it has none; null for a reader. `transcript` is the answer of this turn only. */
+  turn: number | null;
 }
 /** What was said in an earlier life cannot be read any more, and was not sent again; a snapshot of the session follows. */
 export interface LostEvent extends AnswerSoFar {

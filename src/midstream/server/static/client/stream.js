@@ -131,7 +131,7 @@ export class Stream {
   #isPinged = false; // an answer is owed
   #turnEnd = null; // where the welcome says that this stream's turn is over: the position its words hold for
   #isSnapshotDue = false; // a `gone` said that one follows
-  #isGoneDue = false; // the welcome goes on elsewhere than asked: a `gone` follows
+  #isGoneDue = false; // the welcome goes on elsewhere than asked: an event, a `gone` or a snapshot comes first
   #announced = null; // the position a heartbeat spoke of; if it has not come by the next one, it is lost
   #unanswered = 0; // heartbeats that came while an ack was owed
   #isBegun; // its first record was seen: what stands before is not its business
@@ -521,8 +521,8 @@ export class Stream {
     this.#unanswered = 0;
     this.turn = frame.turn || this.turn;
     this.#isQueued = this.key !== "" && acked > 0 && !this.turn && !this.isDetached;
+    this.#isGoneDue = !this.#isBegun || frame.resume_from !== this.cursor;
     if (!this.#isBegun || this.#at === null) this.#at = from;
-    this.#isGoneDue = frame.resume_from !== this.cursor;
     this.#isSnapshotDue = false;
     this.#moved(now);
     if (this.isDegraded && this.key) this.#writes.push({ op: "forget", key: this.key });
@@ -539,7 +539,7 @@ export class Stream {
       const message = "the server no longer knows this stream";
       return this.#end(new MidstreamError("stream_not_found", message), now);
     }
-    this.#turnEnd = frame.turn && OVER.has(frame.turn_status) ? parseEventId(frame.event_id) : null;
+    this.#turnEnd = OVER.has(frame.turn_status) ? parseEventId(frame.event_id) : null;
     return this.key ? this.#acknowledge(acked, now) : undefined;
   }
 
@@ -559,10 +559,15 @@ export class Stream {
   #replace(frame, now) {
     this.#move(frame.event_id);
     this.#isBegun = true;
-    this.#isSnapshotDue = false;
+    this.#isGoneDue = this.#isSnapshotDue = false;
+    if (this.key && frame.turn) {
+      this.turn = frame.turn;
+      this.#isQueued = false;
+    }
     this.#announced = null;
     this.#progressed();
-    this.#tell({ type: "snapshot", id: frame.event_id, session: frame.session });
+    const { event_id: id, session, turn = null } = frame;
+    this.#tell({ type: "snapshot", id, session, turn });
     this.#write({ op: "stream", value: this.record() });
     if (this.damage) return !OPEN.has(frame.session?.status) ? this.#end(null, now) : undefined;
     return this.key && frame.is_over ? this.#end(null, now) : this.#endIfDone(now);
@@ -616,6 +621,7 @@ export class Stream {
       if (standsInPlace(this.#promised, at, this.key !== "")) return this.#endLost(`has ${id} in its place`, now);
       if (isDurable(record) && !(this.key && at.position <= this.#promised?.position)) this.#promised = at;
       this.#at = at;
+      this.#isGoneDue = false;
       this.#progressed();
       if (this.#takeRecord(id, record, now) === "reconnect") return "reconnect";
     }
