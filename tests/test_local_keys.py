@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -48,7 +48,8 @@ def proving(prove: Prove) -> Iterator[tuple[str, list[bytes]]]:
             body = self.rfile.read(int(self.headers["content-length"]))
             received.append(bytes(self.headers) + body)
             answer = prove(
-                json.loads(body)["nonce"], address_of_socket(("127.0.0.1", self.server.server_address[1]))
+                json.loads(body)["nonce"],
+                address_of_socket(cast("tuple[str, int]", self.server.server_address)),
             )
             content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(200 if answer is not None else 404)

@@ -19,7 +19,7 @@ from midstream.cli.times import time_of
 from midstream.cli.transcript import TurnTranscript, lines, read
 from midstream.errors import UsageError
 from midstream.session.child_names import PART_MARK
-from midstream.session.records import JournalReader
+from midstream.session.journal_reading import JournalReader
 
 LIST_MAX = 50
 ID_COLUMNS = 24

@@ -50,8 +50,9 @@ from midstream.server.transports.connection import Connection, Connections, Fram
 from midstream.server.transports.stream_headers import connection_name_of, open_of
 from midstream.session.blobs import is_digest
 from midstream.session.child_names import PART_MARK
+from midstream.session.journal_reading import salvage
 from midstream.session.questions import Question, questions_of
-from midstream.session.records import OPEN_STATUSES, Record, SessionStatus, is_pruned, salvage
+from midstream.session.records import OPEN_STATUSES, Record, SessionStatus, is_pruned
 from midstream.session.records import encode as encode_record
 from midstream.session.turn.commands import Cancel, Resume, Withdraw
 from midstream.store.contract import ListPlace, SessionInfo, StoredRecord
