@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check agents format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test check attack agents format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -174,6 +174,9 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 fault: $(VENV)/.dev  ## The full kill matrix: processes are killed at every fault point, in every way
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault
 
+attack: $(VENV)/.dev  ## Attack running servers on loopback: credentials, keys, scopes, input, redirects, memory; ARGS=WORDS chooses attacks by name
+	$(BIN)/python -m tests.attack $(ARGS)
+
 chaos: $(VENV)/.dev  ## Ten thousand reconnects through the worst of networks, while server and clients are killed; ARGS=SEED repeats one
 	$(BIN)/python -m tests.chaos $(ARGS)
 
@@ -209,10 +212,14 @@ pool-search: $(VENV)/.dev  ## Test the pool with 100,000 generated client applic
 	$(BIN)/python -m tests.reuse $(ARGS)
 
 CONTRACTS := tests/frameworks/test_pydantic_ai_durable.py tests/frameworks/test_langgraph.py \
-  tests/frameworks/test_openai_agents.py tests/frameworks/test_openai_agents_model.py \
-  tests/frameworks/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py
+  tests/frameworks/test_pydantic_ai_changes.py \
+  tests/frameworks/test_openai_agents.py tests/frameworks/test_openai_agents_model.py tests/frameworks/test_openai_agents_runs.py \
+  tests/frameworks/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py tests/frameworks/test_kills.py
 contract: $(PEERS)/.made  ## Test our hooks with the pinned versions of their frameworks
 	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
+
+frameworks: $(PEERS)/.made  ## Kill programs of the guides of pydantic-ai, OpenAI Agents and LangGraph at random; ARGS="--rounds 500 --seed 1"
+	PYTHONPATH=src:. $(PEERS)/bin/python -m tests.frameworks.kills $(ARGS)
 
 # Part of `make test`, in an environment of its own, which not every machine can have.
 hooks:
@@ -239,6 +246,7 @@ bench-streams: $(VENV)/.dev $(VENV)/.streams  ## Compare durable commands with t
 
 docs: $(VENV)/.dev  ## Write the generated parts of the documentation and of the JavaScript client anew and check every link
 	$(BIN)/python tools/retries_js.py
+	$(BIN)/python tools/invisible_js.py
 	$(BIN)/python tools/docs.py
 
 # --- keeping it -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import msgspec
 
 from midstream.session.session import CONTINUE
 
-TOKEN = "bench"  # noqa: S105 - of no value to anybody
+TOKEN = "the-key-of-the-bench"  # noqa: S105 - of no value to anybody
 _HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-store\r\n"
     b"transfer-encoding: chunked\r\n\r\n"

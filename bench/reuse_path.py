@@ -21,7 +21,7 @@ from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
 
-TOKEN = "bench"  # noqa: S105 - of no value to anybody
+TOKEN = "the-key-of-the-bench"  # noqa: S105 - of no value to anybody
 PATIENCE_S = 120.0
 WAYS = {"always fresh": {"x-midstream-ephemeral": "1"}, "ours": {}}
 """Headers of each way to ask: what is marked as ephemeral gets a fresh agent that is told everything."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage
@@ -33,8 +33,8 @@ def contestant_with(guard_of: Any) -> Contestant:
 
         graph: Any = StateGraph(MessagesState)
         graph.add_node("model", model)
-        options = {"awrap_tool_call": guard_of(play)} if guard_of else {}
-        graph.add_node("tools", ToolNode([act], **options))
+        guard = guard_of(play) if guard_of else None
+        graph.add_node("tools", guard.tool_node([act]) if guard else ToolNode([act]))
         graph.add_edge(START, "model")
         graph.add_conditional_edges(
             "model", lambda state: "tools" if state["messages"][-1].tool_calls else END
@@ -46,7 +46,8 @@ def contestant_with(guard_of: Any) -> Contestant:
             async def turn(session: str) -> str:
                 config = {"configurable": {"thread_id": session}, "recursion_limit": 1000}
                 given = None if play.is_resumed else {"messages": [HumanMessage("go")]}
-                ended = await compiled.ainvoke(given, config, durability="sync")
+                async with guard.run(session) if guard else nullcontext():
+                    ended = await compiled.ainvoke(given, config, durability="sync")
                 return str(ended["messages"][-1].content)
 
             yield turn

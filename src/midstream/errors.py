@@ -33,6 +33,7 @@ MidstreamError
 │   ├── CallNotStartedError    the outcome came before the call was started
 │   ├── AnswerMismatchError    the answer is about other arguments, or none the question takes
 │   ├── CallReusedError        a call id was used again with other arguments
+│   ├── OtherLoginError        another principal is logged in by this browser
 │   └── StreamFencedError
 ├── AccessError           the caller may not do this
 │   ├── UnauthorizedError      the caller is not, or no longer, authenticated: send a credential
@@ -343,6 +344,15 @@ class StreamFencedError(ConflictError):
     """A newer connection took this stream over; this one is closed."""
 
     code = "stream_fenced"
+
+
+class OtherLoginError(ConflictError):
+    """A login link is for another principal than the one who is logged in. Nothing was changed: the link is still
+    good.
+    """
+
+    code = "other_login"
+    retry = "ask"
 
 
 class AccessError(MidstreamError):

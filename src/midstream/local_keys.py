@@ -1,36 +1,49 @@
-"""The key of this user's own servers on this machine, and the tokens made of it: who can read it may use them.
+"""The key of this user's own servers on this machine, and the proofs made of it.
 
-`midstream serve` makes it once, readable by its user alone. It never leaves its file: what is shown to a server is a
-token made of the key and the server's port, so that another program which listens on some port learns nothing that
-opens a server on any other.
+`midstream serve` makes the key once, readable by its user alone. It never leaves its file. Before a client sends
+anything to a server of this machine, it sends a nonce; the server answers with a proof under the key. Only then does
+the client send its token. Both are HMACs over the address of the connection and the random name of the server's start,
+so that a program that listens in the server's place receives nothing that it could use, nor can it forward the proof
+of a server at another address. The token ends with the start of the server.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import http.client
 import ipaddress
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from midstream.environment import World
-from midstream.errors import UsageError
+from midstream.errors import UnauthorizedError, UsageError
+from midstream.file_safety import read_secret_text
 from midstream.paths import Paths, make_folder
 
 KEY_FILE = "server-key"
 TOKEN_VARIABLE = "MIDSTREAM_TOKEN"  # noqa: S105 - the name of a variable
-"""Its value is shown, as a bearer token, to every server that is talked to."""
+"""Its value is `ORIGIN TOKEN`: the token is sent to that origin alone. Without an origin, that of `MIDSTREAM_URL`
+holds."""
+URL_VARIABLE = "MIDSTREAM_URL"
+"""The environment variable with the address of the server that commands use where none is named."""
+CHALLENGE_PATH = "/v1/challenge"
+CHALLENGE_S = 5.0
+"""Seconds a server of this machine may take for its proof."""
+_PROOF_BYTES_MAX = 4096
 
 
 def read_or_make_key(folder: Path) -> str:
     """Return the key that lies in a folder; it is made where there is none.
 
     Raises:
-        UsageError: Others than its owner may read it.
+        UsageError: Another user owns it, or may read it; or it is no regular file.
     """
     path = make_folder(folder) / KEY_FILE
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         # Made beside it and linked: half a key is never read, and of two processes that make one the first wins.
         fresh = path.with_name(f".{World().new_id(KEY_FILE)}")
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -41,42 +54,59 @@ def read_or_make_key(folder: Path) -> str:
             pass
         finally:
             fresh.unlink()
-    if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise UsageError(
-            f"{path} is readable by other users; restrict it with chmod 600, or remove it to create a new one"
-        )
-    return path.read_text(encoding="ascii").strip()
+    return read_secret_text(path, "the key").strip()
 
 
-def token_for(key: str, port: int) -> str:
-    """Return what the server on a port of this machine expects from its user."""
-    return hmac.digest(key.encode(), b"midstream server on port %d" % port, hashlib.sha256).hex()
+def token_for(key: str, address: str, start: str) -> str:
+    """Return the token of a client for one start of the server at an address."""
+    return f"{start}.{_mac(key, 'client', address, start)}"
+
+
+def start_of(token: str) -> str:
+    """Return the start that a token was made for; "" where it is no such token."""
+    return token.partition(".")[0]
+
+
+def prove_server(key: str, address: str, start: str, nonce: str) -> str:
+    """Return the proof of a server for the nonce of a client."""
+    return _mac(key, "server", address, start, nonce)
+
+
+def address_of_socket(name: Sequence[object]) -> str:
+    """Return the name of a socket as proofs contain it: the address and the port."""
+    return f"{name[0]} {name[1]}"
 
 
 def headers_for(url: str, places: Paths | None = None) -> dict[str, str]:
-    """Return the headers that authenticate us at a server; none where we have no key for it.
+    """Return the headers that authenticate this user at a server; none where there is no credential for it.
+
+    A server of this machine is asked for its proof first. Call this for each connection: the server may have been
+    started again, and another program may have its port.
 
     Args:
         url: The server's address.
         places: Where the key lies; the user's own places by default.
 
     Raises:
-        UsageError: `url` has no port that there is.
+        UsageError: `url` has no port that there is, `MIDSTREAM_TOKEN` names no origin, or the key file is not private.
+        UnauthorizedError: The program at `url` has no proof under the key of this user. Nothing but a nonce was sent.
     """
-    if token := os.environ.get(TOKEN_VARIABLE, ""):
-        return {"authorization": f"Bearer {token}"}
     try:
         parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme in {"https", "wss"} else 80)
+        origin = _origin_of(parts)
     except ValueError as error:
         raise UsageError(f"{url!r} is not a valid address: {error}") from error
+    if given := _given_token():
+        for_origin, token = given
+        if for_origin == origin:
+            return {"authorization": f"Bearer {token}"}
     if not is_loopback(parts.hostname or ""):
         return {}
     try:
-        key = ((places or Paths.find()).data / KEY_FILE).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError, RuntimeError):  # the last one of pathlib: this user has no home
+        key = read_secret_text((places or Paths.find()).data / KEY_FILE, "the key").strip()
+    except (OSError, RuntimeError):  # the last one of pathlib: this user has no home
         return {}
-    return {"authorization": f"Bearer {token_for(key, port)}"} if key else {}
+    return _authenticate(parts, key) if key else {}
 
 
 def is_loopback(host: str) -> bool:
@@ -87,3 +117,70 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _authenticate(parts: SplitResult, key: str) -> dict[str, str]:
+    """Let the server prove itself, and return the headers for it; none where it has no such proof to give."""
+    nonce = World().new_secret()
+    is_encrypted = parts.scheme in {"https", "wss"}
+    kind = http.client.HTTPSConnection if is_encrypted else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=CHALLENGE_S)
+    try:
+        connection.connect()
+        address = address_of_socket(connection.sock.getpeername())
+        headers = {"content-type": "application/json", "connection": "close"}
+        body = json.dumps({"nonce": nonce})
+        connection.request("POST", parts.path.rstrip("/") + CHALLENGE_PATH, body, headers)
+        answer = connection.getresponse()
+        if answer.status != http.client.OK:
+            return {}  # it authenticates otherwise, or not at all
+        told = json.loads(answer.read(_PROOF_BYTES_MAX))
+        start, proof = str(told["start"]), str(told["proof"])
+    except (OSError, http.client.HTTPException):
+        return {}  # the request that follows finds out why
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}  # no server of ours
+    finally:
+        connection.close()
+    expected = prove_server(key, address, start, nonce)
+    if not hmac.compare_digest(expected.encode(), proof.encode("utf-8", "replace")):
+        raise UnauthorizedError(
+            f"the program at {parts.scheme}://{parts.netloc} is no server of this user: it does not have the key; "
+            "nothing was sent to it"
+        )
+    return {"authorization": f"Bearer {token_for(key, address, start)}"}
+
+
+def _given_token() -> tuple[str, str] | None:
+    """Return the origin and the token of `MIDSTREAM_TOKEN`, or None.
+
+    Raises:
+        UsageError: It names no origin.
+    """
+    words = os.environ.get(TOKEN_VARIABLE, "").split()
+    if not words:
+        return None
+    try:
+        if len(words) == 1 and (url := os.environ.get(URL_VARIABLE, "")):
+            return _origin_of(urlsplit(url)), words[0]
+        if len(words) == 2 and "://" in words[0]:  # noqa: PLR2004 - an origin and a token
+            return _origin_of(urlsplit(words[0])), words[1]
+    except ValueError as error:
+        raise UsageError(f"{TOKEN_VARIABLE} or {URL_VARIABLE} has no valid address: {error}") from error
+    raise UsageError(
+        f"{TOKEN_VARIABLE} names no server, so it is sent to none; write "
+        f"{TOKEN_VARIABLE}='https://agents.example TOKEN', "
+        f"or set {URL_VARIABLE} to the address of its server"
+    )
+
+
+def _origin_of(parts: SplitResult) -> str:
+    """Return the origin of an address: scheme, host and port."""
+    is_encrypted = parts.scheme in {"https", "wss"}
+    port = parts.port or (443 if is_encrypted else 80)
+    return f"{'https' if is_encrypted else 'http'}://{(parts.hostname or '').lower()}:{port}"
+
+
+def _mac(key: str, role: str, *parts: str) -> str:
+    message = "\0".join(("midstream local user", role, *parts)).encode("utf-8", "surrogatepass")
+    return hmac.digest(key.encode(), message, hashlib.sha256).hex()

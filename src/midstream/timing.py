@@ -9,6 +9,9 @@ from msgspec import Struct
 
 from midstream.errors import UsageError
 
+WAIT_S_MAX = 366 * 24 * 3600.0
+"""Seconds of the longest time limit that can be set for a call or for a person's answer."""
+
 
 class StalledOn(StrEnum):
     """Thing that is waited for in silence."""

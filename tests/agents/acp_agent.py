@@ -26,6 +26,7 @@ from acp.schema import (
     AgentCapabilities,
     AgentMessageChunk,
     AuthenticateResponse,
+    Implementation,
     InitializeResponse,
     LoadSessionResponse,
     McpCapabilities,
@@ -85,6 +86,7 @@ class ScriptedAgent:
         resume = SessionResumeCapabilities() if "resume" in self.can else None
         return InitializeResponse(
             protocol_version=self.orders.holds("version") or protocol_version,
+            agent_info=Implementation(name=self.orders.holds("name") or "scripted", version="1"),
             agent_capabilities=AgentCapabilities(
                 load_session="load" in self.can,
                 session_capabilities=SessionCapabilities(resume=resume),
@@ -160,6 +162,10 @@ class ScriptedAgent:
         self.orders.record("told", agent=session, text=text, key=key, blocks=blocks)
         if failure := self.orders.take("failure"):
             raise RequestError(*failure)
+        if failure := self.orders.take("provider failure"):
+            if self.orders.holds("name") != "gemini-cli":
+                self.orders.declare(f"talk-{session}", [*texts, text])
+            raise RequestError(*failure)
         if reason := self.orders.take("stop"):
             return PromptResponse(stop_reason=reason)
         self.orders.declare(f"talk-{session}", [*texts, text])
@@ -178,6 +184,9 @@ class ScriptedAgent:
 
     async def answered(self, session: str, texts: list[str], *, is_hanging: bool) -> PromptResponse:
         await self.client.session_update(session, helpers.update_agent_thought_text("hmm"))
+        if self.orders.take("detached"):
+            await self.detached(session)
+            is_hanging = True
         if is_hanging:
             await self.stopped.wait()
             return PromptResponse(stop_reason="cancelled")
@@ -198,6 +207,25 @@ class ScriptedAgent:
             total_tokens=107, input_tokens=30, output_tokens=7, cached_read_tokens=60, cached_write_tokens=10
         )
         return PromptResponse(stop_reason="end_turn", usage=counted)
+
+    async def detached(self, session: str) -> None:
+        """Run a command in a session of its own, which does not end with the turn."""
+        given = {"command": "sleep"}
+        start = helpers.start_tool_call(
+            "call-1", "sleep", kind="execute", status="in_progress", raw_input=given
+        )
+        await self.client.session_update(session, start)
+        # No program is as fast as the clock of processes, which has 100 ticks a second.
+        await asyncio.sleep(0.1)
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        tool = await asyncio.create_subprocess_exec(
+            *command,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.orders.record("detached", pid=tool.pid)
 
     async def say(self, session: str, text: str) -> None:
         chunk: AgentMessageChunk = helpers.update_agent_message_text(text)

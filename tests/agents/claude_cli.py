@@ -81,7 +81,8 @@ class Session:
             self.add(**{**entry, "sessionId": self.id})
 
     def add(self, **entry: Any) -> None:  # noqa: ANN401 - any JSON
-        entry = {"sessionId": self.id, "uuid": new_id(), **entry}
+        before = self.entries[-1]["uuid"] if self.entries else None
+        entry = {"sessionId": self.id, "uuid": new_id(), "parentUuid": before, **entry}
         self.entries.append(entry)
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:

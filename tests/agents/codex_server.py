@@ -76,6 +76,10 @@ class AppServer:
                 return {}
             case "turn/start":
                 return self._turn_start(params)
+            case "thread/backgroundTerminals/terminate":
+                with (self._folder / "terminated.jsonl").open("a") as terminated:
+                    terminated.write(json.dumps([params["threadId"], params["processId"]]) + "\n")
+                return {}
             case "turn/interrupt":
                 self._interrupted[params["turnId"]].set()
                 return {}
@@ -122,6 +126,16 @@ class AppServer:
             result = {"content": [{"type": "text", "text": content}]}
             done = {**item, "status": "completed", "result": result}
             self._notify("item/completed", **ids, completedAtMs=2, item=done)
+        if self._once("run"):
+            command: Json = {
+                "type": "commandExecution",
+                "id": "c",
+                "command": "sleep 60",
+                "cwd": str(Path.cwd()),
+            }
+            command |= {"commandActions": [], "processId": "7", "status": "inProgress"}
+            self._notify("item/started", **ids, startedAtMs=1, item=command)
+            (self._folder / "hang").touch()
         if self._once("hang"):
             self._interrupted[turn].wait()
             self._end(name, turn, "interrupted")

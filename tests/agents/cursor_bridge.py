@@ -16,12 +16,14 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.agents.cursor import Cursor
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, PeerMessage, Trait
+from tests.agents.ended_processes import end_all
 from tests.agents.remembering_server import RememberingServer, answer_json, body_of, until_gone
 from tests.models.chat_server import Json, served
 
 TOKEN = "bridge-token"
 _END = 0x02
-_BRIDGE = """import sys
+_BRIDGE = """import os, sys
+open(sys.argv[2], "a").write(f"{os.getpid()}\\n")
 print("cursor-sdk-bridge ready", sys.argv[1], file=sys.stderr, flush=True)
 import threading
 threading.Event().wait()
@@ -45,6 +47,8 @@ class CursorBridge(RememberingServer):
         """Whether words come as they are said, not only when a step is over."""
         self.is_full = False
         """Whether messages are refused for now."""
+        self._started = folder / "bridges"
+        """The process ids of the bridges."""
         self._agents: dict[str, list[str]] = {}
         self._busy: set[str] = set()
         self._stopped: dict[str, asyncio.Event] = {}
@@ -61,13 +65,16 @@ class CursorBridge(RememberingServer):
             "url": self.url,
             "authToken": TOKEN,
         }
-        return [sys.executable, "-c", _BRIDGE, json.dumps(ready)]
+        return [sys.executable, "-c", _BRIDGE, json.dumps(ready), str(self._started)]
 
     def runs(self) -> int:
         return len(self._stopped)
 
     def expire(self, agent: str) -> None:
         del self._agents[agent]
+
+    def end_processes(self) -> None:
+        end_all([int(self._started.read_text().split()[-1])])
 
     def be_busy(self, agent: str) -> None:
         self._busy.add(agent)

@@ -38,7 +38,7 @@ class OpenAIMemory(RememberingServer):
         super().__init__()
         self.memory: Memory = memory
         self.is_background = is_background
-        self.lacks = frozenset({Trait.BUSY})
+        self.lacks = frozenset({Trait.BUSY, Trait.PROCESS})
         self.requests: list[tuple[str, str, Json]] = []
         """Method, path and body of each request."""
         self.fails_with = 0
@@ -47,6 +47,10 @@ class OpenAIMemory(RememberingServer):
         """Requests that are refused because another response is being made in the conversation."""
         self.is_nameless = False
         """Whether a conversation is made without saying its name."""
+        self.is_silent = False
+        """Whether responses do not have the name of what they continue."""
+        self.ignores_names = False
+        """Whether a name is ignored: each response begins anew."""
         self.cuts = 0
         self.asks: Json | None = None
         """A call of a function that the next answer asks the host for."""
@@ -68,6 +72,9 @@ class OpenAIMemory(RememberingServer):
 
     def expire(self, agent: str) -> None:
         del self._texts[agent]
+
+    def end_processes(self) -> None:
+        raise AssertionError("there are none")
 
     def be_busy(self, agent: str) -> None:
         raise AssertionError(f"{agent} cannot be busy here")
@@ -104,6 +111,8 @@ class OpenAIMemory(RememberingServer):
 
     async def _respond(self, body: Json, key: str, receive: Receive, send: Send) -> None:
         named = body.get("previous_response_id") or body.get("conversation") or ""
+        if self.ignores_names:
+            named = ""
         if self.fails_with:
             await _refuse(send, self.fails_with, "server_error", retry_after=self.retry_after)
             return
@@ -123,11 +132,12 @@ class OpenAIMemory(RememberingServer):
             self._texts[named] = []
         made = f"resp_{len(self.requests)}"
         before = self._texts.get(named, [])
-        new = [text for item in body["input"] for text in _texts_in(item)]
-        self.outputs += [item for item in body["input"] if item.get("type") == "function_call_output"]
+        items = [item for item in body["input"] if isinstance(item, dict)]
+        new = [text for item in items for text in _texts_in(item)]
+        self.outputs += [item for item in items if item.get("type") == "function_call_output"]
         texts = [*before, *new]
         self._texts[made] = texts
-        if self.memory == "conversation":
+        if self.memory == "conversation" and named:
             self._texts[named] = texts
         self._messages += [
             PeerMessage(made if self.memory == "responses" else named, text, key) for text in new
@@ -148,7 +158,9 @@ class OpenAIMemory(RememberingServer):
 
     def _events(self, made: str, named: str, answer: str) -> list[Json]:
         response: Json = {"id": made, "object": "response", "status": "in_progress", "output": []}
-        if self.memory == "responses":
+        if self.is_silent:
+            pass
+        elif self.memory == "responses":
             response["previous_response_id"] = named or None
         else:
             response["conversation"] = {"id": named}

@@ -14,6 +14,7 @@ import pytest
 
 from midstream.agents.permission_rules import CAUTIOUS, EVERYTHING, Asking, Permission, Rules, Verdict
 from midstream.agents.upstreams import (
+    MessageDropped,
     MessageTaken,
     Setup,
     Upstream,
@@ -26,6 +27,8 @@ from midstream.errors import (
     ModelError,
     ModelFilteredError,
     ModelMissingError,
+    ModelRejectedError,
+    ModelUnavailableError,
     UpstreamBusyError,
     UpstreamFailedError,
     UpstreamGoneError,
@@ -40,8 +43,17 @@ from midstream.models.responses import (
     UpstreamCallStarted,
 )
 from midstream.testing.pool_contract import PoolContract
-from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
+from midstream.testing.upstream_contract import (
+    CLOSE_S,
+    LIMIT_S,
+    LOOK_S,
+    WORLD,
+    PeerMessage,
+    Trait,
+    UpstreamContract,
+)
 from midstream.tools.forwarded_servers import ForwardedMcpServer
+from tests.agents.ended_processes import end_agents, lives
 from tests.agents.leave_contract import LeaveContract
 from tests.agents.scripted_peer import SEPARATOR, Orders
 from tests.house.source import ROOT
@@ -110,6 +122,9 @@ class Program:
 
     def expire(self, agent: str) -> None:
         self.orders.lift(f"talk-{agent}")
+
+    def end_processes(self) -> None:
+        end_agents()
 
     def be_busy(self, agent: str) -> None:
         self.orders.declare(f"busy-{agent}")
@@ -339,7 +354,11 @@ async def test_a_refusal_to_open_a_known_session_says_that_it_is_gone(program: P
     ("failure", "kind"),
     [
         ([-32000, "Authentication required", None], ModelAccessError),
-        ([-32603, "Internal error", {"details": "429 rate limit"}], UpstreamFailedError),
+        ([-32603, "Internal error", {"details": "429 rate limit"}], ModelUnavailableError),
+        ([400, "the provider refuses it", None], ModelRejectedError),
+        ([-32603, "Internal error: no", {"errorName": "APIError"}], ModelRejectedError),
+        ([-32603, "Internal error: invalid api key", {"errorName": "APIError"}], ModelAccessError),
+        ([-32603, "Internal error: no", {"errorName": "ProviderAuthError"}], ModelAccessError),
         ([-32603, "Internal error", {"details": "Session not found"}], UpstreamGoneError),
         ([-32603, "Internal error", {"details": "Agent is busy"}], UpstreamBusyError),
         ([-32603, "Internal error", None], UpstreamFailedError),
@@ -360,14 +379,27 @@ async def test_a_refused_message_is_the_error_that_says_what_helps_and_the_proce
     await upstream.aclose()
 
 
-async def test_a_credential_that_is_refused_with_the_message_may_have_left_it_there(program: Program) -> None:
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("gemini-cli", [MessageTaken, MessageDropped]),
+        ("scripted", [MessageTaken]),
+    ],
+)
+async def test_a_failure_of_the_provider_may_have_left_the_message_with_the_agent(
+    program: Program, name: str, taken: list[type[UpstreamEvent]]
+) -> None:
+    program.orders.declare("name", name)
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
-    program.orders.order("failure", [-32000, "Authentication required", None])
+    program.orders.order("provider failure", [429, "too many requests", None])
     answer = agent.send(UpstreamMessage(UserMessage.of("one")), key="k")
-    assert isinstance(await anext(answer), MessageTaken)
-    with pytest.raises(ModelAccessError):
+    events = [await anext(answer) for _ in taken]
+    assert [type(event) for event in events] == taken
+    with pytest.raises(ModelUnavailableError):
         await anext(answer)
+    assert isinstance(events[0], MessageTaken)
+    assert events[0].is_provisional
     await upstream.aclose()
 
 
@@ -388,6 +420,26 @@ async def test_no_program_no_folder_and_another_protocol_are_a_missing_model(pro
         await asked(program.agent(), "one")
     with pytest.raises(UsageError, match="names a program"):
         AcpAgent("")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+async def test_a_tool_that_goes_on_after_a_stop_is_ended_and_the_agent_is_not(program: Program) -> None:
+    upstream = program.agent()
+    agent = await upstream.open(PLAIN)
+    await answered(agent, "one")
+    program.orders.order("detached")
+    answer = agent.send(UpstreamMessage(UserMessage.of("two")), key="k")
+    async with asyncio.timeout(LIMIT_S):
+        while not isinstance(await anext(answer), UpstreamCallStarted):
+            pass
+        while not program.orders.recorded("detached"):
+            await WORLD.sleep(LOOK_S)
+        await answer.aclose()
+    (tool,) = program.orders.recorded("detached")
+    assert not lives(tool["pid"])
+    assert text_of(await answered(agent, "three")).endswith("three")
+    assert len(program.orders.recorded("initialized")) == 1
+    await upstream.aclose()
 
 
 async def test_an_agent_that_heeds_no_cancel_is_ended_all_the_same(

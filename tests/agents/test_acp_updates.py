@@ -24,7 +24,7 @@ from acp import helpers
 from acp.schema import PromptResponse, ToolCallUpdate
 from acp.schema import Usage as CountedTokens
 
-from midstream.agents.acp_updates import AcpReader, usage_of
+from midstream.agents.acp_updates import CHANGES_SHOWN_MAX, AcpReader, usage_of
 
 ENDED = PromptResponse(stop_reason="end_turn")
 
@@ -90,6 +90,24 @@ def test_a_tool_without_arguments_is_shown_by_its_title_and_its_places() -> None
         UpstreamCallStarted("1", "Ask the oracle", '{"locations":["/a.txt"],"title":"Ask the oracle"}'),
         UpstreamCallEnded("1", "", Outcome.ERROR),
     ]
+
+
+def test_arguments_that_change_are_shown_again_a_few_times_and_at_the_end() -> None:
+    reader = AcpReader()
+    begun = helpers.start_tool_call("1", "t", kind="execute", status="in_progress", raw_input={"n": 0})
+    changes = [helpers.update_tool_call("1", raw_input={"n": n}) for n in range(1, 20)]
+    done = helpers.update_tool_call("1", status="completed")
+    events = events_of(reader, begun, *changes, done)
+    shown = [event.arguments for event in events if isinstance(event, UpstreamCallStarted)]
+    numbers = [*range(CHANGES_SHOWN_MAX + 1), 19]
+    assert shown == [f'{{"n":{n}}}' for n in numbers]
+    assert events[-1] == UpstreamCallEnded("1", "")
+
+
+def test_a_request_that_names_only_a_folder_is_vague() -> None:
+    given: dict[str, Any] = {"tool_call_id": "1", "title": "bash", "kind": "execute"}
+    asked = AcpReader().describe_request(ToolCallUpdate(**given, raw_input={"cwd": "/work"}))
+    assert asked == ("bash", "execute", '{"locations":[],"title":"bash"}', True)
 
 
 def test_what_a_tool_made_is_told_in_words() -> None:

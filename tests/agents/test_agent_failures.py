@@ -42,8 +42,10 @@ FRESH = FailureSituation(is_remembering=False)
 ANEW = FailureSituation(is_remembering=False, is_anew=True)
 
 SITUATIONS = [
-    FailureSituation(is_remembering, is_taken, has_spoken, repeats, is_forced, is_anew, idle_s)
-    for is_remembering, is_taken, has_spoken, is_forced, is_anew in itertools.product(*[(False, True)] * 5)
+    FailureSituation(is_remembering, is_taken, has_spoken, repeats, is_forced, is_anew, was_whole, idle_s)
+    for is_remembering, is_taken, has_spoken, is_forced, is_anew, was_whole in itertools.product(
+        *[(False, True)] * 6
+    )
     for repeats in range(3)
     for idle_s in (0.0, DOUBTFUL_AFTER_S)
 ]
@@ -126,6 +128,12 @@ def test_tries_come_to_an_end(kind: type[ModelError]) -> None:
                     break
         else:
             pytest.fail("it is tried for ever")
+
+
+def test_a_refusal_behind_a_whole_answer_is_of_the_message_and_not_of_the_memory() -> None:
+    assert remedy(ModelRejectedError("x"), replace(RESUMED, was_whole=True)) == Fail()
+    assert remedy(ModelRejectedError("x"), replace(RESUMED, is_taken=True)) == BeginAnew()
+    assert is_refusal(ModelRejectedError("x"), is_taken=False)
 
 
 def test_the_network_gets_two_more_tries_then_a_fresh_agent() -> None:

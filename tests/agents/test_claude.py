@@ -42,6 +42,7 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
+from tests.agents.ended_processes import end_agents
 from tests.agents.leave_contract import LeaveContract
 from tests.agents.scripted_peer import Orders
 from tests.house.source import ROOT
@@ -99,6 +100,9 @@ class Cli:
     def expire(self, agent: str) -> None:
         for transcript in self.home.glob(f"projects/*/{agent}.jsonl"):
             transcript.unlink()
+
+    def end_processes(self) -> None:
+        end_agents()
 
     def be_busy(self, agent: str) -> None:
         self.orders.declare(f"busy-{agent}")
@@ -171,6 +175,10 @@ def text_of(events: list[UpstreamEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
+def name_of(events: list[UpstreamEvent]) -> str:
+    return next(event.agent for event in events if isinstance(event, MessageTaken))
+
+
 def flag(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
 
@@ -219,7 +227,33 @@ async def test_a_fork_from_a_mark_that_is_no_more_is_gone(cli: Cli) -> None:
     opened = (await asked(upstream, "one"))[0]
     assert isinstance(opened, MessageTaken)
     agent = await upstream.fork(Setup(), agent=opened.agent, mark="979cab47-a5b0-45fa-9cfa-13a3a4678ae1")
-    with pytest.raises(UpstreamGoneError, match="No message found"):
+    with pytest.raises(UpstreamGoneError, match="lost a part"):
+        await answered(agent, "two")
+    await upstream.aclose()
+
+
+async def test_a_transcript_that_has_lost_its_beginning_is_not_gone_on_from(cli: Cli) -> None:
+    upstream = Claude(cwd=cli.cwd, options=cli.options())
+    agent = await upstream.open(Setup())
+    name = name_of(await answered(agent, "one"))
+    cli.expire(name)
+    assert text_of(await answered(agent, "two")) == "one | two"  # the process has it, and makes a new file
+    cli.end_processes()
+    for resumed in (agent, await upstream.open(Setup(), resume=name)):
+        with pytest.raises(UpstreamGoneError, match="lost a part"):
+            await answered(resumed, "three")
+    assert [told.text for told in cli.messages()] == ["one", "two"]
+    await upstream.aclose()
+
+
+async def test_a_killed_process_that_had_not_written_its_last_answer_is_not_gone_on_from(cli: Cli) -> None:
+    upstream = Claude(cwd=cli.cwd, options=cli.options())
+    agent = await upstream.open(Setup())
+    name = name_of(await answered(agent, "one"))
+    (transcript,) = cli.home.glob(f"projects/*/{name}.jsonl")
+    transcript.write_text(transcript.read_text().rsplit("\n", 2)[0] + "\n")
+    cli.end_processes()
+    with pytest.raises(UpstreamGoneError, match="lost a part"):
         await answered(agent, "two")
     await upstream.aclose()
 

@@ -18,7 +18,7 @@ from openai_codex.generated.notification_registry import NOTIFICATION_MODELS
 from midstream.agents import codex
 from midstream.agents.codex import Codex, CodexTurn
 from midstream.agents.permission_rules import CAUTIOUS, Asking, Permission, Rules, Verdict
-from midstream.agents.upstreams import MessageTaken, Setup, UpstreamEvent, UpstreamMessage
+from midstream.agents.upstreams import MessageTaken, Setup, UpstreamAgent, UpstreamEvent, UpstreamMessage
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -35,7 +35,9 @@ from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents import codex_server
+from tests.agents.ended_processes import end_agents
 from tests.agents.leave_contract import LeaveContract
+from tests.spec import spec
 
 # The package leaves the pipes of a process it has ended to the garbage collector.
 pytestmark = [
@@ -73,6 +75,9 @@ class CodexPeer:
     def decided(self) -> list[object]:
         return self._lines("decided")
 
+    def terminated(self) -> list[object]:
+        return self._lines("terminated")
+
     def _lines(self, name: str) -> list[object]:
         path = self._folder / f"{name}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -96,6 +101,9 @@ class CodexPeer:
 
     def expire(self, agent: str) -> None:
         (self._folder / "threads" / agent).unlink()
+
+    def end_processes(self) -> None:
+        end_agents()
 
     def be_busy(self, agent: str) -> None:
         raise AssertionError(f"{agent} cannot be busy here")
@@ -153,6 +161,41 @@ class TestCodexLeave(LeaveContract):
 async def _asked(upstream: Codex, words: str = "one") -> list[object]:
     agent = await upstream.open(Setup())
     return [event async for event in agent.send(UpstreamMessage(UserMessage.of(words)), key="k")]
+
+
+@spec("REUSE-84")
+async def test_a_lost_app_server_costs_one_start_and_resumes_each_thread(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    async with contextlib.aclosing(peer.upstream()) as upstream, asyncio.timeout(20):
+        threads = [await upstream.open(Setup()) for _ in range(3)]
+        for thread in threads:
+            await _said(thread, "one")
+        peer.end_processes()
+        texts = await asyncio.gather(*(_said(thread, "two") for thread in threads))
+    assert texts == ["one | two"] * 3
+    assert len(peer.started()) == 3  # threads; none was started again
+    assert len(peer.messages()) == 6
+
+
+async def _said(thread: UpstreamAgent, words: str) -> str:
+    message = UpstreamMessage(UserMessage.of(words))
+    events = [event async for event in thread.send(message, key=words)]
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+async def test_a_stopped_turn_ends_its_commands(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    peer.want("run")
+    async with contextlib.aclosing(peer.upstream()) as upstream:
+        agent = await upstream.open(Setup())
+        answer = agent.send(UpstreamMessage(UserMessage.of("one")), key="k")
+        name = ""
+        async with contextlib.aclosing(answer) as events, asyncio.timeout(20):
+            async for event in events:
+                name = event.agent if isinstance(event, MessageTaken) else name
+                if isinstance(event, UpstreamCallStarted):
+                    break
+    assert peer.terminated() == [[name, "7"]]
 
 
 async def test_rules_decide_about_commands_and_changes_and_read_all_of_them(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 
+from midstream.agents.abilities import Abilities
 from midstream.agents.live_agents import LiveAgents
 from midstream.agents.upstreams import Setup, UpstreamAgent
 from midstream.testing import FakeWorld
 from midstream.testing.scripted_upstream import ScriptedAgent, ScriptedUpstream, UpstreamMemory
+from tests.spec import spec
 
 SETUP = Setup("be brief")
 
@@ -101,6 +103,35 @@ def _memory(agents: int) -> UpstreamMemory:
     for _ in range(agents):
         memory.begin()
     return memory
+
+
+@spec("REUSE-46")
+async def test_beyond_the_limit_of_memory_the_longest_idle_are_closed_and_none_in_a_turn() -> None:
+    upstream, world = ScriptedUpstream(abilities=Abilities(has_process=True)), FakeWorld()
+
+    def measure() -> float:
+        return 100.0 * upstream.live
+
+    limits = {"live_max": 8, "rest_s": 300.0, "close_s": 5.0}
+    live = LiveAgents(upstream, world, **limits, memory_mib_max=250.0, measure=measure)  # type: ignore[arg-type]
+    for _ in range(4):
+        upstream.memory.begin()
+    await _spoken(live, "agent-1")
+    await _taken(live, "agent-1")
+    for number in range(2, 5):
+        await _spoken(live, f"agent-{number}")
+        await _measured(world, upstream, 2)
+    assert not live.has(SETUP, "agent-3")
+    assert live.has(SETUP, "agent-4")
+    await live.aclose()
+
+
+async def _measured(world: FakeWorld, upstream: ScriptedUpstream, live: int) -> None:
+    """Wait until so few agents are open: measuring takes a thread."""
+    async with asyncio.timeout(10.0):
+        while upstream.live > live:
+            await world.settle()
+            await asyncio.sleep(0)
 
 
 def _made(*, agents: int = 1, live_max: int = 8) -> tuple[ScriptedUpstream, FakeWorld, LiveAgents]:

@@ -200,6 +200,36 @@ async def test_a_conversation_in_which_another_response_is_made_is_busy() -> Non
     assert [told.text for told in server.messages()] == ["one"]
 
 
+async def _opened(agent: UpstreamAgent, word: str) -> tuple[MessageTaken, str]:
+    """Send a message, and return how it was taken and the answer."""
+    events = await _said(agent, UpstreamMessage(UserMessage.of(word)))
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
+    return next(event for event in events if isinstance(event, MessageTaken)), text
+
+
+@pytest.mark.parametrize("memory", ["responses", "conversation"])
+async def test_a_server_that_does_not_name_what_it_continues_is_checked_once(memory: Memory) -> None:
+    async with openai_memory(memory) as server, contextlib.aclosing(server.upstream()) as upstream:
+        first, _ = await _opened(await upstream.open(Setup()), "one")
+        server.is_silent = True
+        agent = await upstream.open(Setup(), resume=first.agent)
+        second, _ = await _opened(agent, "two")
+        third, answer = await _opened(agent, "three")
+        assert (second.resumed, third.resumed) == (first.agent, second.agent)
+        assert answer == "one | two | three"
+    checks = [body for _, path, body in server.requests if path == "/responses" and body["input"] == "ping"]
+    assert len(checks) == 1
+
+
+@pytest.mark.parametrize("memory", ["responses", "conversation"])
+async def test_a_server_that_ignores_names_continues_nothing(memory: Memory) -> None:
+    async with openai_memory(memory) as server, contextlib.aclosing(server.upstream()) as upstream:
+        first, _ = await _opened(await upstream.open(Setup()), "one")
+        server.is_silent = server.ignores_names = True
+        opened, answer = await _opened(await upstream.open(Setup(), resume=first.agent), "two")
+        assert (opened.resumed, answer) == ("", "two")
+
+
 ANSWERING = """
 import asyncio
 from pydantic import BaseModel

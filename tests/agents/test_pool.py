@@ -18,6 +18,7 @@ from midstream.agents.pool import Pooled, PoolLimits
 from midstream.agents.pool_entries import POOL_NAMESPACE, RETENTION_NAMESPACE, key_of
 from midstream.agents.pool_records import encode
 from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin, End
+from midstream.agents.prior_transcript import DONE
 from midstream.agents.reuse_classification import RequestRelation
 from midstream.agents.upstreams import MessageTaken, Setup, UpstreamEvent
 from midstream.engine.agent import Agent
@@ -25,13 +26,15 @@ from midstream.engine.host import Host as SessionHost
 from midstream.errors import (
     ModelAccessError,
     ModelError,
+    ModelRejectedError,
     ModelStalledError,
+    ModelUnavailableError,
     StoreBusyError,
     UpstreamFailedError,
     UpstreamGoneError,
     UsageError,
 )
-from midstream.history.messages import Finish, History, Step, Text, Thinking, Usage, UserMessage
+from midstream.history.messages import Finish, History, Response, Step, Text, Thinking, Usage, UserMessage
 from midstream.models.responses import (
     Finished,
     ModelEvent,
@@ -186,6 +189,25 @@ async def test_where_forks_are_made_an_edit_goes_on_from_the_common_beginning() 
     assert bench.told()[-1] == "other"
     assert bench.upstream.memory.forgotten == []
     assert (await host.say("next")).way is AgentOrigin.RESUMED
+
+
+@spec("REUSE-19", "REUSE-79")
+@pytest.mark.parametrize("behind", ["", "third"])
+@pytest.mark.parametrize("can_fork", [True, False])
+async def test_behind_a_cut_answer_a_fork_goes_on_without_the_transcript(can_fork: bool, behind: str) -> None:  # noqa: FBT001
+    bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
+    host = await bench.host()
+    await host.say("first")
+    cut = Step(Response((Text("I began"),), Finish.INTERRUPTED))
+    host.history = host.history.then(UserMessage.of("second")).then(cut)
+    report = await host.say(*[behind] if behind else [])
+    told = bench.told()[-1]
+    assert (report.way, report.sends) == (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH, 1)
+    assert ("first" in told) is not can_fork
+    assert told.index("second") < told.index("I began") < told.index(DONE)
+    assert told.endswith(behind)
+    _assert_told_once(bench, host)
+    assert (await host.say("fourth")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-35")
@@ -433,11 +455,12 @@ TROUBLES: dict[Trouble, tuple[Expected, Expected]] = {
     Trouble.HANGS_SPEAKING: (Expected("model_stalled"), Expected("model_stalled")),
     Trouble.HANGS_IN_TOOL: (Expected("model_stalled"), Expected("model_stalled")),
     Trouble.DIES_OPENED: (ANEW, Expected("upstream_failed")),
+    Trouble.OUTAGE_OPENED: (Expected("model_unavailable"), Expected("model_unavailable")),
     Trouble.DIES_SPEAKING: (Expected("upstream_failed"), Expected("upstream_failed")),
     Trouble.CUT: (Expected("upstream_failed"), Expected("upstream_failed")),
     Trouble.NEW_CHAT: (ANEW, OK),
     Trouble.UNAUTHENTICATED: (Expected("model_access"), Expected("model_access")),
-    Trouble.REJECTED: (ANEW, Expected("model_rejected")),
+    Trouble.REJECTED: (Expected("model_rejected"), Expected("model_rejected")),
     Trouble.OVERFLOW: (Expected("context_overflow"), Expected("context_overflow")),
     Trouble.FILTERED: (Expected("model_filtered"), Expected("model_filtered")),
 }
@@ -514,6 +537,61 @@ def _assert_told_once(bench: Bench, host: Host) -> None:
     assert [words.count(text) for text in wanted] == [1] * len(wanted)
     places = [words.index(text) for text in wanted]
     assert places == sorted(places)
+
+
+@spec("REUSE-82")
+async def test_a_message_that_is_refused_after_a_whole_answer_costs_no_transcript_and_the_next_refusal_does() -> (
+    None
+):
+    bench = Bench()
+    host = await bench.host()
+    await host.say("one")
+    bench.trouble(Trouble.REJECTED)
+    assert isinstance(await host.fail("two"), ModelRejectedError)
+    assert len(bench.told()) == 2
+    host.history = History(host.history.entries[:-1])
+    bench.trouble(Trouble.REJECTED)
+    report = await host.say("three")
+    assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
+    _assert_told_once(bench, host)
+
+
+@spec("REUSE-82")
+async def test_after_a_cut_answer_a_refusal_may_be_of_the_memory() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("first")
+    bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_OPENED)
+    await host.fail("second")
+    bench.trouble(Trouble.REJECTED)
+    report = await host.say("third")
+    assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
+    _assert_told_once(bench, host)
+
+
+@spec("REUSE-83")
+async def test_a_message_that_the_agent_has_dropped_is_sent_with_the_next_one() -> None:
+    bench = Bench(ScriptedUpstream(drops=True))
+    host = await bench.host()
+    await host.say("one")
+    bench.trouble(Trouble.OUTAGE_OPENED)
+    assert isinstance(await host.fail("two"), ModelUnavailableError)
+    assert bench.upstream.live == 1
+    report = await host.say("three")
+    assert (report.way, report.rebuilt, report.sends) == (AgentOrigin.RESUMED, "", 1)
+    assert bench.told()[-1] == "two\n\n\n\nthree"
+    assert (len(bench.upstream.memory.talks), len(bench.upstream.opened)) == (1, 1)
+    _assert_told_once(bench, host)
+
+
+@spec("REUSE-83")
+async def test_a_stopped_turn_of_an_agent_that_may_drop_its_message_leaves_no_record() -> None:
+    bench = Bench(ScriptedUpstream(drops=True))
+    host = await bench.host()
+    await host.say("one")
+    bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_SPEAKING)
+    await host.fail("two")
+    assert await bench.record() is None
 
 
 @spec("REUSE-42")

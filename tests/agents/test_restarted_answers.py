@@ -17,10 +17,12 @@ from midstream.models.responses import (
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream
 from tests.agents.pooling import Bench
+from tests.spec import spec
 
 AGAIN = ResponseRestarted()
 
 
+@spec("REUSE-85")
 @pytest.mark.parametrize(
     ("events", "text"),
     [
@@ -49,6 +51,7 @@ def cut_once(talk: AgentConversation) -> list[UpstreamEvent]:
     return [TextDelta("cut "), ResponseRestarted(), TextDelta("whole"), Finished()]
 
 
+@spec("REUSE-85")
 async def test_the_readers_of_a_session_get_the_second_try_alone_and_the_agent_gets_one_message() -> None:
     upstream = ScriptedUpstream(answer=cut_once)
     async with Host(Agent(Pooled(upstream)), MemoryStore()) as host:
@@ -61,6 +64,7 @@ def cut_behind_a_tool(talk: AgentConversation) -> list[UpstreamEvent]:
     return [UpstreamCallStarted("1", "shell", "{}"), UpstreamCallEnded("1", "done"), *cut_once(talk)]
 
 
+@spec("REUSE-85")
 async def test_behind_a_tool_the_second_try_begins_a_paragraph() -> None:
     upstream = ScriptedUpstream(answer=cut_behind_a_tool)
     async with Host(Agent(Pooled(upstream)), MemoryStore()) as host:
@@ -68,6 +72,7 @@ async def test_behind_a_tool_the_second_try_begins_a_paragraph() -> None:
     assert len(upstream.memory.arrived) == 1
 
 
+@spec("REUSE-85")
 async def test_another_request_of_the_session_ends_the_run_that_waits() -> None:
     bench = Bench(ScriptedUpstream(answer=cut_once))
     host = await bench.host()

@@ -55,6 +55,15 @@ def test_a_call_stands_where_it_was_made() -> None:
 
 
 @spec("REUSE-80")
+def test_a_call_is_kept_with_its_newest_arguments() -> None:
+    calls = _kept(UpstreamCallStarted("c", "shell", "{}"))
+    assert calls.add(STARTED)
+    assert not calls.add(STARTED)
+    assert calls.add(UpstreamCallEnded("c", "paid"))
+    assert [own.call for own in calls.collect(is_whole=True).calls] == [CALL]
+
+
+@spec("REUSE-80")
 def test_a_call_is_not_told_twice_nor_in_another_conversation() -> None:
     answer = _kept(*SAID).collect(is_whole=True)
     whole = History((ASKED, Step(Response((Text("I pay. "), CALL, Text("Paid.")))), MORE))

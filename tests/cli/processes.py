@@ -31,7 +31,7 @@ def look(where: str) -> str:
 
 
 @tool(needs_approval=True)
-def pay(sum: int) -> str:
+def pay(sum: int, note: str = '') -> str:
     '''Pay.'''
     report_progress("counting")
     with Path("ledger").open("a") as ledger:
@@ -61,6 +61,8 @@ def response(request):
         return [ModelRejectedError("no such key")]
     if words == "pay":
         return calls(("pay", '{"sum": 3}'))
+    if words == "pay much":
+        return calls(("pay", '{"sum": 3, "note": "' + "all of it \u202e" * 200 + 'and more"}'))
     if words == "ask":
         return calls(("ask_user", '{"question": "Which one?", "options": ["red", "blue"]}'))
     if words == "delegate":

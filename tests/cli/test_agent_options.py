@@ -10,6 +10,7 @@ import pytest
 from midstream.agents.agent_runs import SilenceLimits
 from midstream.agents.permission_rules import HARMLESS, Rules
 from midstream.agents.pool import PoolLimits
+from midstream.agents.prior_transcript import TranscriptBudget
 from midstream.cli.agent_options import agent_options, read_agent_options
 from midstream.cli.upstream_options import UpstreamOptions
 from midstream.errors import UsageError
@@ -33,17 +34,19 @@ def test_every_flag_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SOME_KEY", "s3cr3t")
     (tmp_path / "program").touch()
     found = read(
-        *("--permission-mode", "plan", "--sandbox", "read-only", "--rules-file"),
+        *("--permission-mode", "plan", "--sandbox", "read-only", "--codex-review", "--rules-file"),
         *("--allow-kind", "edit", "--allow-kind", "fetch", "--allow-tool", "Bash", "--refuse-tool", "Write"),
         *("--agent-env", "SOME_KEY", "--agent-env", "A=b=c", "--agent-env", "EMPTY="),
         *("--agent-path", "program", "--agent-sessions", "store"),
         *("--sign-in", "oauth", "--instructions", "message"),
         *("--live-agents", "2", "--agent-rest", "9", "--silence", "7", "--pool-days", "1"),
-        *("--pool-records", "3"),
+        *("--pool-records", "3", "--agent-memory", "900", "--turn-wait", "4"),
+        *("--transcript-chars", "5000", "--transcript-result-chars", "60"),
     )
     assert found == UpstreamOptions(
         permission_mode="plan",
         sandbox="read-only",
+        is_reviewing=True,
         has_rules_file=True,
         rules=Rules(HARMLESS | {"edit", "fetch"}, frozenset({"Bash"}), frozenset({"Write"})),
         env={"SOME_KEY": "s3cr3t", "A": "b=c", "EMPTY": ""},
@@ -57,6 +60,9 @@ def test_every_flag_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             silence=SilenceLimits(idle_s=7),
             record_age_max_s=24 * 3600.0,
             records_max=3,
+            memory_mib_max=900,
+            wait_s=4,
+            budget=TranscriptBudget(total_chars=5000, result_chars=60),
         ),
     )
 

@@ -21,6 +21,7 @@ from midstream.testing.worlds import FakeWorld
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving, run
 from tests.cli.test_chat import words_of
+from tests.spec import spec
 
 
 @pytest.fixture
@@ -55,6 +56,26 @@ def test_an_approval_is_given_in_place(server: Serving, environment: dict[str, s
     terminal.press("y\n")
     terminal.until("~ counting")
     terminal.until("agent  I was told: paid 3")
+    assert terminal.ended().code == 0
+    assert paid(server) == ["3"]
+
+
+@spec("SEC-71")
+def test_long_arguments_are_seen_to_their_end_before_they_may_run(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    terminal = chatting(server, environment, "pay much")
+    terminal.until("all of it ⟨U+202E⟩")
+    terminal.until("Enter shows more")
+    terminal.press("y\n")
+    terminal.until("Enter shows more")
+    assert paid(server) == []
+    terminal.press("\n")
+    terminal.until("Enter shows more")
+    terminal.press("\n")
+    terminal.until("[y]es")
+    assert "and more" in terminal.text.replace("\n         ", "")
+    terminal.press("y\n")
     assert terminal.ended().code == 0
     assert paid(server) == ["3"]
 

@@ -34,9 +34,8 @@ async def tried(*arguments: str, access: Access | None = None) -> tuple[Result, 
         server.app.settings = StreamSettings(heartbeat_s=0.1)
         command = ["conformance", server.url, "--wait", "5", *arguments]
         result = await asyncio.to_thread(CliRunner().invoke, midstream_command, command)
-        left = (await server.http.get("/v1/sessions?limit=200", headers=headers_for(server.url))).json()[
-            "sessions"
-        ]
+        shown = await asyncio.to_thread(headers_for, server.url)
+        left = (await server.http.get("/v1/sessions?limit=200", headers=shown)).json()["sessions"]
         return result, len(left)
 
 

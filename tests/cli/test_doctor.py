@@ -18,6 +18,7 @@ from midstream.cli.terminal import width_of
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
 from tests.doctor.files import HISTORIES, put
+from tests.spec import spec
 
 LONG_NAME = "a-name-that-is-much-too-long-for-a-line-of-eighty-columns-and-goes-on-and-on.json"
 
@@ -140,6 +141,24 @@ def test_in_place_replaces_and_keeps_the_original(run: Run, tmp_path: Path) -> N
     assert f"the original is {'…' if len(str(path)) > 58 else ''}" in done.stdout
     assert (tmp_path / "tunacode.broken.json.bak").read_bytes() == before
     assert run("doctor", path).exit_code == 0
+
+
+@spec("SEC-58")
+def test_a_link_out_of_the_folder_is_reported_and_not_repaired(run: Run, tmp_path: Path) -> None:
+    outside, folder = put(tmp_path, "tunacode.broken.json"), tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link.json").symlink_to(outside)
+    before = outside.read_bytes()
+    (folder / "inside.json").write_bytes(before)
+    done = run("doctor", folder, "--fix", "--in-place", "--json")
+    reports = {Path(line["path"]).name: line for line in map(json.loads, done.stdout.splitlines())}
+    assert outside.read_bytes() == before
+    assert (folder / "link.json").is_symlink()
+    assert reports["link.json"]["written"] == ""
+    assert "not repaired" in reports["link.json"]["notes"][-1]
+    assert reports["inside.json"]["written"] == str(folder / "inside.json")
+    assert run("doctor", folder / "link.json", "--fix", "--in-place").exit_code == 6
+    assert outside.read_bytes() != before
 
 
 def test_without_fix_nothing_is_written_and_the_way_is_shown(run: Run, tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def started(home: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str,
     return process, json.loads(process.stdout.readline())
 
 
+def key_of(told: dict[str, Any]) -> str:
+    """Return the key that a gateway names the file of."""
+    return Path(told["key_file"]).read_text().strip()
+
+
 def ended(process: subprocess.Popen[str]) -> int:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=WAIT_S)
@@ -64,8 +69,8 @@ def test_its_key_is_made_once_and_for_this_user_only(tmp_path: Path) -> None:
     tokens = []
     for _ in range(2):
         process, told = started(tmp_path)
-        tokens.append(told["token"])
-        status, body = asked(told["url"], told["token"])
+        tokens.append(key_of(told))
+        status, body = asked(told["url"], key_of(told))
         assert (status, "You said: hi" in body) == (200, True)
         assert asked(told["url"], "another")[0] == 401
         assert ended(process) == 0
@@ -76,7 +81,7 @@ def test_its_key_is_made_once_and_for_this_user_only(tmp_path: Path) -> None:
 def test_without_a_key_everybody_on_this_machine_is_answered(tmp_path: Path) -> None:
     process, told = started(tmp_path, "--no-token")
     try:
-        assert told["token"] is None
+        assert (told["requires_key"], told["key_file"]) == (False, None)
         assert asked(told["url"], None)[0] == 200
     finally:
         assert ended(process) == 0
@@ -87,9 +92,9 @@ def test_without_a_key_everybody_on_this_machine_is_answered(tmp_path: Path) -> 
     ("options", "words"),
     [
         (("--upstream", "nobody"), "unknown upstream 'nobody'"),
-        (("--upstream", "scripted", "--no-token", "--token", "x"), "--no-token"),
+        (("--upstream", "scripted", "--no-token", "--token", "x" * 16), "--no-token"),
         (("--upstream", "scripted", "--no-token", "--host", "0.0.0.0"), "--no-token"),
-        (("--upstream", "scripted", "--host", "0.0.0.0", "--token", "x"), "with --allow-host"),
+        (("--upstream", "scripted", "--host", "0.0.0.0"), "with --allow-host"),
         (("--upstream", "scripted", "--key-from", "NOPE"), "leave out --key-from"),
         (("--upstream", "scripted", "--token-file", "/nope"), "'/nope' does not exist"),
     ],
@@ -103,10 +108,14 @@ def test_what_is_wrong_is_said_in_one_line(run: Run, options: tuple[str, ...], w
 def test_a_key_that_is_none_is_not_shown_to_anybody(run: Run, tmp_path: Path) -> None:
     (tmp_path / "gateway-token").write_bytes(b"\xff\xfe")
     done = run("gateway", "--upstream", "scripted", "--port", "0")
-    assert (done.exit_code, done.stdout, "holds no key; remove it" in done.stderr) == (2, "", True)
+    assert (done.exit_code, done.stdout, "is not text; the key cannot be in it" in done.stderr) == (
+        2,
+        "",
+        True,
+    )
 
 
-def token_file(folder: Path, content: str = "file-key\n", mode: int = 0o600) -> Path:
+def token_file(folder: Path, content: str = "the-key-of-a-file\n", mode: int = 0o600) -> Path:
     path = folder / "key"
     path.write_text(content)
     path.chmod(mode)
@@ -116,8 +125,8 @@ def token_file(folder: Path, content: str = "file-key\n", mode: int = 0o600) -> 
 def test_its_key_is_read_from_a_file(tmp_path: Path) -> None:
     process, told = started(tmp_path, "--token-file", str(token_file(tmp_path)))
     try:
-        assert told["token"] == "file-key"
-        assert asked(told["url"], "file-key")[0] == 200
+        assert told["key_file"] == str(tmp_path / "key")
+        assert asked(told["url"], "the-key-of-a-file")[0] == 200
     finally:
         assert ended(process) == 0
     assert not (tmp_path / "gateway-token").exists()
@@ -126,10 +135,11 @@ def test_its_key_is_read_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
-        ("key", 0o644, "readable by other users; restrict it with chmod 600"),
+        ("key", 0o644, "readable by other users; restrict the file with chmod 600"),
         ("\n", 0o600, "is empty; write the key into it"),
         ("key another", 0o600, "holds more than a key"),
-        ("k\u00e9", 0o600, "holds no key"),
+        ("k\u00e9", 0o600, "holds no key; write the key into it"),
+        ("fifteen-letters", 0o600, "fewer than 16 characters"),
     ],
 )
 def test_a_file_without_a_key_is_refused(
@@ -143,7 +153,7 @@ def test_a_file_without_a_key_is_refused(
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        (("--token", "x"), "--token and --token-file exclude each other"),
+        (("--token", "x" * 16), "--token and --token-file exclude each other"),
         (("--no-token",), "--token-file and --no-token exclude each other"),
     ],
 )
@@ -157,10 +167,10 @@ def test_one_way_to_authenticate_is_given(
 @pytest.mark.parametrize(
     ("variable", "flags", "token"),
     [
-        ("", (), "file-key"),
-        ("set", (), "set"),
-        ("", ("--token", "typed"), "typed"),
-        ("set", ("--no-token",), None),
+        ("", (), "the-key-of-a-file"),
+        ("the-key-of-a-variable", (), "the-key-of-a-variable"),
+        ("", ("--token", "the-key-of-a-flag"), "the-key-of-a-flag"),
+        ("the-key-of-a-variable", ("--no-token",), None),
     ],
 )
 def test_the_key_of_a_flag_wins_over_a_variable_and_that_over_the_file_of_options(
@@ -174,12 +184,16 @@ def test_the_key_of_a_flag_wins_over_a_variable_and_that_over_the_file_of_option
     config = tmp_path / "gateway.toml"
     config.write_text(f'token-file = "{token_file(tmp_path).name}"')
     process, told = started(tmp_path, "--config", str(config), *flags)
-    assert ended(process) == 0
-    assert told["token"] == token
+    try:
+        assert asked(told["url"], token)[0] == 200
+        assert told["requires_key"] is (token is not None)
+        assert token is None or asked(told["url"], "the-key-of-another")[0] == 401
+    finally:
+        assert ended(process) == 0
 
 
 def test_how_to_reach_it_is_said_to_people(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "midstream", "--home", str(tmp_path), "gateway", "--token", "our-key"]
+    command = [sys.executable, "-m", "midstream", "--home", str(tmp_path), "gateway"]
     process = subprocess.Popen(
         [*command, "--upstream", "scripted", "--port", "0"], stderr=subprocess.PIPE, text=True
     )
@@ -188,7 +202,7 @@ def test_how_to_reach_it_is_said_to_people(tmp_path: Path) -> None:
     assert lines[0].startswith("scripted on http://127.0.0.1:")
     assert lines[1].strip().startswith("OPENAI_BASE_URL=http://127.0.0.1:")
     assert lines[2].strip().startswith("ANTHROPIC_BASE_URL=http://127.0.0.1:")
-    assert lines[3].strip() == "API key: our-key"
+    assert lines[3].strip() == f"API key: in {tmp_path / 'gateway-token'}"
     assert ended(process) == 0
 
 
@@ -212,9 +226,9 @@ def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tm
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
         try:
-            assert asked(told["url"], told["token"], "one")[0] == 200
+            assert asked(told["url"], key_of(told), "one")[0] == 200
             # A response is stored with its words.
-            assert responded(told["url"], told["token"], "quetzal") == 200
+            assert responded(told["url"], key_of(told), "quetzal") == 200
         finally:
             assert ended(process) == 0
     opened = Orders(folder).recorded("opened")
@@ -252,7 +266,7 @@ allow-kind = ["edit"]
     orders = Orders(folder)
     orders.order("tool", {"name": "edit", "arguments": "{}", "content": "done", "is_asked": True})
     try:
-        assert asked(told["url"], told["token"], "one", system="be brief")[0] == 200
+        assert asked(told["url"], key_of(told), "one", system="be brief")[0] == 200
     finally:
         assert ended(process) == 0
     assert told["upstream"] == f"acp:{Path(sys.executable).name}"

@@ -107,7 +107,7 @@ def test_a_store_by_url_is_relative_to_the_file_too(tmp_path: Path, store: str, 
     ("text", "words"),
     [
         ("= 1", "gateway.toml' is not valid TOML"),
-        ("nope = 1", "'nope': this is no option; known: agent-env, agent-path"),
+        ("nope = 1", "'nope': this is no option; known: agent-env, agent-memory"),
         ('servers_path = "a"', "'servers_path': this is no option"),
         ('config = "other.toml"', "'config': this is no option"),
         ("[gateway]\nport = 1", "'gateway': this is no option"),

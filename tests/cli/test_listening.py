@@ -32,7 +32,16 @@ def options_of(command: click.Command) -> dict[str | None, dict[str, object]]:
 
 def test_serve_and_gateway_listen_by_the_same_options() -> None:
     ours, theirs = options_of(serve), options_of(gateway)
-    shared = {"host", "allowed_hosts", "log_format", "log_level", "is_json"}
+    shared = {
+        "host",
+        "allowed_hosts",
+        "allows_plain_text",
+        "tls_cert",
+        "tls_key",
+        "log_format",
+        "log_level",
+        "is_json",
+    }
     assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
     assert (ours["port"]["default"], theirs["port"]["default"]) == (8000, 8100)
 
@@ -45,8 +54,8 @@ def test_an_address_has_a_port_of_its_own_and_no_names_unless_they_are_given() -
         click.echo(sorted(options.items()))
 
     assert CliRunner().invoke(listen, []).output == (
-        "[('allowed_hosts', ()), ('host', '127.0.0.1'), ('is_json', False), "
-        "('log_format', 'text'), ('log_level', 'warning'), ('port', 81)]\n"
+        "[('allowed_hosts', ()), ('allows_plain_text', False), ('host', '127.0.0.1'), ('is_json', False), "
+        "('log_format', 'text'), ('log_level', 'warning'), ('port', 81), ('tls_cert', None), ('tls_key', None)]\n"
     )
     wrong = CliRunner().invoke(listen, ["--port", "70000"])
     assert (wrong.exit_code, "0<=x<=65535" in wrong.output) == (2, True)

@@ -6,7 +6,8 @@ import json
 import logging
 import sys
 
-from midstream.cli.log_format import JsonLines, WithSession
+from midstream.cli.log_format import FRAMES_MAX, LINE_CHARS_MAX, JsonLines, WithSession
+from tests.spec import spec
 
 CANARY = "canary-19ab"
 
@@ -37,6 +38,26 @@ def test_a_json_line_has_ids_and_where_it_was_raised_and_nothing_else() -> None:
     assert at > 0
     assert raised_in[0].endswith("_record")
     assert CANARY not in json.dumps(raised_in)
+
+
+def _overflow(depth: int) -> int:
+    return _overflow(depth - 1) + 1 if depth else int(CANARY)
+
+
+@spec("SEC-77")
+def test_a_line_is_bounded_and_keeps_its_event_and_its_error() -> None:
+    try:
+        _overflow(400)
+    except ValueError:
+        record = logging.LogRecord("midstream.x", logging.ERROR, "x.py", 1, "f" * 20_000, (), sys.exc_info())
+    text = WithSession().format(record)
+    assert len(text) < LINE_CHARS_MAX + 100
+    assert " ERROR midstream.x: fff" in text
+    assert text.endswith(f"invalid literal for int() with base 10: '{CANARY}'")
+    line = json.loads(JsonLines().format(record))
+    assert len(line["message"]) < LINE_CHARS_MAX + 100
+    assert len(line["raised_in"]) == FRAMES_MAX
+    assert line["raised_in"][-1].endswith("_overflow")
 
 
 def test_a_line_for_people_names_the_session_and_is_one_of_words() -> None:

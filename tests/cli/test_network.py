@@ -20,7 +20,7 @@ from tests.client.proxies import Proxy, Upgrades
 from tests.server.in_thread import in_a_thread
 from tests.server.serving import make_app, served
 
-TOKEN = "a token of the server's"
+TOKEN = "a-token-of-the-server"
 WORKS = (
     Probed("websocket", ProbeOutcome.WORKS, 5, 0.012),
     Probed("sse", ProbeOutcome.WORKS, 5, 0.02),
@@ -137,11 +137,11 @@ def test_a_server_that_asks_who_comes_is_told_from_one_that_has_no_probe(
 ) -> None:
     with in_a_thread(_asking) as url:
         done = run("doctor", url)
-        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        monkeypatch.setenv(TOKEN_VARIABLE, f"{url} {TOKEN}")
         let_in = run("doctor", url)
     assert (done.exit_code, done.stdout, let_in.exit_code) == (1, "", 0)
     assert "requires authentication" in done.stderr
-    assert done.stderr.rstrip().endswith("MIDSTREAM_TOKEN. [unauthorized]")
+    assert done.stderr.rstrip().endswith("with the address of the server and its token. [unauthorized]")
 
 
 def test_only_an_address_is_probed() -> None:

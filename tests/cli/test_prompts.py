@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from midstream.cli.prompts import (
-    ARGUMENT_LINES_MAX,
+    PAGE_LINES,
     Decision,
     QuestionPrompt,
     how_to_answer,
@@ -16,6 +16,7 @@ from midstream.cli.prompts import (
 from midstream.cli.terminal import PLAIN
 from midstream.session.calls import CHOICES, Choice, QuestionKind
 from midstream.session.questions import Question
+from tests.spec import spec
 
 
 def about(kind: QuestionKind, arguments: str = '{"sum":3}', text: str = "") -> Question:
@@ -104,17 +105,60 @@ def test_a_question_shows_its_options_and_not_its_arguments() -> None:
 def test_the_command_that_answers_decides_nothing_when_it_is_pasted() -> None:
     hostile = replace(APPROVAL, call_id="c1; rm -rf ~\x1b[2J")
     assert how_to_answer(hostile, "http://x") == (
-        "allow or deny: midstream sessions answer s1 CHOICE --call 'c1; rm -rf ~' --url http://x"
+        "allow or deny: midstream sessions answer s1 CHOICE --call 'c1; rm -rf ~⟨U+001B⟩[2J' --url http://x"
     )
     assert "|" not in how_to_answer(DOUBT)
 
 
-def test_what_is_shown_cannot_act_on_the_terminal_or_fill_it() -> None:
+def test_what_is_shown_cannot_act_on_the_terminal() -> None:
     hostile = about(QuestionKind.APPROVAL, '{"a":"\x1b[2J\u202e"}'.ljust(10), "\x1b]0;owned\x07 text")
     lines = [*question_lines(replace(hostile, name="p\x1bay\ny"), PLAIN, 60)]
     assert not any("\x1b" in line or "\u202e" in line or "\n" in line for line in lines)
-    long = about(QuestionKind.APPROVAL, '{"a":"' + "x " * 4000 + '"}')
-    assert len([*question_lines(long, PLAIN, 60)]) == ARGUMENT_LINES_MAX + 2
+    assert "⟨U+001B⟩[2J⟨U+202E⟩" in "".join(lines)
+
+
+@spec("SEC-71")
+def test_every_character_of_an_argument_is_shown() -> None:
+    command = "ls" + " " * 300 + "; rm -rf /\U000e0041\u2028\u00ad"
+    lines = [*question_lines(about(QuestionKind.APPROVAL, '{"a":"' + command + '"}'), PLAIN, 60)]
+    shown = "".join(line.removeprefix(" " * 9) for line in lines)
+    assert "ls" + " " * 300 + "; rm -rf /⟨U+E0041⟩⟨U+2028⟩⟨U+00AD⟩" in shown
+
+
+def test_arguments_that_are_too_deep_for_a_decoder_are_shown_as_they_are() -> None:
+    deep = about(QuestionKind.APPROVAL, "[" * 3000 + "]" * 3000)
+    shown = "".join(line.strip() for line in question_lines(deep, PLAIN, 60))
+    assert "[" * 3000 + "]" * 3000 in shown
+
+
+LONG = about(QuestionKind.APPROVAL, '{"a":"' + "x " * 1500 + '"}')
+
+
+@spec("SEC-71")
+@pytest.mark.parametrize("kind", [QuestionKind.APPROVAL, QuestionKind.DOUBT])
+def test_a_call_runs_only_after_its_last_line_was_shown(kind: QuestionKind) -> None:
+    question = replace(LONG, kind=kind)
+    lines = [*question_lines(question, PLAIN, 60)]
+    runs = {QuestionKind.APPROVAL: "y", QuestionKind.DOUBT: "a"}[kind]
+    asking = QuestionPrompt(question, lines)
+    shown = [*asking.new_lines()]
+    assert len(shown) == PAGE_LINES
+    while not asking.is_whole:
+        for early in (runs, "yes", "again", "e", "h"):
+            assert asking.take(early) is None
+            assert "Enter shows more" in asking.prompt
+        assert asking.new_lines() == []
+        assert asking.take("") is None
+        shown += asking.new_lines()
+    assert shown == lines
+    assert asking.take(runs) is not None
+
+
+@spec("SEC-71")
+def test_a_call_is_denied_before_its_last_line_was_shown() -> None:
+    asking = QuestionPrompt(LONG, [*question_lines(LONG, PLAIN, 60)])
+    asking.new_lines()
+    assert asking.take("n too long") == Decision(Choice.DENY, "too long")
 
 
 def test_arguments_that_cannot_be_changed_are_not_offered_for_it() -> None:

@@ -54,6 +54,8 @@ def test_an_agent_that_is_not_there_is_said_in_one_line(run: Run) -> None:
         (("--host", "0.0.0.0"), "--token-file or --auth"),
         (("--host", "0.0.0.0", "--no-auth"), "serves this machine only"),
         (("--host", "0.0.0.0", "--token-file", "tokens"), "--allow-host"),
+        (("--host", "0.0.0.0", "--token-file", "tokens", "--allow-host", "a"), "--allow-plain-text"),
+        (("--tls-cert", "tokens"), "give --tls-cert and --tls-key"),
         (("--no-auth", "--token-file", "tokens"), "give one of them"),
         (("--token-file", "open-tokens"), "readable by other users"),
         (("--token-file", "short-tokens"), "line 1 of"),

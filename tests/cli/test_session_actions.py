@@ -14,6 +14,7 @@ from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
 from tests.cli.processes import Serving
 from tests.server.serving import Json, command
+from tests.spec import spec
 
 
 @pytest.fixture
@@ -68,6 +69,18 @@ def test_on_a_terminal_a_question_stands_with_the_command_that_answers_it(
     seen = on_terminal("sessions", "questions", "--store", server.store).text
     assert "? pay  may this run?" in seen
     assert "allow or deny: midstream sessions answer a CHOICE --call c1" in seen
+
+
+@spec("SEC-71")
+def test_on_a_terminal_a_call_is_shown_whole_before_it_is_allowed(
+    on_terminal: OnTerminal, server: Serving
+) -> None:
+    say(server, "a", "pay much", until="question_asked")
+    answer = ("sessions", "answer", "a", "allow", "--url", server.url)
+    refused = on_terminal(*answer, answers={"Answer: allow? [y/N]: ": "n\n"})
+    assert (refused.code, "and more" in refused.text.replace("\n         ", "")) == (130, True)
+    allowed = on_terminal(*answer, answers={"Answer: allow? [y/N]: ": "y\n"})
+    assert (allowed.code, "Answered: pay: allow." in allowed.text) == (0, True)
 
 
 def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:

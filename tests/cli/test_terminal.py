@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from midstream.cli.terminal import (
     Ink,
     clean,
     columns,
-    escape_json,
+    fold_lines,
     indent_lines,
     pad,
     shorten,
@@ -50,13 +49,6 @@ def test_one_line_is_one_line() -> None:
     assert clean(" a\n\tb  c\n", is_one_line=True) == "a b c"
 
 
-@given(st.text())
-def test_escaped_json_is_harmless_and_the_same_value(text: str) -> None:
-    document = escape_json(json.dumps({"said": text}, ensure_ascii=False))
-    assert clean(document) == document
-    assert json.loads(document) == {"said": text}
-
-
 @given(st.text(alphabet="ab日本é\u0301", max_size=20), st.integers(2, 30))
 def test_a_cell_has_exactly_its_width(text: str, width: int) -> None:
     assert width_of(pad(text, width)) == width
@@ -70,6 +62,13 @@ def test_what_is_cut_is_marked() -> None:
 
 def test_lines_are_wrapped_and_set_in() -> None:
     assert indent_lines("one two three\n\nfour", "  ", 9) == ["  one two", "  three", "", "  four"]
+
+
+@given(st.text(alphabet="ab  日本é\n", max_size=60), st.integers(4, 20))
+def test_folded_lines_keep_every_character_and_the_width(text: str, width: int) -> None:
+    lines = fold_lines(text, "  ", width)
+    assert "".join(line[2:] for line in lines) == text.replace("\n", "")
+    assert all(line.startswith("  ") and width_of(line) <= width for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -396,14 +396,6 @@ def test_what_no_request_can_carry_is_refused_at_once_and_not_repeated(headers: 
     assert "secret" not in str(caught.value)
 
 
-def test_a_token_of_the_environment_that_no_request_can_carry_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MIDSTREAM_TOKEN", "from-a-file\n")
-    with pytest.raises(UsageError, match="authorization"):
-        connect("http://127.0.0.1:1")
-
-
 async def test_one_state_file_serves_one_process_at_a_time(tmp_path: Path) -> None:
     async with connect("http://127.0.0.1:1", state=tmp_path / "s.db"):
         with pytest.raises(StoreBusyError):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from midstream.client.connection_headers import ConnectionHeaders
 from midstream.client.transport_selection import RememberedTransports, TransportKind, TransportSelection
 from midstream.client.transports import Transport
 from midstream.errors import MidstreamError
@@ -91,7 +92,12 @@ class Raw:
 
 @contextlib.asynccontextmanager
 async def raw(server: Served, way: TransportKind) -> AsyncIterator[Raw]:
-    ways = TransportSelection(server.url, transport=way, headers=dict, remembered=RememberedTransports(None))
+    ways = TransportSelection(
+        server.url,
+        transport=way,
+        headers=ConnectionHeaders(server.url, {}),
+        remembered=RememberedTransports(None),
+    )
     transport = await ways.connect("s1")
     try:
         yield Raw(transport)

@@ -10,6 +10,7 @@ import pytest
 
 from midstream.client import Event, connect, websocket_transport
 from midstream.client.client import REMEMBERED
+from midstream.client.connection_headers import ConnectionHeaders
 from midstream.client.transport_selection import (
     LOST_MAX,
     REMEMBERED_DOUBTFUL_S,
@@ -73,7 +74,7 @@ class ScriptedWays(TransportSelection):
     """Ways whose transports do what a table says: an error at once, an error later, or work."""
 
     def __init__(self, remembered: RememberedTransports, world: FakeWorld) -> None:
-        super().__init__(SERVER, headers=dict, remembered=remembered, world=world)
+        super().__init__(SERVER, headers=ConnectionHeaders(SERVER, {}), remembered=remembered, world=world)
         self.at_once: dict[TransportKind, MidstreamError] = {}
         self.later: dict[TransportKind, MidstreamError] = {}
         self.tried: list[TransportKind] = []
@@ -190,7 +191,9 @@ async def test_a_server_that_was_away_is_reached_as_before(tmp_path: Path, statu
     async with served(make_app()) as server, Peer(*[status or 500] * 100).serving() as peer:
         proxy = Proxy(server.url if status is None else peer.url)
         async with proxy.listening():
-            ways = TransportSelection(proxy.url, headers=dict, remembered=RememberedTransports(file))
+            ways = TransportSelection(
+                proxy.url, headers=ConnectionHeaders(proxy.url, {}), remembered=RememberedTransports(file)
+            )
             proxy.is_away = status is None
             for _ in range(2 * LOST_MAX):
                 with pytest.raises(ConnectionLostError):

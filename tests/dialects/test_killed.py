@@ -15,7 +15,7 @@ import httpx2
 import openai
 import pytest
 
-from tests.cli.test_gateway import ended, started
+from tests.cli.test_gateway import ended, key_of, started
 from tests.dialects.serving import WAIT_S
 from tests.models.chat_server import Answer, ChatServer, call, chat_server, delta
 from tests.models.chat_server import stream as streamed
@@ -40,7 +40,7 @@ class Killed:
     def start(self) -> None:
         url = f"openai-compatible:{self.upstream.url}"
         self._process, ready = started(self._home, "--upstream", url, "--model", "m", *self._options)
-        self.url, self.token = ready["url"], ready["token"]
+        self.url, self.token = ready["url"], key_of(ready)
 
     def kill(self) -> None:
         assert self._process is not None

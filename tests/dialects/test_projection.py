@@ -18,6 +18,8 @@ from midstream.models.responses import (
     TextDelta,
     ThinkingDelta,
     ToolCallRequested,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
 )
 from midstream.session.applications import ApplicationResponse
 from midstream.session.records import (
@@ -78,6 +80,21 @@ def test_the_signature_of_a_thought_and_a_call_come_where_the_model_sent_them() 
     content = msgspec.json.decode(reader.whole())["content"]
     assert [block["type"] for block in content] == ["thinking", "text", "tool_use"]
     assert content[0]["signature"] == "signed"
+
+
+@spec("REUSE-57")
+def test_a_change_of_the_arguments_of_a_running_call_is_not_shown() -> None:
+    builder = ResponseBuilder(AttemptRef(2, 1, 1), is_announcing=True)
+    events: list[ModelEvent] = [
+        UpstreamCallStarted("u", "shell", '{"command":"ls"}'),
+        UpstreamCallStarted("u", "shell", '{"command":"ls -l"}'),
+        UpstreamCallEnded("u", "a.txt"),
+    ]
+    reader = projection(RESPONSES)
+    shown = b"".join(
+        piece for event in events for delta in builder.add(event) for piece in reader.take(delta)
+    )
+    assert (shown.count(b"[shell {"), shown.count(b"[shell: a.txt]")) == (1, 1)
 
 
 def test_records_of_other_turns_are_no_part_of_it() -> None:

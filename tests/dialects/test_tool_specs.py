@@ -8,6 +8,7 @@ import pytest
 from midstream.dialects.fields import BadFieldError, fields_of
 from midstream.dialects.tool_specs import tools_of
 from midstream.history.messages import ToolSpec
+from tests.spec import spec
 
 SCHEMA = {"type": "object"}
 LOOK = ToolSpec("look", "Look.", {"type": "object"})
@@ -29,6 +30,22 @@ def read(**fields: object) -> tuple[tuple[ToolSpec, ...], list[str]]:
 )
 def test_a_tool_is_read_in_every_shape(tool: dict[str, Any]) -> None:
     assert read(tools=[tool]) == ((LOOK,), [])
+
+
+@spec("SEC-75")
+@pytest.mark.parametrize("field", ["tools", "functions", "tool_choice"])
+def test_a_schema_that_is_nested_too_deeply_is_refused_with_its_field(field: str) -> None:
+    def named(levels: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "object"}
+        for _ in range(levels):
+            schema = {"type": "object", "properties": {"a": schema}}
+        tool = {"name": "look", "description": "Look.", "input_schema": schema}
+        return {field: tool if field == "tool_choice" else [tool]}
+
+    read(**named(20))
+    with pytest.raises(BadFieldError, match="nested more than 64 levels deep") as refused:
+        read(**named(450))
+    assert refused.value.param == field
 
 
 def test_functions_of_the_old_kind_are_tools() -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.doctor.file_reading import DEPTH_MAX, document_in, head_of, line_at, lines_of, value_in
+from midstream.doctor.file_reading import document_in, head_of, line_at, lines_of, value_in
 from midstream.errors import UnreadableHistoryError
+from midstream.json_depth import DEPTH_MAX
 
 
 def test_lines_keep_their_bytes_and_say_where_they_are(tmp_path: Path) -> None:
@@ -54,6 +55,7 @@ def test_what_python_reads_and_stricter_readers_refuse_is_read() -> None:
         (b'"\xff"', "not-json"),
         (b"9" * 5000 + b"x", "not-json"),
         (b"[" * 100_000, "too-deep"),
+        (b"[" * (DEPTH_MAX + 1) + b"]" * (DEPTH_MAX + 1), "too-deep"),
         (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, "too-deep"),
         (b"[NaN," * 10_000 + b"1" + b"]" * 10_000, "too-deep"),
     ],

@@ -101,7 +101,9 @@ async def test_a_damaged_session_is_cut_in_the_copy_and_the_others_stay(store: P
             "insert into session (id, name, epoch, created_at, changed_at) values (2, 'pier', 1, 1, 1)"
         )
         db.execute(
-            "insert into record select 2, position, epoch, ? from record where position = 1", (RECORDS[0],)
+            "insert into record (session_id, position, epoch, body) select 2, position, epoch, ? from record "
+            "where position = 1",
+            (RECORDS[0],),
         )
     before = _body(store)
     done = examine(store)

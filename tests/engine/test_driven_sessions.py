@@ -224,12 +224,16 @@ async def test_another_process_is_refused_while_the_first_one_lives() -> None:
     memory = Memory()
     first, second = Driver("loop", MemoryStore(memory)), Driver("loop", MemoryStore(memory))
     turn = await first.begin("s", GO)
-    again = await second.begin("s", GO)
+    before = await stored(memory)
+    for message in (GO, UserMessage.of("something else")):
+        for goes_on in (False, True):
+            with pytest.raises(LeaseHeldError):
+                await second.begin("s", message, goes_on=goes_on, cancels=True)
     with pytest.raises(LeaseHeldError):
-        await again.request_response({})
+        await second.abandon("s")
+    assert await stored(memory) == before
     assert await turn.request_response({}) is None
     await first.close()
-    second.leave("s")
     assert await (await second.begin("s", GO)).request_response({}) is None
 
 
@@ -351,3 +355,66 @@ async def test_a_turn_of_another_agent_is_neither_gone_on_with_nor_listed(agent:
     another = Driver("loop", MemoryStore(memory), agent=agent, agent_version=version)
     await another.abandon("s")
     assert (await another.begin("s", UserMessage.of("more"))).number == 2
+
+
+@spec("DRIVEN-7")
+async def test_a_run_that_was_cut_while_it_began_leaves_the_session_free() -> None:
+    for turns in range(1, 30):
+        memory = Memory()
+        driver = Driver("loop", MemoryStore(memory))
+        beginning = asyncio.create_task(driver.begin("s", GO))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if beginning.done():
+            break
+        beginning.cancel()
+        await asyncio.wait([beginning])
+        for _ in range(SETTLE_TURNS):
+            await asyncio.sleep(0)
+        assert "s" not in memory.sessions or memory.sessions["s"].node is None
+        assert (await driver.begin("s", GO)).number == 1
+    else:
+        pytest.fail("the turn never began")
+
+
+@spec("DRIVEN-6")
+async def test_an_outcome_that_comes_late_is_taken_and_nothing_else_of_a_run_that_has_left() -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    first = await driver.begin("s", GO)
+    await first.request_response({})
+    await first.journal_response(ASKS, (), "")
+    started = await first.start("a")
+    assert isinstance(started, CallContext)
+    driver.leave("s")
+    second = await driver.begin("s", GO)
+    known = await second.request_response({})
+    assert known is not None
+    await first.journal_outcome(ToolResult("a", "late"), "")
+    first.journal_output((Delta(*first.next_place, 0, "text", "word"),))
+    await first.journal_failure("model_failed", "late")
+    for act in (first.request_response({}), first.start("b"), first.journal_response(DONE, (), "")):
+        with pytest.raises(UsageError, match="has left turn 1"):
+            await act
+    assert await called(second, "a") == "late"
+    assert await called(second, "b") == "b ran"
+    driver.leave("s", first)  # once more: the second run is not disturbed
+    assert await second.request_response({}) is None
+    await second.journal_response(DONE, (), "")
+    await second.close(TurnStatus.COMPLETED, {})
+    records = await stored(memory)
+    assert [record.result.content for record in records if isinstance(record, CallEnded)] == ["late", "b ran"]
+    assert [record for record in records if isinstance(record, Delta)] == []
+
+
+@spec("DRIVEN-5")
+async def test_a_loop_that_waits_for_people_has_everything_in_the_journal() -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    turn = await driver.begin("s", GO)
+    await turn.request_response({})
+    await turn.journal_response(ASKS, (), "")
+    assert turn.find_response({"a", "b"}) == 1
+    assert "ResponseCompleted" not in kinds(await stored(memory))
+    await turn.pause()
+    assert kinds(await stored(memory))[-1] == "ResponseCompleted"

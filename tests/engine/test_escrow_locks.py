@@ -78,7 +78,7 @@ async def _until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
 async def _killed(host: Host, memory: Memory) -> None:
     """Let a process die with all that it was doing."""
     assert isinstance(host.store, EscrowedStore)
-    inner = host.store._store
+    inner = host.store._store._store
     assert isinstance(inner, MemoryStore)
     memory.kill(inner.node)
     tasks = [task for runner in host._awake.values() for task in (runner._task, *runner._work.tasks)]

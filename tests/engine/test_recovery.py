@@ -22,7 +22,7 @@ from midstream.session.records import (
     encode,
 )
 from midstream.session.turn.commands import SendMessage
-from midstream.store.contract import SessionInfo, StoredRecord
+from midstream.store.contract import ListPlace, SessionInfo, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FakeWorld, ScriptedModel, Stall, records_until_end, text
 from tests.engine.test_host import _die, _started
@@ -97,12 +97,17 @@ class SlowList(MemoryStore):
     failures = 2
 
     def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
+        self,
+        *,
+        live: bool | None = None,
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
         self.failures -= 1
         if self.failures >= 0:
             raise StoreBusyError("locked")
-        return super().list(live=live, of=of)
+        return super().list(live=live, of=of, after=after, limit=limit)
 
 
 async def test_recovery_waits_for_a_store_that_is_busy() -> None:

@@ -88,7 +88,6 @@ async def langgraph(folder: Path, play: Play, world: KillingWorld, policy: OnDou
     from langchain_core.tools import tool
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
     from langgraph.graph import END, START, MessagesState, StateGraph
-    from langgraph.prebuilt import ToolNode
 
     from midstream.frameworks.langgraph import at_most_once
 
@@ -105,12 +104,12 @@ async def langgraph(folder: Path, play: Play, world: KillingWorld, policy: OnDou
     graph = StateGraph(MessagesState)
     graph.add_node("model", model)
     guard = at_most_once(folder / DB, on_doubt={"act": policy}, world=world)
-    graph.add_node("tools", ToolNode([act], awrap_tool_call=guard))
+    graph.add_node("tools", guard.tool_node([act]))
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", lambda state: "tools" if state["messages"][-1].tool_calls else END)
     graph.add_edge("tools", "model")
     config: Any = {"configurable": {"thread_id": SESSION}}
-    async with AsyncSqliteSaver.from_conn_string(str(folder / "graph.db")) as saver:
+    async with AsyncSqliteSaver.from_conn_string(str(folder / "graph.db")) as saver, guard.run(SESSION):
         compiled: Any = graph.compile(checkpointer=saver)
         known = await compiled.aget_state(config)
         start = None if known.values else {"messages": [HumanMessage("go")]}

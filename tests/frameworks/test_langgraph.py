@@ -8,22 +8,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import NodeCancelledError
 from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 
-from midstream.errors import CallReusedError, UsageError
-from midstream.frameworks.langgraph import at_most_once
+from midstream.engine.call_cache import OVERTAKEN_CONTENT
+from midstream.errors import CallReusedError, LeaseHeldError, SessionBusyError, UsageError
+from midstream.frameworks.langchain import repair_messages
+from midstream.frameworks.langgraph import ToolGuard, at_most_once
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import CallEnded, Record, decode
 from midstream.store.memory import Memory, MemoryStore
 from midstream.tools.function_tools import current_call
+from tests.spec import spec
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
+SYNC: Any = {"configurable": {"thread_id": "t", "__pregel_durability": "sync"}}
+ALL = "__remove_all__"
 
 
 class Graph:
@@ -34,19 +38,36 @@ class Graph:
         self.saver = InMemorySaver()
         self.tools = tools
         self.calls = calls
+        self.asked = 0
+        self.appended = asyncio.Event()
+        self.start_process()
 
-    def compiled(self) -> Any:
-        """Compile it as a new process would: only the memory and the checkpoints are old."""
-        self.memory.living.clear()
-        guard = at_most_once(MemoryStore(self.memory), on_doubt={"again": "rerun"})
+    def start_process(self) -> None:
+        """Be a process with nothing but the memory and the checkpoints; the one before is dead."""
+        for owner in list(self.memory.living):
+            self.memory.kill(owner)
+        self.guard = self.other_process()
 
+    def other_process(self) -> ToolGuard:
+        """Return the guard of a process beside this one."""
+        return at_most_once(MemoryStore(self.memory), on_doubt={"again": "rerun"}, observers=[self])
+
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
+        self.appended.set()
+
+    def compiled(self, guard: ToolGuard | None = None) -> Any:
         async def model(state: MessagesState) -> dict[str, Any]:
-            is_first = not isinstance(state["messages"][-1], ToolMessage)
-            return {"messages": [AIMessage("", tool_calls=self.calls) if is_first else AIMessage("done")]}
+            self.asked += 1
+            known: list[BaseMessage] = [*state["messages"]]
+            repaired = repair_messages(known)
+            is_first = not isinstance(repaired[-1], ToolMessage)
+            answer = AIMessage("", tool_calls=self.calls) if is_first else AIMessage("done")
+            return {"messages": [answer] if repaired is known else [RemoveMessage(ALL), *repaired, answer]}
 
         graph: Any = StateGraph(MessagesState)
         graph.add_node("model", model)
-        graph.add_node("tools", ToolNode(list(self.tools), awrap_tool_call=guard, handle_tool_errors=False))
+        node = (guard or self.guard).tool_node(list(self.tools), handle_tool_errors=False)
+        graph.add_node("tools", node)
         graph.add_edge(START, "model")
         graph.add_conditional_edges(
             "model", lambda state: "tools" if state["messages"][-1].tool_calls else END
@@ -55,8 +76,21 @@ class Graph:
         return graph.compile(checkpointer=self.saver)
 
     async def run(self, given: Any = None) -> list[Any]:
-        messages: list[Any] = (await self.compiled().ainvoke(given, CONFIG))["messages"]
+        async with self.guard.run("t"):
+            ended = await self.compiled().ainvoke(given, CONFIG, durability="sync")
+        messages: list[Any] = ended["messages"]
         return messages
+
+    @property
+    def records(self) -> list[Record]:
+        return [decode(each.body) for each in self.memory.sessions["langgraph:t"].records]
+
+    def count(self, kind: type[Any]) -> int:
+        return sum(isinstance(record, kind) for record in self.records)
+
+    @property
+    def status(self) -> str:
+        return self.memory.sessions["langgraph:t"].mark.status
 
 
 GO = {"messages": [HumanMessage("go")]}
@@ -80,6 +114,7 @@ async def test_a_step_that_runs_again_keeps_what_ended_and_says_what_is_unknown(
     graph = Graph(act, calls=[asked("act", "1", name="a"), asked("act", "2", name="b")])
     with pytest.raises(NodeCancelledError):
         await graph.run(GO)
+    graph.start_process()
     messages = await graph.run()
     contents = {each.tool_call_id: each.content for each in messages if isinstance(each, ToolMessage)}
     assert contents == {"1": "result of a", "2": UNKNOWN_CONTENT}
@@ -140,8 +175,7 @@ async def test_an_id_of_a_later_response_is_another_call_and_the_effect_has_a_ke
     await graph.run(GO)
     await graph.run(GO)
     assert len(set(keys)) == 2
-    ended = [decode(each.body) for each in graph.memory.sessions["langgraph:t"].records]
-    assert len([record for record in ended if isinstance(record, CallEnded)]) == 2
+    assert len([record for record in graph.records if isinstance(record, CallEnded)]) == 2
 
 
 async def test_what_is_no_message_is_not_kept_and_said_so() -> None:
@@ -152,11 +186,7 @@ async def test_what_is_no_message_is_not_kept_and_said_so() -> None:
 
     graph = Graph(jump, calls=[asked("jump", "1")])
     await graph.run(GO)
-    (ended,) = [
-        record
-        for each in graph.memory.sessions["langgraph:t"].records
-        if isinstance(record := decode(each.body), CallEnded)
-    ]
+    (ended,) = [record for record in graph.records if isinstance(record, CallEnded)]
     assert "is no message" in ended.result.content
 
 
@@ -170,7 +200,7 @@ async def test_other_arguments_and_no_thread_are_refused() -> None:
     guard = at_most_once(MemoryStore(), observers=[Noting()])
 
     class Runtime:
-        config = CONFIG
+        config: Any = SYNC
 
     class Request:
         tool_call = asked("act", "1", name="a")
@@ -181,11 +211,167 @@ async def test_other_arguments_and_no_thread_are_refused() -> None:
         return ToolMessage(json.dumps(request.tool_call["args"]), tool_call_id="1")
 
     request = Request()
-    assert (await guard(request, execute)).content == '{"name": "a"}'
-    assert {"langgraph:t CallStarted", "langgraph:t CallEnded"} <= {*told}
-    request.tool_call = asked("act", "1", name="b")
-    with pytest.raises(CallReusedError):
-        await guard(request, execute)
-    request.runtime = None
-    with pytest.raises(UsageError, match="thread id"):
-        await guard(request, execute)
+    async with guard.run("t"):
+        assert (await guard(request, execute)).content == '{"name": "a"}'
+        assert {"langgraph:t CallStarted", "langgraph:t CallEnded"} <= {*told}
+        request.tool_call = asked("act", "1", name="b")
+        with pytest.raises(CallReusedError):
+            await guard(request, execute)
+        request.runtime = None
+        with pytest.raises(UsageError, match="thread id"):
+            await guard(request, execute)
+
+
+# --- what would let a call run twice is refused ---------------------------------------------------------------------
+
+
+class Acting:
+    """A graph with one tool that counts, and hangs where it is told to."""
+
+    def __init__(self, *names: str) -> None:
+        self.ran: list[str] = []
+        self.hangs = asyncio.Event()
+        self.hangs_in = ""
+
+        @tool
+        async def act(name: str) -> str:
+            """Act."""
+            self.ran.append(name)
+            if name == self.hangs_in:
+                self.hangs.set()
+                await asyncio.Event().wait()
+            return f"result of {name}"
+
+        self.graph = Graph(act, calls=[asked("act", name, name=name) for name in names])
+
+    async def cut(self, name: str) -> None:
+        """Run until the tool hangs in this call, and cancel the run there."""
+        self.hangs_in = name
+        running = asyncio.create_task(self.graph.run(GO))
+        await self.hangs.wait()
+        while self.graph.count(CallEnded) < len(self.graph.calls) - 1:  # its siblings end first
+            await asyncio.wait_for(self.graph.appended.wait(), 30)
+            self.graph.appended.clear()
+        running.cancel()
+        await asyncio.wait([running])
+        self.hangs_in = ""
+
+
+@spec("DRIVEN-12")
+@pytest.mark.parametrize("durability", [None, "async", "exit"])
+async def test_a_durability_that_loses_a_response_is_refused(durability: str | None) -> None:
+    acting = Acting("a")
+    options = {"durability": durability} if durability else {}
+    async with acting.graph.guard.run("t"):
+        with pytest.raises(UsageError, match='durability="sync"'):
+            await acting.graph.compiled().ainvoke(GO, CONFIG, **options)
+    assert acting.ran == []
+    assert (await acting.graph.run())[-1].content == "done"
+
+
+@spec("DRIVEN-12")
+async def test_a_run_without_its_thread_is_refused() -> None:
+    acting = Acting("a")
+    with pytest.raises(UsageError, match=r"guard\.run"):
+        await acting.graph.compiled().ainvoke(GO, CONFIG, durability="sync")
+    async with acting.graph.guard.run("another"):
+        with pytest.raises(UsageError, match=r"guard\.run"):
+            await acting.graph.compiled().ainvoke(None, CONFIG, durability="sync")
+    assert acting.ran == []
+
+
+async def test_a_graph_that_runs_without_async_is_refused() -> None:
+    ran: list[str] = []
+
+    @tool
+    def act(name: str) -> str:
+        """Act."""
+        ran.append(name)
+        return name
+
+    guard = at_most_once(MemoryStore())
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("tools", guard.tool_node([act]))
+    graph.add_edge(START, "tools")
+    calls = AIMessage("", tool_calls=[asked("act", "1", name="a")])
+    with pytest.raises(UsageError, match="ainvoke"):
+        graph.compile(checkpointer=InMemorySaver()).invoke({"messages": [calls]}, CONFIG, durability="sync")
+    assert ran == []
+
+
+@spec("DRIVEN-12")
+async def test_two_processes_do_not_run_one_thread_at_once() -> None:
+    acting = Acting("a")
+    acting.hangs_in = "a"
+    graph = acting.graph
+    running = asyncio.create_task(graph.run(GO))
+    await acting.hangs.wait()
+    asked_before = graph.asked
+    other = graph.other_process()
+    with pytest.raises(LeaseHeldError):
+        async with other.run("t"):
+            await graph.compiled(other).ainvoke(GO, CONFIG, durability="sync")
+    with pytest.raises(SessionBusyError):
+        await graph.run(GO)
+    assert (graph.asked, acting.ran) == (asked_before, ["a"])
+    running.cancel()
+    await asyncio.wait([running])
+    acting.hangs_in = ""
+    assert (await graph.run())[-1].content == "done"
+    async with other.run("t"):
+        pass
+
+
+# --- a cancelled run ------------------------------------------------------------------------------------------------
+
+
+@spec("DRIVEN-8")
+async def test_results_of_a_cancelled_step_win_over_the_words_of_a_repair() -> None:
+    acting = Acting("a", "b", "c")
+    await acting.cut("b")
+    assert acting.graph.status == "running"
+    messages = await acting.graph.run({"messages": [HumanMessage("never mind")]})
+    contents = {each.tool_call_id: each.content for each in messages[:5] if isinstance(each, ToolMessage)}
+    assert contents == {"a": "result of a", "b": UNKNOWN_CONTENT, "c": "result of c"}
+    assert [each.type for each in messages[:6]] == ["human", "ai", "tool", "tool", "tool", "human"]
+    assert acting.graph.status == "completed"
+
+
+@spec("DRIVEN-8")
+async def test_a_call_in_doubt_that_is_not_requested_again_is_not_running_for_ever() -> None:
+    acting = Acting("a")
+    await acting.cut("a")
+    acting.graph.calls = []
+    async with acting.graph.guard.run("t"):
+        pass  # the application went on without the graph
+    (ended,) = [record for record in acting.graph.records if isinstance(record, CallEnded)]
+    assert (ended.result.content, acting.graph.status) == (UNKNOWN_CONTENT, "completed")
+
+
+async def test_an_interrupt_that_the_conversation_went_past_ends() -> None:
+    @tool
+    async def book(city: str) -> str:
+        """Book."""
+        return f"{city}: {interrupt('really?')}"
+
+    graph = Graph(book, calls=[asked("book", "1", city="Oslo")])
+    await graph.run(GO)
+    assert graph.status == "running"
+    graph.calls = []
+    graph.start_process()
+    messages = await graph.run({"messages": [HumanMessage("never mind")]})
+    assert [each.content for each in messages if isinstance(each, ToolMessage)] == [OVERTAKEN_CONTENT]
+    assert graph.status == "completed"
+
+
+@spec("DRIVEN-7")
+async def test_a_run_that_was_cancelled_can_be_repeated_at_once() -> None:
+    acting = Acting("a")
+    acting.hangs_in = "a"
+    first = asyncio.create_task(acting.graph.run(GO))
+    await acting.hangs.wait()
+    first.cancel()
+    acting.hangs_in = ""
+    messages = await acting.graph.run()
+    assert [each.content for each in messages if isinstance(each, ToolMessage)] == [UNKNOWN_CONTENT]
+    assert acting.ran == ["a"]

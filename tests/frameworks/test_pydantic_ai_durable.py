@@ -494,14 +494,17 @@ async def test_an_approved_tool_runs_once_in_another_process(is_told_by_hook: bo
 
         return made
 
-    first = await lab.run(agent())
+    first = await lab.run(agent(), key="k")
     assert [each.tool_call_id for each in first.output.approvals] == ["c2"]
     assert await lab.kinds(TurnEnded) == []
     lab.start_process()
     results = DeferredToolResults(approvals={"c2": True})
     handed = {"message_history": first.all_messages(), "deferred_tool_results": results}
-    done = await lab.run(agent(), prompt=None, key="", **handed)
-    assert (done.output, lab.ran, lab.asked) == ("done", ["c1", "c2"], [1, 2])
+    for _ in range(
+        2
+    ):  # the second time after its end, as a process does that died before it stored the answer
+        done = await lab.run(agent(), prompt=None, key="k", **handed)
+        assert (done.output, lab.ran, lab.asked) == ("done", ["c1", "c2"], [1, 2])
     assert answers(done.all_messages()) == {"c1": "result of c1", "c2": "booked"}
     assert len(await lab.kinds(TurnEnded)) == 1
 
@@ -536,6 +539,31 @@ async def test_a_run_with_approvals_that_was_cut_does_not_repeat_the_tool() -> N
     assert done.output == "done"
     assert answers(done.all_messages())["c2"] == "booked"
     assert lab.ran.count("c2") == 1
+
+
+@spec("DRIVEN-6")
+async def test_an_approved_call_that_was_cut_is_in_doubt() -> None:
+    lab = Lab([call("c2", "hang")], [TextPart("done")])
+
+    def agent() -> Agent[None, Any]:
+        made = lab.agent(output_type=[str, DeferredToolRequests])
+
+        @made.tool_plain(requires_approval=True)
+        async def hang(name: str) -> str:
+            return await lab.act("hang")
+
+        return made
+
+    lab.hangs_in = "hang"
+    first = await lab.run(agent())
+    handed = {
+        "message_history": first.all_messages(),
+        "deferred_tool_results": DeferredToolResults(approvals={"c2": True}),
+    }
+    await lab.cut(agent(), prompt=None, **handed)
+    done = await lab.run(agent(), prompt=None, **handed)
+    assert (done.output, lab.ran) == ("done", ["hang"])
+    assert answers(done.all_messages()) == {"c2": UNKNOWN_CONTENT}
 
 
 async def test_results_from_outside_are_kept_as_the_outcomes_of_their_calls() -> None:

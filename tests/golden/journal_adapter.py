@@ -21,10 +21,10 @@ from midstream.protocol.events import EventReader
 from midstream.protocol.frames import EventId
 from midstream.server.api.session_snapshot import snapshot_of
 from midstream.session import session as sessions
+from midstream.session.journal_reading import JournalReader
 from midstream.session.questions import questions_of
 from midstream.session.records import (
     JournalPruned,
-    JournalReader,
     OutcomeDamaged,
     Record,
     TurnEnded,

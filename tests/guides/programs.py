@@ -180,9 +180,134 @@ async def book_and_die(city):
 book.coroutine = book_and_die
 child = os.fork()
 if child == 0:
-    asyncio.run(answer("thread", "Book a hotel in Oslo."))
+    asyncio.run(answer("thread", "m-1", "Book a hotel in Oslo."))
 os.waitpid(child, 0)
-print(asyncio.run(answer("thread", "Book a hotel in Oslo.")), open("booked").read(), end="")
+
+async def main():
+    for _ in range(2):  # the second time after its end
+        said = await answer("thread", "m-1", "Book a hotel in Oslo.")
+    async with AsyncSqliteSaver.from_conn_string("graph.db") as saver:
+        graph = builder.compile(checkpointer=saver)
+        state = await graph.aget_state({"configurable": {"thread_id": "thread"}})
+    print(said, open("booked").read(), len(state.values["messages"]), end="")
+
+asyncio.run(main())
+"""
+_CANCELLED = """
+import asyncio
+
+class Noting:
+    def on_append(self, session, records):
+        if any(type(record).__name__ == "CallEnded" for record in records):
+            has_booked.set()
+
+guard = at_most_once("calls-2.db", observers=[Noting()])
+
+@tool
+async def wait(city: str) -> str:
+    \"\"\"Wait.\"\"\"
+    at_work.set()
+    await asyncio.Event().wait()
+
+async def two_calls(state):
+    if len(state["messages"]) > 1:
+        return {"messages": [AIMessage("It is done.")]}
+    calls = [{"name": name, "args": {"city": "Oslo"}, "id": name} for name in ("book", "wait")]
+    return {"messages": [AIMessage("", tool_calls=calls)]}
+
+async def main():
+    global at_work, has_booked
+    at_work, has_booked = asyncio.Event(), asyncio.Event()
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", careful_model)
+    builder.add_node("tools", guard.tool_node([book, wait]))
+    builder.add_edge(START, "model")
+    builder.add_conditional_edges("model", lambda state: "tools" if state["messages"][-1].tool_calls else END)
+    builder.add_edge("tools", "model")
+    config = {"configurable": {"thread_id": "thread"}}
+    async with AsyncSqliteSaver.from_conn_string("graph.db") as saver:
+        graph = builder.compile(checkpointer=saver)
+
+        async def run(text):
+            async with guard.run("thread"):
+                return await graph.ainvoke({"messages": [HumanMessage(text)]}, config, durability="sync")
+
+        cut = asyncio.create_task(run("Book a hotel."))
+        await at_work.wait()
+        await has_booked.wait()
+        cut.cancel()
+        await asyncio.wait([cut])
+        messages = (await run("Never mind."))["messages"]
+    found = {message.tool_call_id: message.content for message in messages[:4] if message.type == "tool"}
+    assert "may or may not have taken effect" in found["wait"]
+    print(found["book"], end="")
+
+model = two_calls
+asyncio.run(main())
+"""
+_CONVERSE = """
+import asyncio, json
+
+async def main():
+    first = await converse("chat-42", "m-1", "Book a hotel in Oslo.")
+    def sizes():
+        return [len(json.loads(after)) for (after,) in chats.execute("SELECT after FROM message ORDER BY rowid")]
+    (one,) = sizes()
+    await converse("chat-42", "m-2", "And one in Rome.")
+    two = sizes()[1]
+    stored = chats.execute("SELECT after FROM message").fetchall()
+    await converse("chat-42", "m-2", "And one in Rome.")
+    again = sizes()[1]
+    is_same = json.loads(chats.execute("SELECT after FROM message").fetchall()[0][0]) == json.loads(stored[0][0])
+    print(first, one, two, again, is_same, end="")
+
+asyncio.run(main())
+"""
+_STREAM_TWICE = """
+import asyncio
+from agents.testing import ScriptedModel, assistant_message
+
+agent.model = durable.model(ScriptedModel([[assistant_message("on it")]]))
+
+async def main():
+    for _ in range(2):
+        words = [word async for word in stream("chat-42", "m-1", "Book a hotel in Oslo.")]
+    print(words[-1].strip(), end="")
+
+asyncio.run(main())
+"""
+_APPROVE_DEFERRED = """
+import asyncio
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+
+def model(messages, info):
+    is_first = isinstance(messages[-1].parts[0].content, str) and len(messages) == 1
+    return ModelResponse([ToolCallPart("pay", {"amount": 3}, "c") if is_first else TextPart("paid 3")])
+
+async def main():
+    with cashier.override(model=FunctionModel(model)):
+        stored = await ask_to_pay("chat-42", "m-1", "Pay.")
+        for _ in range(2):
+            answer = await pay_or_not("chat-42", "m-1", stored, is_allowed=True)
+    print(answer, end="")
+
+asyncio.run(main())
+"""
+_APPROVE = """
+import asyncio
+from agents.testing import ScriptedModel, assistant_message, function_call
+
+asked = ScriptedModel([[function_call("pay", {"amount": 3}, call_id="c")], [assistant_message("paid 3")]])
+cashier.model = durable.model(asked)
+
+async def main():
+    stored = await ask_to_pay("chat-42", "m-1", "Pay.")
+    for _ in range(2):
+        answer = await pay_or_not("chat-42", "m-1", "Pay.", stored, is_allowed=True)
+    print(answer, end="")
+
+asyncio.run(main())
 """
 _REUSE = """
 import asyncio
@@ -253,13 +378,28 @@ TABLE = [
     Program("openai-memory.md", (0,), _MADE, "True", needs=("openai",)),
     Program("prefix-cache.md", (0,), "print('cache_control' in repr(marked), end='')", "True"),
     Program("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),
-    Program("pydantic-ai.md", (2,), _SERVED, "on it", is_of_provider=True),
-    Program("pydantic-ai.md", (3,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True),
-    Program("pydantic-ai.md", (4,), _SERVED_SDK, "on it", environment="frameworks", is_of_provider=True),
-    Program("pydantic-ai.md", (5, 6), _KILLED_IN_ITS_TOOL, "It is done. Oslo", environment="frameworks"),
+    Program("pydantic-ai.md", (0, 2), _CONVERSE, "on it 2 4 4 True", is_of_provider=True),
+    Program("pydantic-ai.md", (0, 2, 3), _APPROVE_DEFERRED, "paid 3", is_of_provider=True),
+    Program("pydantic-ai.md", (4,), _SERVED, "on it", is_of_provider=True),
+    Program("openai-agents.md", (0,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True),
     Program(
-        "pydantic-ai.md",
-        (7,),
+        "openai-agents.md", (0, 1), _STREAM_TWICE, "on it", environment="frameworks", is_of_provider=True
+    ),
+    Program(
+        "openai-agents.md",
+        (0, 2),
+        _CONVERSE,
+        "on it 2 4 4 True",
+        environment="frameworks",
+        is_of_provider=True,
+    ),
+    Program("openai-agents.md", (0, 3), _APPROVE, "paid 3", environment="frameworks", is_of_provider=True),
+    Program("openai-agents.md", (4,), _SERVED_SDK, "on it", environment="frameworks", is_of_provider=True),
+    Program("langgraph.md", (0, 1), _KILLED_IN_ITS_TOOL, "It is done. Oslo 4", environment="frameworks"),
+    Program("langgraph.md", (0, 1, 2), _CANCELLED, "booked in Oslo", environment="frameworks"),
+    Program(
+        "langgraph.md",
+        (3,),
         "print('reserve' in reserve.name, served_graph.name, end='')",
         "True porter",
         needs=("langchain",),

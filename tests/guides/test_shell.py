@@ -112,7 +112,10 @@ def _first_hour(shell: Shell, serve: str, chat: str) -> None:
         assert "Take a coat: it is 8 degrees in Oslo." in shell.run(chat, said="Oslo?")
 
 
-def _gateway(shell: Shell, gateway: str, curl: str) -> None:
+def _gateway(shell: Shell, export: str, gateway: str, curl: str) -> None:
+    name, _, value = export.partition("#")[0].removeprefix("export ").strip().partition("=")
+    shell.environment[name] = value
+    shell.typed.add(export)
     with shell.serving(gateway):
         answer = json.loads(shell.run(curl))
     assert answer["object"] == "chat.completion"
@@ -166,11 +169,12 @@ def _encrypted_for_clients(shell: Shell, serve: str, chat: str) -> None:
     assert b"Oslo" not in (shell.folder / "sessions.db").read_bytes()
 
 
-def _security(shell: Shell, serve: str, chat: str, login: str, curl: str) -> None:
+def _security(shell: Shell, serve: str, chat: str, login: str, access: str, curl: str) -> None:
     write_agent(shell.folder, "hello:agent", "app")
     with shell.serving(serve):
         assert "Take a coat" in shell.run(chat, said="Oslo?")
         assert shell.run(login).startswith(f"{shell.url}/#login=")
+        assert "\tlogin\t" in shell.run(access)
         assert json.loads(shell.run(curl))["sessions"]
 
 
@@ -193,10 +197,12 @@ def _gateway_file(shell: Shell, gateway: str) -> None:
     (shell.folder / "project").mkdir()
     (shell.folder / "gateway.toml").write_text(BLOCKS["gateway.md", "toml", 0].code)
     (shell.folder / "mcp.json").write_text(BLOCKS["gateway.md", "json", 1].code)
-    (shell.folder / "gateway.key").write_text("our-key\n")
+    (shell.folder / "gateway.key").write_text("the-key-of-our-clients\n")
     (shell.folder / "gateway.key").chmod(0o600)
     with shell.serving(gateway):
-        models = json.loads(shell.run(f"curl -s -H 'Authorization: Bearer our-key' {shell.url}/v1/models"))
+        models = json.loads(
+            shell.run(f"curl -s -H 'Authorization: Bearer the-key-of-our-clients' {shell.url}/v1/models")
+        )
     assert models["object"] == "list"
     assert (shell.folder / "gateway.db").exists()
 

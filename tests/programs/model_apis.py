@@ -21,6 +21,12 @@ SHELLS: Mapping[str, Callable[[str], Json]] = {
     "shell_command": lambda command: {"command": command},
 }
 """How each program's shell tool takes a command."""
+ESCALATIONS: Mapping[str, Json] = {
+    "exec_command": {"sandbox_permissions": "require_escalated", "justification": "it writes a file"},
+    "shell": {"sandbox_permissions": "require_escalated", "justification": "it writes a file"},
+    "shell_command": {"sandbox_permissions": "require_escalated", "justification": "it writes a file"},
+}
+"""What requests a permission for a command, where the sandbox would just refuse it."""
 
 
 class Words(Struct, frozen=True):
@@ -34,6 +40,8 @@ class ToolUse(Struct, frozen=True):
 
     id: str
     command: str
+    is_escalated: bool = False
+    """The model requests that it runs outside a sandbox, where the program has a word for that."""
 
 
 Part = Words | ToolUse
@@ -81,9 +89,9 @@ def _event(data: Json, name: str = "") -> bytes:
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
-def _shell(names: list[str], command: str) -> tuple[str, dict[str, Any]]:
+def _shell(names: list[str], use: ToolUse) -> tuple[str, dict[str, Any]]:
     name = next((name for name in SHELLS if name in names), "Bash")
-    return name, SHELLS[name](command)
+    return name, SHELLS[name](use.command) | (ESCALATIONS.get(name, {}) if use.is_escalated else {})
 
 
 # --- Anthropic Messages ---------------------------------------------------------------------------
@@ -120,7 +128,7 @@ def _messages_stream(body: Json, parts: list[Part], *, is_whole: bool) -> Iterat
             block: Any = {"type": "text", "text": ""}
             deltas: list[Any] = [{"type": "text_delta", "text": piece} for piece in part.pieces]
         else:
-            name, given = _shell(_messages_tools(body), part.command)
+            name, given = _shell(_messages_tools(body), part)
             block = {"type": "tool_use", "id": "toolu_" + part.id, "name": name, "input": {}}
             deltas = [{"type": "input_json_delta", "partial_json": json.dumps(given)}]
             reason = "tool_use"
@@ -149,7 +157,7 @@ def _messages_whole(body: Json, parts: list[Part]) -> Json:
         if isinstance(part, Words):
             content.append({"type": "text", "text": "".join(part.pieces)})
         else:
-            name, given = _shell(_messages_tools(body), part.command)
+            name, given = _shell(_messages_tools(body), part)
             content.append({"type": "tool_use", "id": "toolu_" + part.id, "name": name, "input": given})
     return {
         "id": _new_id("msg"),
@@ -234,7 +242,7 @@ def _chat_stream(body: Json, parts: list[Part], *, is_whole: bool) -> Iterator[b
 
 
 def _chat_call(body: Json, part: ToolUse) -> Json:
-    name, given = _shell(_chat_tools(body), part.command)
+    name, given = _shell(_chat_tools(body), part)
     return {"id": part.id, "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
 
 
@@ -309,7 +317,7 @@ def _responses_items(body: Json, parts: list[Part]) -> list[Any]:
                 }
             )
         else:
-            name, given = _shell(_responses_tools(body), part.command)
+            name, given = _shell(_responses_tools(body), part)
             items.append(
                 {
                     "type": "function_call",
@@ -418,7 +426,7 @@ def _gemini_chunk(parts: list[Any], finish: str = "") -> Json:
 
 
 def _gemini_call(body: Json, part: ToolUse) -> Json:
-    name, given = _shell(_gemini_tools(body), part.command)
+    name, given = _shell(_gemini_tools(body), part)
     return {"functionCall": {"name": name, "args": given, "id": part.id}}
 
 

@@ -3,6 +3,7 @@
 A user message contains a directive such as `Q7 {say 4}`: an id that occurs once in a run, and what to do:
 
     say N               N words, `R7.0 R7.1 …`
+    ask                 like `tool`, as a command that needs a permission
     tool [SECONDS]      a shell command that appends the id to the ledger after so long, then the word `R7.done`
     hang [N] [TIMES]    N words, then silence until the client leaves; only for the first TIMES requests
     cut [N] [TIMES]     N words, then the connection is closed; only for the first TIMES requests
@@ -147,14 +148,13 @@ class ModelServer:
             case "status" if tries <= directive.number(1, 1e9):
                 code = int(directive.number(0, 500))
                 return web.json_response(api.error(code), status=code)
-            case "tool":
+            case "tool" | "ask":
                 behind = whole[whole.rindex(f"Q{directive.id} {{") :]
                 command = self.command_of(directive)
                 if f"echo {directive.id} >>" in behind:
                     return await self._send(request, api, body, [Words([f"R{directive.id}.done"])])
-                return await self._send(
-                    request, api, body, [ToolUse(f"call_{directive.id}_{tries}", command)]
-                )
+                use = ToolUse(f"call_{directive.id}_{tries}", command, directive.kind == "ask")
+                return await self._send(request, api, body, [use])
             case "hang" if tries <= directive.number(1, 1e9):
                 return await self._send(request, api, body, [Words(_words(directive, 0))], end="hang")
             case "cut" if tries <= directive.number(1, 1e9):

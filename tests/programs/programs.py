@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Place(Struct, frozen=True):
@@ -41,7 +43,10 @@ class Program(Struct, frozen=True):
         prepare: Writes the program's settings.
         is_agent: Recognizes a process of the agent by its command line.
         sessions: Folders below the home in which the program keeps its conversations.
-        makes_tool_calls: It can run commands without a person.
+        asking: The same as `upstream`, set so that the program requests a permission for each command; None where it
+            cannot.
+        prepare_asking: Writes other settings for that.
+        other_version: Options of the gateway for another version of the program; empty where none is installed.
     """
 
     name: str
@@ -50,6 +55,15 @@ class Program(Struct, frozen=True):
     prepare: Callable[[Place], None]
     is_agent: Callable[[str], bool]
     sessions: tuple[str, ...]
+    asking: Callable[[Place], list[str]] | None = None
+    prepare_asking: Callable[[Place], None] | None = None
+    other_version: Callable[[], list[str]] = list
+
+    def as_asking(self) -> Program | None:
+        """Return the program set so that it requests permissions, or None."""
+        if self.asking is None:
+            return None
+        return replace(self, upstream=self.asking, prepare=self.prepare_asking or self.prepare)
 
 
 def _nothing(_: Place) -> None:
@@ -70,6 +84,16 @@ def _claude_env(place: Place) -> Mapping[str, str]:
     }
 
 
+def _other_claude() -> list[str]:
+    """Return the program of the version that claude-code-acp brings along."""
+    adapter = shutil.which("claude-code-acp")
+    if adapter is None:
+        return []
+    modules = next(each for each in Path(adapter).resolve().parents if each.name == "node_modules")
+    program = modules / "@anthropic-ai" / "claude-agent-sdk" / "cli.js"
+    return ["--agent-path", str(program)] if os.access(program, os.X_OK) else []
+
+
 def _with_env(command: str, env: Mapping[str, str]) -> list[str]:
     words = ["env", *(f"{name}={value}" for name, value in {**env, **OFFLINE}.items()), command]
     return ["--upstream", f"acp:{shlex.join(words[:-1])} {command}"]
@@ -78,8 +102,8 @@ def _with_env(command: str, env: Mapping[str, str]) -> list[str]:
 CODEX_SETTINGS = """
 model = "gpt-5-codex"
 model_provider = "scripted"
-approval_policy = "never"
-sandbox_mode = "danger-full-access"
+approval_policy = "{policy}"
+sandbox_mode = "{sandbox}"
 
 [model_providers.scripted]
 name = "scripted"
@@ -91,10 +115,15 @@ stream_max_retries = 2
 """
 
 
-def _codex_settings(place: Place) -> None:
+def _codex_settings(place: Place, policy: str = "never", sandbox: str = "danger-full-access") -> None:
     folder = place.home / ".codex"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.toml").write_text(CODEX_SETTINGS.format(url=place.model_url))
+    settings = CODEX_SETTINGS.format(url=place.model_url, policy=policy, sandbox=sandbox)
+    (folder / "config.toml").write_text(settings)
+
+
+def _codex_asking_settings(place: Place) -> None:
+    _codex_settings(place, "on-request", "read-only")
 
 
 def _codex_env(place: Place) -> Mapping[str, str]:
@@ -123,7 +152,11 @@ def _gemini_env(place: Place) -> Mapping[str, str]:
     }
 
 
-def _opencode_settings(place: Place) -> None:
+def _opencode_asking_settings(place: Place) -> None:
+    _opencode_settings(place, permission={"bash": "ask"})
+
+
+def _opencode_settings(place: Place, **more: object) -> None:
     folder = place.home / ".config" / "opencode"
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
@@ -140,6 +173,7 @@ def _opencode_settings(place: Place) -> None:
                 "models": {"m": {"name": "m", "limit": {"context": 200000, "output": 8000}}},
             }
         },
+        **more,
     }
     (folder / "opencode.json").write_text(json.dumps(settings))
 
@@ -154,6 +188,8 @@ PROGRAMS: Mapping[str, Program] = {
             _nothing,
             lambda line: "stream-json" in line,
             (".claude/projects",),
+            asking=lambda _: ["--upstream", "claude"],
+            other_version=_other_claude,
         ),
         Program(
             "codex",
@@ -162,6 +198,8 @@ PROGRAMS: Mapping[str, Program] = {
             _codex_settings,
             lambda line: "app-server" in line,
             (".codex/sessions",),
+            asking=lambda _: ["--upstream", "codex", "--sandbox", "read-only"],
+            prepare_asking=_codex_asking_settings,
         ),
         Program(
             "gemini",
@@ -170,6 +208,7 @@ PROGRAMS: Mapping[str, Program] = {
             _gemini_settings,
             lambda line: "gemini" in line and "--acp" in line,
             (".gemini/tmp",),
+            asking=lambda place: _with_env("gemini --acp", _gemini_env(place)),
         ),
         Program(
             "opencode",
@@ -178,6 +217,8 @@ PROGRAMS: Mapping[str, Program] = {
             _opencode_settings,
             lambda line: "opencode" in line and " acp" in line,
             (".local/share/opencode",),
+            asking=lambda _: _with_env("opencode acp", {}),
+            prepare_asking=_opencode_asking_settings,
         ),
         Program(
             "claude-code-acp",
@@ -190,6 +231,7 @@ PROGRAMS: Mapping[str, Program] = {
             _nothing,
             lambda line: "claude-code-acp" in line,
             (".claude/projects",),
+            asking=lambda place: _with_env("claude-code-acp", _claude_env(place)),
         ),
         Program(
             "codex-acp",
@@ -198,6 +240,8 @@ PROGRAMS: Mapping[str, Program] = {
             _codex_settings,
             lambda line: "codex-acp" in line,
             (".codex/sessions",),
+            asking=lambda place: _with_env("codex-acp", _codex_env(place)),
+            prepare_asking=_codex_asking_settings,
         ),
     )
 }

@@ -8,12 +8,13 @@ import shutil
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from midstream.client import connect
 from midstream.environment import World
-from tests.programs.gateway_process import Answer, GatewayProcess, assistant, user
+from tests.programs.gateway_process import Answer, GatewayProcess, PeopleServer, assistant, user
 from tests.programs.model_server import ModelServer, effects_of
 from tests.programs.programs import Place, Program, processes_of
 
@@ -22,6 +23,7 @@ POLL_S = 0.05
 REQUESTS_MAX = 15
 """Requests to the provider for one message: those of the program, and of one fresh agent for a refused message."""
 TRY_AGAIN = 503
+MINUTE_S = 60.0
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ"
     "AAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -132,6 +134,28 @@ async def gateway_killed_between(run: Run) -> None:
     run.resumed("2", "1")
 
 
+async def gateway_killed_and_a_minute_passes(run: Run) -> None:
+    run.whole(await run.ask("Q1 {say 3}"), "R1.0 R1.1 R1.2")
+    await run.gateway.kill()
+    await World().sleep(MINUTE_S - World().now() % MINUTE_S + 1.0)
+    await run.gateway.start()
+    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.resumed("2", "1")
+
+
+async def another_version(run: Run) -> None:
+    other = run.program.other_version()
+    if not other:
+        run.verdict.facts.append("none installed")
+        return
+    for number, options in enumerate(((), other, ()), start=1):
+        run.gateway.options = tuple(options)
+        await run.gateway.stop()
+        await run.gateway.start()
+        run.whole(await run.ask(f"Q{number} {{say 2}}"), f"R{number}.0 R{number}.1")
+        run.resumed(f"{number}", *map(str, range(1, number)))
+
+
 async def gateway_killed_in_answer(run: Run) -> None:
     run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
     cut = Answer()
@@ -226,6 +250,58 @@ async def stop(run: Run) -> None:
     run.resumed("2", "1")
 
 
+async def stop_in_a_tool(run: Run) -> None:
+    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
+    run.messages.append(user("Q2 {tool 5}"))
+    asking = asyncio.create_task(run.gateway.ask(run.messages))
+    await run.until(lambda: _sleeps(run), "the tool")
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await World().sleep(8)  # what is not stopped has its effect by now
+    count = effects_of(run.place.folder / "ledger")["2"]
+    run.check(count == 0, "the tool ran on to its end")
+    run.messages.append(user("Q3 {say 2}"))
+    run.whole(await run.again(), "R3.0 R3.1")
+    run.resumed("3", "1", "2")
+
+
+def permission(effects: int) -> Situation:
+    """Return a situation in which the program requests a permission for a command, and receives a decision."""
+
+    async def situation(run: Run) -> None:
+        answer = await run.ask("Q1 {ask}")
+        run.check(answer.is_ended, "no end")
+        count = effects_of(run.place.folder / "ledger")["1"]
+        run.check(count == effects, f"{count} effects, not {effects}")
+        run.verdict.facts.append("error" if answer.error else "answered")
+
+    return situation
+
+
+def person(choice: Literal["allow", "deny"], effects: int) -> Situation:
+    """Return a situation in which a person is asked for a permission, in a session of midstream."""
+
+    async def situation(run: Run) -> None:
+        await run.gateway.stop()
+        server = PeopleServer(run.program, run.place)
+        await server.start()
+        try:
+            async with connect(server.url, state=run.place.folder / "person.db") as client:
+                async for event in client.send("s", "Q1 {ask}"):
+                    for question in await client.questions("s") if event.question is not None else ():
+                        await client.answer("s", question, choice)
+                        run.verdict.facts.append("asked")
+                    if event.is_end:
+                        break
+        finally:
+            await server.stop()
+        run.check(run.verdict.facts, "no person was asked")
+        count = effects_of(run.place.folder / "ledger")["1"]
+        run.check(count == effects, f"{count} effects, not {effects}")
+
+    return situation
+
+
 async def hang(run: Run) -> None:
     run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
     answer = await run.ask("Q2 {hang 1}", limit_s=60.0)
@@ -296,6 +372,7 @@ def provider(directive: str, *, is_answered: bool) -> Situation:
         else:
             run.check(bool(answer.error), "an error that is an answer")
             run.whole(await run.ask("Q3 {say 2}"), "R3.0 R3.1")
+            run.resumed("3", "1", "2")
 
     return situation
 
@@ -304,6 +381,8 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "two turns": (two_turns, ()),
     "a tool of the agent": (a_tool, ()),
     "gateway killed between turns": (gateway_killed_between, ()),
+    "gateway killed for a minute": (gateway_killed_and_a_minute_passes, ()),
+    "another version of the program": (another_version, ()),
     "gateway killed in an answer": (gateway_killed_in_answer, ()),
     "gateway killed in a tool": (gateway_killed_in_tool, ()),
     "agent killed between turns": (agent_killed_between, ()),
@@ -313,6 +392,11 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "the agent's memory deleted": (memory_deleted, ()),
     "disconnection": (disconnection, ()),
     "stop": (stop, ("--grace", "0.5")),
+    "stop in a tool": (stop_in_a_tool, ("--grace", "0.5")),
+    "permission refused": (permission(0), ("--refuse-tool", "none")),
+    "person allows": (person("allow", 1), ()),
+    "person denies": (person("deny", 0), ()),
+    "permission granted": (permission(1), ("--allow-kind", "execute", "--allow-kind", "other")),
     "hang": (hang, ("--silence", "10")),
     "edited message": (edited, ()),
     "regenerate": (regenerate, ()),
@@ -326,6 +410,8 @@ SITUATIONS: Mapping[str, tuple[Situation, tuple[str, ...]]] = {
     "provider 429 once": (provider("status 429 1", is_answered=True), ()),
 }
 """Each with the options of the gateway that it needs."""
+ASKING = {"permission refused", "permission granted", "person allows", "person denies"}
+"""Situations for programs that request permissions."""
 
 
 def _sleeps(run: Run) -> bool:

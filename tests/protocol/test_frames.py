@@ -37,6 +37,7 @@ from midstream.protocol.frames import (
 )
 from midstream.session.calls import Choice
 from midstream.session.turn.commands import WhenBusy
+from midstream.timing import WAIT_S_MAX
 from tests.spec import spec
 
 RAW = msgspec.Raw(b'{"a":1}')
@@ -95,6 +96,41 @@ def test_what_is_no_frame_is_refused(body: bytes) -> None:
     for decode in (frames.decode_client, frames.decode_server, frames.decode_payload):
         with pytest.raises(MalformedFrameError):
             decode(body)
+
+
+def _sending(**limits: object) -> bytes:
+    tool = {"spec": {"name": "t"}, **limits}
+    return msgspec.json.encode({"type": "send", "parts": [{"type": "text", "text": "hi"}], "tools": [tool]})
+
+
+@spec("SEC-78")
+@pytest.mark.parametrize("name", ["answer_s", "timeout_s"])
+@pytest.mark.parametrize("seconds", [-1, -1e-9, 1e300, WAIT_S_MAX + 1, 2**63])
+def test_a_time_limit_out_of_bounds_is_refused(name: str, seconds: float) -> None:
+    with pytest.raises(MalformedFrameError, match="a time limit of a tool has 0 to "):
+        frames.decode_payload(_sending(**{name: seconds}))
+    payload = frames.decode_payload(_sending(**{name: WAIT_S_MAX}))
+    assert isinstance(payload, SendPayload)
+    assert getattr(payload.tools[0], name) == WAIT_S_MAX
+
+
+@spec("SEC-75")
+@pytest.mark.parametrize("place", ["spec", "later"])
+def test_a_frame_that_is_nested_too_deeply_is_refused(place: str) -> None:
+    def command(levels: int) -> bytes:
+        deep = b'{"a":' * levels + b"1" + b"}" * levels
+        inner = (
+            b'{"name":"t","parameters":%b}' % deep if place == "spec" else b'{"name":"t","later":%b}' % deep
+        )
+        tools = b'[{"spec":%b}]' % inner
+        payload = b'{"type":"send","parts":[{"type":"text","text":"[[[["}],"tools":%b}' % tools
+        return b'{"type":"command","seqno":0,"payload":%b}' % payload
+
+    frame = frames.decode_client(command(59))
+    assert isinstance(frame, CommandFrame)
+    assert isinstance(frames.decode_payload(frame.payload), SendPayload)
+    with pytest.raises(MalformedFrameError, match="nested more than 64 levels deep"):
+        frames.decode_client(command(60))
 
 
 def test_little_of_what_is_no_frame_is_said_back() -> None:

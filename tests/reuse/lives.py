@@ -162,6 +162,8 @@ class Life:
                 TOOLS_ABILITIES,
             ]
         )
+        self.drops = self.chance.random() < 0.3
+        """Whether the upstream removes a message again whose answer fails."""
 
     @property
     def is_excused(self) -> bool:
@@ -204,7 +206,11 @@ class Life:
 
     def _server(self) -> Server:
         upstream = ScriptedUpstream(
-            self.memory, answer=self._answer, abilities=self.abilities, identity={"model": "m"}
+            self.memory,
+            answer=self._answer,
+            abilities=self.abilities,
+            identity={"model": "m"},
+            drops=self.drops,
         )
         pool = Pooled(
             upstream, SlowKeyValue(self.store), world=self.world, limits=PoolLimits(live_max=2, wait_s=5.0)

@@ -10,6 +10,7 @@ import msgspec
 from midstream.engine.agent import Agent
 from midstream.environment import World
 from midstream.server.app import App, asgi
+from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access, Authorize, Verify, bearer
 from midstream.server.auth.principals import Principal
 from midstream.server.limits import Limits
@@ -59,6 +60,7 @@ def guarded_app(
     recheck_s: float = 300.0,
     allowed_origins: Sequence[str] = (),
     tools: Sequence[Tool] = (),
+    audit: AuditLog | None = None,
 ) -> App:
     """Make an app that knows people by their tokens; a mapping may be changed while it runs."""
     verify = known if callable(known) else known.get
@@ -71,6 +73,7 @@ def guarded_app(
         access=access,
         limits=limits or Limits(),
         allowed_origins=allowed_origins,
+        audit=audit,
     )
 
 

@@ -19,6 +19,7 @@ from midstream.environment import World
 from midstream.server.app import App, asgi
 from midstream.server.auth.access import Access
 from midstream.server.limits import CONNECTIONS_MAX, Limits
+from midstream.server.raw_connections import RawLimits
 from midstream.server.uvicorn_server import STOP_WITHIN_S, serve
 from midstream.store.contract import Store
 from midstream.store.memory import MemoryStore
@@ -93,6 +94,7 @@ async def served(
     allowed_hosts: Sequence[str] = (),
     trusted_proxies: Sequence[str] = (),
     stop_within_s: float = STOP_WITHIN_S,
+    raw_limits: RawLimits = RawLimits(),  # noqa: B008 - frozen
 ) -> AsyncIterator[Served]:
     """Serve an app until the end of the block."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -105,6 +107,7 @@ async def served(
         stop_within_s=stop_within_s,
         on_listening=listening.set_result,
         stop=stop,
+        raw_limits=raw_limits,
     )
     serving = asyncio.create_task(work)
     try:

@@ -13,7 +13,7 @@ from midstream.history.messages import UserMessage
 from midstream.models.responses import ModelRequest
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.testing.scripted_model import ScriptedStep, text
-from tests.cli.processes import Serving
+from tests.cli.processes import Serving, run
 from tests.server.escrowing import escrowed_app
 from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, HALF, WAIT_MS, WHOLE, WORDS, Chat, two_halves
@@ -125,7 +125,8 @@ async def test_the_page_goes_on_in_a_session_that_only_its_browser_can_open(
     server = await asyncio.to_thread(Serving, tmp_path, port=port, options=options)
     try:
         chat = Chat(await context.new_page(), [])
-        await chat.page.goto(server.listening["page"])
+        link = await asyncio.to_thread(run, "login", server.url)
+        await chat.page.goto(link.stdout.strip())
         for words in ("one", "two"):
             await chat.say(words)
             await chat.sees(f"You said: {words}.")

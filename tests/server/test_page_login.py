@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Dialog, expect
 
 from midstream.engine.agent import Agent
 from midstream.environment import World
@@ -15,10 +15,11 @@ from midstream.server.app import App, asgi
 from midstream.server.auth.access import Access, this_user
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.server.people import ADA, guarded_app
+from tests.server.people import ADA, BOB, guarded_app
 from tests.server.serving import served
 from tests.server.test_page import CHROMIUM, WAIT_MS, opened
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
@@ -50,6 +51,34 @@ async def test_a_link_logs_one_browser_in_and_is_gone_from_its_address(browser: 
         other = await opened(browser, f"{server.url}/#login={login}")
         await expect(other.page.get_by_text("does not know this browser")).to_be_visible(timeout=WAIT_MS)
         assert await other.page.context.cookies() == []
+
+
+@spec("SEC-18")
+@pytest.mark.parametrize("agrees", [False, True])
+async def test_a_link_for_another_principal_is_asked_about(browser: Browser, *, agrees: bool) -> None:
+    questions: list[str] = []
+
+    async def answer(dialog: Dialog) -> None:
+        questions.append(dialog.message)
+        await (dialog.accept() if agrees else dialog.dismiss())
+
+    async with served(guarded_app()) as server:
+        links = [
+            (await server.http.post("/v1/login-links", headers=who)).json()["word"] for who in (ADA, BOB)
+        ]
+        page = await (await browser.new_context()).new_page()
+        page.on("dialog", answer)
+        names = []
+        for link in links:
+            await page.goto("about:blank")
+            async with page.expect_response(lambda each: "/v1/sessions?" in each.url, timeout=WAIT_MS):
+                await page.goto(f"{server.url}/#login={link}")
+            names.append(await page.evaluate("fetch('/v1/me').then((answer) => answer.json())"))
+        assert [name["id"] for name in names] == ["ada", "bob" if agrees else "ada"]
+        [question] = questions
+        assert "'ada'" in question
+        assert "'bob'" in question
+        await page.close()
 
 
 SPEAK = """async ([url, token, transport]) => {

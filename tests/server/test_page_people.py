@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -290,6 +291,110 @@ async def test_a_narrow_page_shows_a_question_without_scrolling_sideways(browser
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 390
         assert await chat.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@spec("SEC-71")
+async def test_a_call_may_run_only_after_the_end_of_its_arguments_was_on_the_screen(browser: Browser) -> None:
+    paid: list[str] = []
+
+    @tool(needs_approval=True)
+    def pay(why: str) -> str:
+        """Pay."""
+        paid.append(why[-7:])
+        return "paid"
+
+    asks = calls(("pay", json.dumps({"why": "a long story " * 600 + "the end"})))
+    async with served(make_app([asks, text("Done.")], tools=[pay])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("pay 3")
+        card = await asked(chat, "approval")
+        for choice in ("allow", "edit"):
+            await expect(card.locator(f'[data-choice="{choice}"]')).to_be_disabled()
+        await expect(card.locator('[data-choice="deny"]')).to_be_enabled()
+        await expect(card.locator(".unseen")).to_be_visible()
+        await card.locator("input").focus()
+        await card.locator("input").press("Enter")
+        await card.locator("pre").evaluate("(box) => box.scrollTo(0, box.scrollHeight)")
+        await expect(card.locator(".unseen")).to_be_hidden(timeout=WAIT_MS)
+        assert paid == []
+        await card.locator('[data-choice="allow"]').click()
+        await chat.sees("Done.")
+        assert paid == ["the end"]
+
+
+@spec("SEC-74")
+async def test_enter_behind_the_reason_of_a_denial_denies(browser: Browser) -> None:
+    paid: list[int] = []
+    async with served(make_app([PAY, text("Not then.")], tools=[purse(paid)])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("pay 3")
+        card = await asked(chat, "approval")
+        await card.locator("input").press("Enter")
+        await card.locator("input").fill("too much")
+        await card.locator("input").press("Enter")
+        await chat.sees("Not then.")
+        await expect(chat.turn.locator(".decided")).to_have_text("Denied: too much")
+        assert paid == []
+
+
+UNSEEN = "\U000e0041\u2028\u00ad\u202e\ufe0f\u200b\ue000"
+SHOWN = "".join(f"\u27e8U+{ord(each):04X}\u27e9" for each in UNSEEN)
+
+
+@spec("SEC-70", "SEC-72", "SEC-74")
+async def test_what_has_no_ink_is_shown_by_its_code_also_at_the_end_of_a_long_name_on_a_phone(
+    browser: Browser,
+) -> None:
+    name = "pay_the_invoice_of_the_supplier_for_last_month_and_this" + UNSEEN
+
+    @tool(name=name, needs_approval=True)
+    def pay(to: str) -> str:
+        """Pay."""
+        return f"paid {to}"
+
+    asks = calls((name, json.dumps({"to": f"ann{UNSEEN}"}, ensure_ascii=False)))
+    async with served(make_app([asks, text("Done.")], tools=[pay])) as server:
+        chat = await opened(browser, server.url)
+        await chat.page.set_viewport_size({"width": 380, "height": 800})
+        await chat.say("pay")
+        card = await asked(chat, "approval")
+        await expect(card.locator("pre")).to_contain_text(f"ann{SHOWN}")
+        await expect(card.locator(".asked-name")).to_have_text(name.replace(UNSEEN, SHOWN))
+        for place in (card.locator(".asked-name"), chat.turn.locator(".call .name")):
+            cut = await place.evaluate(
+                "(box) => box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflow !== 'visible'"
+            )
+            edge = await place.evaluate("(box) => box.getBoundingClientRect().right")
+            assert (cut, edge <= 380) == (False, True)
+        assert await chat.page.evaluate("document.documentElement.scrollWidth") <= 380
+        await card.locator('[data-choice="edit"]').click()
+        assert await card.locator("textarea").input_value() == (
+            '{\n  "to": "ann\\udb40\\udc41\\u2028\\u00ad\\u202e\\ufe0f\\u200b\\ue000"\n}'
+        )
+
+
+@spec("SEC-70")
+async def test_the_table_of_invisible_characters_is_that_of_the_browsers_unicode_data(
+    browser: Browser,
+) -> None:
+    async with served(make_app()) as server:
+        chat = await opened(browser, server.url)
+        differing = await chat.page.evaluate(DIFFERING, f"{server.url}/static/visible.js")
+        assert differing == []
+
+
+DIFFERING = """async (url) => {
+  const { visible } = await import(url);
+  const unseen =
+    /[\\p{Cc}\\p{Cf}\\p{Co}\\p{Cs}\\p{Zl}\\p{Zp}\\p{Zs}\\p{Default_Ignorable_Code_Point}\\u2800]/u;
+  const differing = [];
+  for (let code = 0; code <= 0x10ffff; code += 1) {
+    const character = String.fromCodePoint(code);
+    const isUnseen = unseen.test(character) && ![" ", "\\t", "\\n"].includes(character);
+    if ((visible(character) !== character) !== isUnseen) differing.push(code.toString(16));
+  }
+  return differing;
+}"""
 
 
 async def _narrow(browser: Browser, server: Served) -> Chat:

@@ -9,18 +9,22 @@ from starlette.types import Message
 
 from midstream.server.pages import FOLDER
 from tests.server.serving import called, make_app
+from tests.spec import spec
 
 
+@spec("SEC-85")
 async def test_the_first_page_is_served_under_a_strict_policy() -> None:
     async with called(make_app()) as client:
         answer = await client.get("/")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     policy = answer.headers["content-security-policy"].split("; ")
-    assert policy[:2] == ["default-src 'self'", "connect-src 'self' ws: wss:"]
+    assert policy[:2] == ["default-src 'self'", "connect-src 'self'"]
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in answer.headers["content-security-policy"]
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
 
 
 async def test_every_file_is_served_and_asked_for_again_cheaply() -> None:

@@ -22,7 +22,8 @@ from uvicorn.server import ServerState
 
 from midstream.server import uvicorn_protocols
 from midstream.server.api import request_bodies
-from midstream.server.uvicorn_protocols import HELD_BYTES_MAX, WEBSOCKETS, PlainHttp
+from midstream.server.raw_connections import RawConnections, RawLimits
+from midstream.server.uvicorn_protocols import HELD_BYTES_MAX, PlainHttp, protocols
 from midstream.testing.scripted_model import Stall, text
 from tests.server.serving import WAIT_S, command, make_app, served
 from tests.spec import spec
@@ -276,10 +277,12 @@ async def test_the_protocol_of_a_handshake_is_freed_without_the_garbage_collecto
             heard.append(message["text"])
             await send({"type": "websocket.send", "text": message["text"]})
 
-    config, state = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None), ServerState()
+    raw = RawConnections(RawLimits())
+    of_sockets = protocols(raw)[1]
+    config, state = uvicorn.Config(app, ws=of_sockets, lifespan="off", log_config=None), ServerState()
 
     def make() -> PlainHttp:
-        http = PlainHttp(config, state, {})
+        http = PlainHttp(config, state, {}, raw=raw)
         made.append(weakref.ref(http))
         return http
 
@@ -303,10 +306,12 @@ async def test_the_protocol_of_a_handshake_is_freed_without_the_garbage_collecto
 @contextlib.asynccontextmanager
 async def listening(app: ASGIApp, made: list[PlainHttp]) -> AsyncIterator[tuple[str, int]]:
     """Serve an app by nothing but our protocols, and give out those that were made."""
-    config, state = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None), ServerState()
+    raw = RawConnections(RawLimits())
+    of_sockets = protocols(raw)[1]
+    config, state = uvicorn.Config(app, ws=of_sockets, lifespan="off", log_config=None), ServerState()
 
     def make() -> PlainHttp:
-        made.append(PlainHttp(config, state, {}))
+        made.append(PlainHttp(config, state, {}, raw=raw))
         return made[-1]
 
     config.load()

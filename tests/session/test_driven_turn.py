@@ -201,10 +201,14 @@ def test_a_call_in_doubt_is_judged_when_the_loop_comes_to_it(
     assert told.told(BeginCall("a")) == (expected,)
 
 
-def test_a_person_may_let_a_call_run_that_was_begun_before() -> None:
+def test_a_call_that_stopped_for_a_person_starts_again_and_one_that_was_allowed_is_in_doubt() -> None:
     told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
     told.dies()
-    assert told.told(BeginCall("a", is_approved=True)) == (CallStarted(1, 1, "a", 2, AT),)
+    allowed = CallStarted(1, 1, "a", 2, AT, arguments="{}")
+    assert told.told(BeginCall("a", is_approved=True, is_suspended=True)) == (allowed,)
+    told.dies()
+    unknown = ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)
+    assert told.told(BeginCall("a", is_approved=True)) == (CallEnded(1, 1, unknown, AT),)
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,9 @@ def test_a_result_that_comes_too_late_is_kept_once() -> None:
 
 @spec("TURN-31", "TURN-15")
 def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
-    ours = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
-    theirs = _live(say(), asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
-    received = Received("s", "secret", 0, "d0", ended("a", "late"))
+    said = Received("s", "secret", 0, "d0", say())
+    ours = _live(said, asks(writes("a")), Cancel(), CancelExpired(1))
+    theirs = _live(said, asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
+    received = Received("s", "secret", 1, "d1", ended("a", "late"))
     assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, received, epoch=1, at=AT))
     assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, received, epoch=1, at=AT))

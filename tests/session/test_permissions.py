@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
+import math
 
+import msgspec
+import pytest
+
+from midstream.errors import UsageError
 from midstream.session.permissions import Allowed, Ask, Permission
+from midstream.timing import WAIT_S_MAX
+from tests.spec import spec
 
 
 def test_a_permission_says_by_default_that_all_is_shown_and_can_be_changed() -> None:
@@ -12,6 +18,14 @@ def test_a_permission_says_by_default_that_all_is_shown_and_can_be_changed() -> 
     assert (wanted.is_fixed, wanted.is_vague) == (False, False)
     assert Ask() == Ask("", 0.0)
     assert Allowed() == Allowed(None)
+
+
+@spec("SEC-78")
+@pytest.mark.parametrize("seconds", [-1.0, 1e300, math.inf, math.nan, WAIT_S_MAX + 1])
+def test_a_person_gets_a_time_within_bounds(seconds: float) -> None:
+    with pytest.raises(UsageError):
+        Ask(answer_s=seconds)
+    assert Ask(answer_s=WAIT_S_MAX).answer_s == WAIT_S_MAX
 
 
 def test_they_are_values() -> None:

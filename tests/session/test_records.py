@@ -69,11 +69,9 @@ from midstream.session.records import (
     decode,
     decode_all,
     encode,
-    salvage,
     sync_of,
 )
 from midstream.timing import StalledOn
-from tests.spec import spec
 
 EVERY_RECORD: tuple[Record, ...] = (
     JournalPruned(msgspec.Raw(b'{"position":7}'), 1000.5),
@@ -208,41 +206,3 @@ def test_the_start_of_an_effect_is_on_disk_before_the_tool_is_touched() -> None:
     assert sync_of([StepCommitted(1, 1), CallStarted(1, 1, "a", 1, 0.0)]) is Sync.FULL
     assert sync_of([CallStarted(1, 1, "a", 1, 0.0, has_effects=False)]) is Sync.NORMAL
     assert sync_of([]) is Sync.NORMAL
-
-
-OUTCOME = encode(CallEnded(3, 2, ToolResult('a"é\\', "it says", Outcome.ERROR), 1000.5))
-
-
-@spec("TURN-72")
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        OUTCOME[:-9],
-        OUTCOME.replace(b"it says", b"it \xff\xfe"),
-        OUTCOME.replace(b'"it says"', b"17"),
-        OUTCOME.replace(b'"error"', b'"errox"'),
-        OUTCOME.replace(b'"at":', b"xxxxx"),
-        OUTCOME.replace(b"call_ended", b"result_arrived_late")[:-1],
-    ],
-)
-def test_of_a_damaged_outcome_it_is_known_whose_it_was(damaged: bytes) -> None:
-    with pytest.raises(RecordUndecodableError):
-        decode(damaged)
-    assert salvage(damaged) == OutcomeDamaged(3, 2, 'a"é\\')
-
-
-@spec("TURN-72")
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        b"",
-        b"\x00" * 100,
-        OUTCOME[:40],
-        OUTCOME.replace(b'"turn":3', b'"turn":x'),
-        OUTCOME.replace(b"call_ended", b"call_endeX"),
-        encode(CallStarted(1, 1, "a", 1, 1000.5))[:-1],
-        encode(TurnEnded(1, TurnStatus.COMPLETED, 1000.5))[:-1],
-    ],
-)
-def test_what_is_no_outcome_for_certain_is_not_taken_for_one(damaged: bytes) -> None:
-    assert salvage(damaged) is None

@@ -574,6 +574,22 @@ def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
     assert isinstance(records[1], CallEnded)
 
 
+@spec("SEC-84")
+def test_a_result_counts_only_on_the_stream_whose_turn_it_is() -> None:
+    session = _told(_taken(OPENED, _command(0, say())), asks(at_client("a")))
+    forged = decide(session, _command(0, ended("a", "forged"), stream="t", secret="u"), epoch=1, at=AT)
+    assert [type(record) for record in forged] == [StreamOpened, CommandAccepted]
+    real = decide(session, _command(1, ended("a", "real")), epoch=1, at=AT)
+    assert isinstance(real[1], CallEnded)
+    queued = _command(
+        0, msgspec.structs.replace(say("next"), when_busy=WhenBusy.QUEUE), stream="t", secret="u"
+    )
+    other = _taken(OPENED, _command(0, say()), queued)
+    other = _told(other, asks(at_client("a")))
+    waiting = decide(other, _command(1, ended("a", "forged"), stream="t", secret="u"), epoch=1, at=AT)
+    assert [type(record) for record in waiting] == [CommandAccepted]
+
+
 def _told(session: Session, command: Command) -> Session:
     return fold([(1, record) for record in decide(session, command, epoch=1, at=AT)], session)
 
@@ -659,7 +675,7 @@ def test_a_turn_cut_in_its_words_goes_on_with_a_word_to_the_model() -> None:
     assert isinstance(session.history.entries[-1], Step)
 
 
-def _live(*commands: Command) -> Session:
+def _live(*commands: Command | Received) -> Session:
     session = fold([(1, EpochStarted(1, "node-1", AT))])
     for command in commands:
         session = _fold(session, command)

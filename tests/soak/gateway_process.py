@@ -22,7 +22,7 @@ async def main(folder: Path, port: int, upstream: str) -> None:
     live_responses.KEPT_S = app_module.IDLE_S = KEPT_S
     store = SQLiteStore(folder / "gateway.db")
     model = find_upstream(f"openai-compatible:{upstream}/v1", store, model="8@0.001")
-    app = gateway(model, token="soak", store=store, grace_s=1.0, kept_s=1.0)
+    app = gateway(model, token="the-key-of-the-soak", store=store, grace_s=1.0, kept_s=1.0)
 
     async def settled(name: str, count: int) -> int:
         del name

@@ -141,7 +141,9 @@ async def soak_gateway(
         url = msgspec.json.decode(upstream.first_line)["url"]
         gateway = Watched(*PYTHON, "tests.soak.gateway_process", folder, port, url)
         await stack.enter_async_context(gateway)
-        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="soak", max_retries=20)
+        client = openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="the-key-of-the-soak", max_retries=20
+        )
         await stack.enter_async_context(client)
         for number in itertools.takewhile(lambda each: each < kills + windows or more(), itertools.count()):
             half = asyncio.Event()

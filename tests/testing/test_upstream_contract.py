@@ -24,7 +24,7 @@ class Memory:
 
     def __init__(self, broken: type[Remembering] | None = None) -> None:
         self.kind = broken or Remembering
-        self.lacks: frozenset[Trait] = frozenset()
+        self.lacks: frozenset[Trait] = frozenset({Trait.PROCESS})
         self.talks: dict[str, list[str]] = {}
         self.heard: list[PeerMessage] = []
         self.running = 0
@@ -45,6 +45,9 @@ class Memory:
 
     def expire(self, agent: str) -> None:
         del self.talks[agent]
+
+    def end_processes(self) -> None:
+        raise AssertionError("there are none")
 
     def be_busy(self, agent: str) -> None:
         self.busy.add(agent)

@@ -29,6 +29,38 @@ from midstream.tools.function_tools import (
 )
 from tests.spec import spec
 
+
+@spec("SEC-76")
+async def test_arguments_that_are_nested_too_deeply_do_not_run() -> None:
+    seen: list[object] = []
+
+    @tool
+    def take(value: list[Any]) -> str:
+        """Take."""
+        seen.append(value)
+        return "taken"
+
+    deep = ToolCall("c1", "take", '{"value":' + "[" * 200 + "]" * 200 + "}")
+    planned = plan_call(deep, {"take": take})
+    assert "nested more than 64 levels deep" in (planned.problem or "")
+    ran = await run_call(take, deep, CONTEXT)
+    assert (ran.outcome, seen) == (Outcome.ERROR, [])
+
+
+@spec("SEC-78")
+@pytest.mark.parametrize("seconds", [-1.0, 1e300, float("inf"), float("nan")])
+def test_a_time_limit_out_of_bounds_is_no_tool(seconds: float) -> None:
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    for limits in ({"answer_s": seconds}, {"timeout_s": seconds}):
+        with pytest.raises(ToolDefinitionError, match="expected 0 to"):
+            tool(**limits)(pay)  # type: ignore[call-overload]
+    with pytest.raises(ToolDefinitionError, match="expected 0 to"):
+        question(answer_s=seconds)
+
+
 CONTEXT = CallContext("s", 1, 2, "c1")
 
 

@@ -21,6 +21,7 @@ class Abilities(Struct, frozen=True):
         can_oauth: Its MCP servers can be signed in to in a flow of its own, by the client application's client
             id and scope.
         can_secret: That flow takes a client secret, too.
+        has_process: Each open agent has a process of its own, whose memory is free once the agent is closed.
         grants: Wishes for the making of an answer that it takes
             (`midstream.session.model_settings.ModelSettings`), by name.
     """
@@ -34,4 +35,5 @@ class Abilities(Struct, frozen=True):
     can_fork: bool = False
     can_oauth: bool = False
     can_secret: bool = False
+    has_process: bool = False
     grants: frozenset[str] = frozenset()

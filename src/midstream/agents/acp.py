@@ -19,6 +19,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from midstream.agents.acp_process import AcpProcess, Leave
+from midstream.agents.acp_programs import FailedMessage
 from midstream.agents.acp_updates import AcpReader
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.permission_rules import (
@@ -32,8 +33,10 @@ from midstream.agents.permission_rules import (
     Rules,
     decide_permission,
 )
+from midstream.agents.stopped_tools import end_tools, ticks_now
 from midstream.agents.upstreams import (
     Abilities,
+    MessageDropped,
     MessageTaken,
     Setup,
     UpstreamEvent,
@@ -42,9 +45,12 @@ from midstream.agents.upstreams import (
 )
 from midstream.environment import World
 from midstream.errors import (
+    ContextOverflowError,
     ModelAccessError,
     ModelError,
     ModelFilteredError,
+    ModelRejectedError,
+    ModelUnavailableError,
     UpstreamBusyError,
     UpstreamFailedError,
     UpstreamGoneError,
@@ -53,7 +59,7 @@ from midstream.errors import (
 )
 from midstream.extras import extra
 from midstream.history.messages import File, Text, UserMessage
-from midstream.models.responses import KeepAlive
+from midstream.models.responses import KeepAlive, UpstreamCallStarted
 from midstream.tools.forwarded_servers import ForwardedMcpServer, Transport
 
 with extra("acp"):
@@ -135,7 +141,7 @@ class AcpAgent:
         UsageError: The command is empty. Nothing was started.
     """
 
-    abilities = Abilities(takes_files=True, takes_servers=True, can_retool=True)
+    abilities = Abilities(takes_files=True, takes_servers=True, can_retool=True, has_process=True)
 
     def __init__(
         self,
@@ -245,6 +251,8 @@ class _Conversation:
         self._reader = AcpReader()
         self._person: Person | None = None
         """Whom it can ask in the answer that it is giving."""
+        self._tools_since = 0
+        """When the first tool of this turn was started, in ticks; 0 for none."""
         self._is_sending = False
         self._is_closed = False
         agents.add(self)
@@ -263,7 +271,8 @@ class _Conversation:
             if is_forced:
                 await process.wait_for(process.connection.cancel(self._session), limit_s=CANCEL_S)
             process.take_updates()
-            self._reader = reader = AcpReader()
+            self._reader, self._tools_since = AcpReader(), 0
+            reader = self._reader
             self._person = said.person
             prompting = self._terms.world.spawn(
                 process.wait_for(self._prompt(process, said.message, key), limit_s=None), name="acp: a turn"
@@ -288,26 +297,34 @@ class _Conversation:
         self, process: AcpProcess, reader: AcpReader, prompting: asyncio.Task[PromptResponse]
     ) -> AsyncGenerator[UpstreamEvent, None]:
         before, is_opened = "" if self._is_fresh else self._session, False
+        is_dropping = process.failed_message is FailedMessage.DROPPED
         async with contextlib.aclosing(process.read_updates(prompting)) as updates:
             async for session, update in updates:
                 if not is_opened:
                     # An agent has no other way to report which conversation it has really opened.
                     is_opened, self._is_fresh = True, False
-                    yield MessageTaken(session if before else self._session, before and session)
+                    opened = session if before else self._session
+                    yield MessageTaken(opened, before and session, is_provisional=is_dropping)
                 if session != self._session:
                     yield KeepAlive()  # a sub-agent's
                     continue
                 for event in reader.update(update):
+                    if isinstance(event, UpstreamCallStarted) and not self._tools_since:
+                        self._tools_since = ticks_now()
                     yield event
         try:
             response = await prompting
         except ModelError as error:
+            is_refused = isinstance(error.__cause__, RequestError) and _is_of_provider(error)
+            if is_refused and not is_opened:
+                # The agent lives, and has asked its provider: most have the message in the conversation then.
+                self._is_fresh, is_opened = False, True
+                is_kept = process.failed_message is FailedMessage.KEPT
+                yield MessageTaken(self._session, before, is_provisional=not is_kept)
+            if is_refused and is_dropping:
+                yield MessageDropped()
             if is_opened:
                 raise
-            if isinstance(error, ModelAccessError):
-                # Some find out only at the request to their model, with the message in the conversation.
-                self._is_fresh = False
-                yield MessageTaken(self._session, before)
             raise doubtful(error) from error.__cause__
         if response.stop_reason == "cancelled":
             raise UpstreamFailedError(f"{self._terms.name} was stopped by another client during its answer")
@@ -324,10 +341,13 @@ class _Conversation:
     async def _settle(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
         """Stop a run that is not read any more; return whether its process can be used again."""
         process.let_go()
+        is_in_tool = self._reader.is_in_tool and self._tools_since > 0
         if not prompting.done():
             with contextlib.suppress(ModelError):
                 await process.wait_for(process.connection.cancel(self._session), limit_s=CANCEL_S)
             await asyncio.wait({prompting}, timeout=CANCEL_S)
+            if is_in_tool:
+                await end_tools(process.id, self._tools_since)
         is_answered = prompting.done()
         prompting.cancel()
         (end,) = await asyncio.gather(prompting, return_exceptions=True)
@@ -335,6 +355,10 @@ class _Conversation:
         return is_answered and (is_refused or not isinstance(end, BaseException))
 
     async def _start(self) -> AcpProcess:
+        """Return the process that has the conversation. One that has ended is replaced: the conversation is resumed."""
+        if self._process is not None and self._process.has_exited:
+            await self._end()
+            self._session = "" if self._is_fresh else self._session
         if self._process is not None:
             return self._process
         self._process = process = self._terms.process(self._leave)
@@ -433,6 +457,18 @@ def _find_program(words: Sequence[str]) -> str:
         elif not word.startswith("-") and "=" not in word:
             return word
     return words[0]
+
+
+def _is_of_provider(error: ModelError) -> bool:
+    """Whether an error is of the provider behind an agent, which is as well as ever."""
+    kinds = (
+        ModelAccessError,
+        ModelRejectedError,
+        ContextOverflowError,
+        ModelFilteredError,
+        ModelUnavailableError,
+    )
+    return isinstance(error, kinds) and not isinstance(error, UpstreamBusyError | UpstreamFailedError)
 
 
 def _is_message(update: object) -> bool:

@@ -11,14 +11,18 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from midstream.agents.acp_programs import FailedMessage, failed_message_of
+from midstream.agents.child_processes import has_exited
 from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
 from midstream.agents.permission_rules import Allowed, Decision
+from midstream.agents.stopped_tools import AGENT_VARIABLE
 from midstream.agents.upstream_errors import upstream_error
 from midstream.environment import World
 from midstream.errors import (
     ModelAccessError,
     ModelError,
     ModelMissingError,
+    ModelRejectedError,
     ModelStalledError,
     UpstreamFailedError,
 )
@@ -91,6 +95,10 @@ class AcpProcess:
     ) -> None:
         self.capabilities = AgentCapabilities()
         """Abilities that the agent declared."""
+        self.failed_message = FailedMessage.UNKNOWN
+        """What it does with a message whose turn does not come to its end."""
+        self.id = world.new_id("agent")
+        """The value of `AGENT_VARIABLE` in its environment."""
         self._name = name
         self._command = command
         self._cwd = cwd
@@ -120,7 +128,7 @@ class AcpProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 cwd=self._cwd,
-                env={**default_environment(), **self._env, OWNER_VARIABLE: owner_of_new_agents()},
+                env={**default_environment(), **self._env, **self._marks()},
                 limit=LINE_BYTES_MAX,
                 start_new_session=True,
             )
@@ -150,8 +158,19 @@ class AcpProcess:
                 f"{self._name} uses version {greeting.protocol_version} of the protocol; expected {PROTOCOL_VERSION}"
             )
         self.capabilities = greeting.agent_capabilities or AgentCapabilities()
+        if greeting.agent_info is not None:
+            self.failed_message = failed_message_of(greeting.agent_info.name)
         if sign_in:
             await self.wait_for(self._connection.authenticate(sign_in), limit_s=GREETING_S)
+
+    def _marks(self) -> Mapping[str, str]:
+        return {OWNER_VARIABLE: owner_of_new_agents(), AGENT_VARIABLE: self.id}
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether it was started and has ended by itself."""
+        program = self._program
+        return program is not None and (program.returncode is not None or has_exited(program.pid))
 
     @property
     def connection(self) -> ClientSideConnection:
@@ -188,8 +207,11 @@ class AcpProcess:
         """Return what a refusal of the agent means."""
         data = error.data if isinstance(error.data, dict) else {"details": error.data}
         said = [str(error), *(str(data[name]) for name in ("details", "message", "error") if data.get(name))]
-        unknown = ModelAccessError if error.code == AUTH_REQUIRED else UpstreamFailedError
-        names = [data.get("code"), data.get("type")]
+        unknown: type[ModelError] = ModelAccessError if error.code == AUTH_REQUIRED else UpstreamFailedError
+        # opencode (1.18) gives no status of its provider. It retries by itself what can be retried.
+        if data.get("errorName") == "APIError":
+            unknown = ModelRejectedError
+        names = [data.get("code"), data.get("type"), data.get("errorName")]
         # Gemini CLI (0.61) gives the HTTP status of its provider as the code of the refusal.
         status = error.code if error.code in STATUSES else None
         return upstream_error(self._name, ": ".join(said), names=names, status=status, unknown=unknown)
@@ -258,6 +280,8 @@ class AcpProcess:
                 await self._connection.close()
         assert program.stdin is not None
         program.stdin.close()
+        if self.has_exited:
+            _signal(program, signal.SIGKILL)  # its children may hold the pipes, whose end is waited for
         for means in (None, signal.SIGTERM, signal.SIGKILL):
             if means is not None:
                 _signal(program, means)

@@ -42,6 +42,8 @@ _FINISHES: Mapping[str, Finish] = {
     "refusal": Finish.FILTER,
 }
 _FOLDER = {"cwd"}
+CHANGES_SHOWN_MAX = 8
+"""Changes of a running call's arguments that are shown as they come; the last one is shown with the end of the call."""
 _MARKS = {"pending": " ", "in_progress": ">", "completed": "x"}
 _encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 
@@ -55,7 +57,8 @@ class _Call:
         self.arguments: object = None
         self.places: list[str] = []
         self.content = ""
-        self.is_shown = False
+        self.shown: list[str] = []
+        """The arguments that readers were shown, the newest last."""
         self.refusal = ""
 
     def merge(self, told: ToolCallStart | ToolCallUpdate) -> None:
@@ -81,7 +84,7 @@ class _Call:
     @property
     def shown_arguments(self) -> str:
         shown = {"title": self.title, "locations": self.places}
-        return _encode(shown if self.arguments in (None, {}) else self.arguments).decode()
+        return _encode(shown if self.is_vague else self.arguments).decode()
 
 
 class AcpReader:
@@ -91,6 +94,11 @@ class AcpReader:
         self.has_words = False
         self._calls: dict[str, _Call] = {}
         self._plan = ""
+
+    @property
+    def is_in_tool(self) -> bool:
+        """Whether a tool of the agent runs."""
+        return bool(self._calls)
 
     def update(self, update: object) -> Iterator[ModelEvent]:
         """Return the events of an update. One of an unknown kind is a sign of life."""
@@ -113,10 +121,10 @@ class AcpReader:
                 yield KeepAlive()
 
     def describe_request(self, told: ToolCallUpdate) -> tuple[str, str, str, bool]:
-        """Return the name, the kind and the arguments of a tool that leave is asked for, and whether it shows none."""
+        """Return name, kind and arguments of a tool that leave is asked for, and whether the arguments are vague."""
         call = self._calls.setdefault(told.tool_call_id, _Call())
         call.merge(told)
-        return call.title or call.name, call.kind, call.shown_arguments, call.arguments in (None, {})
+        return call.title or call.name, call.kind, call.shown_arguments, call.is_vague
 
     def note_refusal(self, call_id: str, why: str) -> None:
         """Store that a permission was refused: the agent reports only that the tool failed."""
@@ -149,14 +157,17 @@ class AcpReader:
         else:
             yield Working(call.name)
 
-    def _show_call(self, call_id: str) -> Iterator[ModelEvent]:
+    def _show_call(self, call_id: str, *, is_last: bool = False) -> Iterator[ModelEvent]:
+        """Show a call: as it begins, and where its arguments have changed."""
         call = self._calls[call_id]
-        if not call.is_shown:
-            call.is_shown = True
-            yield UpstreamCallStarted(call_id, call.name, call.shown_arguments)
+        arguments = call.shown_arguments
+        is_changed = bool(call.shown) and not call.is_vague and arguments != call.shown[-1]
+        if not call.shown or (is_changed and (is_last or len(call.shown) <= CHANGES_SHOWN_MAX)):
+            call.shown.append(arguments)
+            yield UpstreamCallStarted(call_id, call.name, arguments)
 
     def _end_call(self, call_id: str, outcome: Outcome, content: str = "") -> Iterator[ModelEvent]:
-        yield from self._show_call(call_id)
+        yield from self._show_call(call_id, is_last=True)
         call = self._calls.pop(call_id)
         if call.refusal and outcome is not Outcome.OK:
             yield UpstreamCallEnded(call_id, call.refusal, Outcome.DENIED)

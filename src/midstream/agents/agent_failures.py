@@ -54,6 +54,8 @@ class FailureCause(StrEnum):
     """It is silent."""
     CREDENTIAL = "credential"
     """The key is not accepted, or it looks like that."""
+    REJECTED = "rejected"
+    """The provider refuses the request: because of the new message, or of what is in the memory."""
     UNKNOWN = "unknown"
     """Anything else that a fresh agent might not suffer from."""
     HOPELESS = "hopeless"
@@ -72,8 +74,7 @@ CAUSES: dict[type[ModelError], FailureCause] = {
     ModelStalledError: FailureCause.STALLED,
     ModelEmptyError: FailureCause.UNKNOWN,
     ModelForgotError: FailureCause.UNKNOWN,
-    # One prompt that a provider will not have again must not make a whole conversation unusable.
-    ModelRejectedError: FailureCause.UNKNOWN,
+    ModelRejectedError: FailureCause.REJECTED,
     ContextOverflowError: FailureCause.HOPELESS,
     ModelFilteredError: FailureCause.HOPELESS,
     ModelAccessError: FailureCause.CREDENTIAL,
@@ -92,6 +93,7 @@ class FailureSituation(Struct, frozen=True):
         repeats: How often this message was sent again to this agent because it could not be reached.
         is_forced: It was sent again by force.
         is_anew: This agent was opened because another one had failed in this turn.
+        was_whole: The answer before this turn came to its end: its provider accepted all that the agent had then.
         idle_s: How long the agent had been silent before this turn, in seconds.
     """
 
@@ -101,6 +103,7 @@ class FailureSituation(Struct, frozen=True):
     repeats: int = 0
     is_forced: bool = False
     is_anew: bool = False
+    was_whole: bool = False
     idle_s: float = 0.0
 
 
@@ -150,6 +153,10 @@ def remedy(error: ModelError, situation: FailureSituation) -> Remedy:
         case FailureCause.CREDENTIAL:
             is_doubtful = situation.idle_s >= DOUBTFUL_AFTER_S and _anew(situation) == BeginAnew()
             return BeginAnew(if_verified=True) if is_doubtful else Fail()
+        case FailureCause.REJECTED:
+            # One prompt that a provider refuses must not make a whole conversation unusable. But it accepted the memory
+            # in the last answer: then the new message is the reason, and a fresh agent would have it too.
+            return Fail() if situation.was_whole else _anew(situation)
         case FailureCause.HOPELESS:
             return Fail()
 
@@ -161,7 +168,8 @@ def is_refusal(error: ModelError, *, is_taken: bool) -> bool:
     """
     cause = cause_of(error)
     is_rate_limit = cause is FailureCause.UNAVAILABLE and error.retry_after_s is not None
-    return not is_taken and (is_rate_limit or cause in (FailureCause.BUSY, FailureCause.CREDENTIAL))
+    refusals = (FailureCause.BUSY, FailureCause.CREDENTIAL, FailureCause.REJECTED)
+    return not is_taken and (is_rate_limit or cause in refusals)
 
 
 def _anew(situation: FailureSituation) -> Remedy:

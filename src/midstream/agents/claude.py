@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import shutil
 import sys
 import uuid
 from collections import deque
@@ -25,7 +24,9 @@ from typing import Any, cast
 import msgspec
 from typing_extensions import override
 
+from midstream.agents.child_processes import has_exited
 from midstream.agents.claude_messages import ClaudeReader, exact_reason
+from midstream.agents.claude_transcripts import delete_transcript, is_whole
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
 from midstream.agents.permission_rules import (
@@ -40,6 +41,7 @@ from midstream.agents.permission_rules import (
 from midstream.agents.upstream_errors import upstream_error
 from midstream.agents.upstreams import (
     Abilities,
+    Marked,
     MessageTaken,
     Setup,
     Upstream,
@@ -54,6 +56,7 @@ from midstream.errors import (
     ModelMissingError,
     UpstreamBusyError,
     UpstreamFailedError,
+    UpstreamGoneError,
     UsageError,
 )
 from midstream.extras import extra
@@ -136,7 +139,12 @@ class Claude(Upstream):
     """
 
     abilities = Abilities(
-        takes_files=True, takes_servers=True, can_retool=True, can_fork=True, can_oauth=True
+        takes_files=True,
+        takes_servers=True,
+        can_retool=True,
+        can_fork=True,
+        can_oauth=True,
+        has_process=True,
     )
 
     def __init__(
@@ -190,7 +198,7 @@ class Claude(Upstream):
             "cwd": str(self._options.cwd),
             "permissions": self._options.permission_mode or "default",
             "tools": " ".join([*self._options.allowed_tools, "-", *self._options.disallowed_tools]),
-            "home": "" if (home := self._home(self._options.env)) == self._home({}) else str(home),
+            "home": "" if (home := _home_of(self._options)) == _home_of(self._options, {}) else str(home),
             "account": self._account,
         }
 
@@ -220,17 +228,11 @@ class Claude(Upstream):
             name = str(uuid.UUID(agent))
             if store is not None:
                 await delete_session_via_store(store, agent, directory=folder)
-            await asyncio.to_thread(_delete_transcript, self._home(self._options.env), name)
+            await asyncio.to_thread(delete_transcript, _home_of(self._options), name)
 
     async def aclose(self) -> None:
         """End all processes."""
         await asyncio.gather(*(agent.aclose() for agent in [*self._agents]))
-
-    def _home(self, changes: Mapping[str, str]) -> Path:
-        """Return the folder of the CLI's conversations, given the changes to the environment of this process."""
-        env = {**os.environ, **changes}
-        home = env.get(_CONFIG) or Path(env.get(_HOME) or Path.home(), ".claude")
-        return Path(str(self._options.cwd), home)
 
     def _agent(self, setup: Setup, source: str, *, mark: str) -> _ClaudeAgent:
         servers: dict[str, Any] = {
@@ -246,6 +248,13 @@ class Claude(Upstream):
         if self._permissions is not None:
             agent.use_permissions(self._permissions)
         return agent
+
+
+def _home_of(options: ClaudeAgentOptions, changes: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of the CLI's conversations, given the changes to the environment of this process."""
+    env = {**os.environ, **(options.env if changes is None else changes)}
+    home = env.get(_CONFIG) or Path(env.get(_HOME) or Path.home(), ".claude")
+    return Path(str(options.cwd), home)
 
 
 class _Program:
@@ -278,6 +287,12 @@ class _Program:
             raise UpstreamFailedError(f"{self._name} was closed while it started") from None
         except Exception as error:
             raise await self.classify_error(error) from error
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether it was started and has ended by itself. The SDK shows that only by a failed request."""
+        process = getattr(self.client._transport, "_process", None)  # noqa: SLF001 - it has no public way
+        return process is not None and has_exited(process.pid)
 
     async def classify_error(self, error: Exception) -> ModelError:
         """Return what an error of the SDK means; the reason may stand on stderr only."""
@@ -331,6 +346,8 @@ class _ClaudeAgent:
         """What to go on from: the conversation itself as soon as it has a name."""
         self._mark = mark
         """Where to branch off from it; "" once that is done, or never to be."""
+        self._last = ""
+        """The id of the last entry that its transcript must have; "" where that is unknown."""
         self._world = world
         self._program: _Program | None = None
         self._person: Person | None = None
@@ -372,21 +389,22 @@ class _ClaudeAgent:
             raise UpstreamFailedError(f"this agent of {self._name} is closed")
         if self._is_sending:
             raise UpstreamBusyError(f"{self._name} is still answering the previous message")
-        self._is_sending, is_whole = True, False
+        self._is_sending, is_ended_well = True, False
         self._person = said.person
         try:
             program = await self._start(is_forced=is_forced)
+            self._last = ""
             # Each try has a new id: the CLI skips a message whose id its transcript has, also an unanswered one.
             message_id = str(uuid.UUID(hex=_digits(self._world)))
             reader = ClaudeReader(self._name, self._source, message_id, is_branch=program.is_branch)
             async for event in self._answer(program, reader, said.message):
                 yield event
-            is_whole = reader.failure is None
+            is_ended_well = reader.failure is None
             if reader.failure is not None:
                 raise reader.failure
         finally:
             self._is_sending = False
-            if not is_whole:
+            if not is_ended_well:
                 await self._end()
 
     async def aclose(self) -> None:
@@ -410,6 +428,8 @@ class _ClaudeAgent:
                         if isinstance(event, MessageTaken):
                             self._source, self._mark, program.is_branch = event.agent, "", False
                             is_opened = True
+                        elif isinstance(event, Marked):
+                            self._last = event.mark
                         yield event
                     if reader.is_ended:
                         return
@@ -421,8 +441,12 @@ class _ClaudeAgent:
         raise UpstreamFailedError(f"{self._name} ended before its answer did")
 
     async def _start(self, *, is_forced: bool) -> _Program:
+        """Return the process that has the conversation. One that has ended is replaced: the conversation is resumed."""
+        if self._program is not None and self._program.has_exited:
+            await self._end()
         if self._program is not None:
             return self._program
+        await self._check_transcript()
         branches = (
             [bool(self._mark), True] if is_forced and self._source and not self._mark else [bool(self._mark)]
         )
@@ -444,27 +468,26 @@ class _ClaudeAgent:
                 break
         return program
 
+    async def _check_transcript(self) -> None:
+        """See that nothing is missing in the transcript that is gone on from. One in a store is not on this disk."""
+        if not self._source or self._options.session_store is not None:
+            return
+        last = self._mark or self._last
+        if not await asyncio.to_thread(is_whole, _home_of(self._options), self._source, last):
+            raise UpstreamGoneError(f"{self._name} has lost a part of the transcript of this conversation")
+
     async def _end(self) -> None:
         """Stop the run, within `INTERRUPT_S`, and end the process."""
         program, self._program = self._program, None
         if program is None:
             return
         try:
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(INTERRUPT_S):
-                    await program.client.interrupt()
+            if not program.has_exited:
+                with contextlib.suppress(Exception):
+                    async with asyncio.timeout(INTERRUPT_S):
+                        await program.client.interrupt()
         finally:
             await program.aclose()
-
-
-def _delete_transcript(home: Path, agent: str) -> None:
-    """Delete the transcript of a conversation, and those of its sub-agents in the folder beside it.
-
-    The SDK's own function finds only transcripts in the home of this process.
-    """
-    for transcript in home.glob(f"projects/*/{agent}.jsonl"):
-        transcript.unlink(missing_ok=True)
-        shutil.rmtree(transcript.with_suffix(""), ignore_errors=True)
 
 
 async def _messages(client: ClaudeSDKClient) -> AsyncGenerator[Message, None]:

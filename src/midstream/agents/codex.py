@@ -92,6 +92,7 @@ _TRANSPORTS: tuple[Transport, ...] = ("stdio", "http")
 """How Codex reaches MCP servers: its configuration has no place for server-sent events, nor for a registration."""
 _CLOSED = (sdk.TransportClosedError, OSError, ValueError, AttributeError)
 """What the package raises where its app server ends: the last three where the pipes close under a request."""
+_TERMINATE = "thread/backgroundTerminals/terminate"
 _QUIET = ("turn/", "thread/", "account/", "mcpServer/", "warning", "configWarning", "deprecationNotice")
 """Notifications without a part of an answer."""
 
@@ -170,6 +171,12 @@ class Codex:
         Raises:
             UpstreamMismatchError: Another thread was taken up. It is empty.
         """
+        closings = self._closings
+        codex, thread = await self.open_thread(setup, resume=resume)
+        return CodexThread(self, setup, codex, thread, resume, closings)
+
+    async def open_thread(self, setup: Setup, *, resume: str = "") -> tuple[sdk.AsyncCodex, sdk.AsyncThread]:
+        """Return a thread and the app server that has it; see `open`."""
         async with self._server() as codex:
             options = self._options(setup)
             if self.permissions is not None:
@@ -178,21 +185,20 @@ class Codex:
                 thread = await codex.thread_resume(resume, include_turns=False, **options)
             else:
                 thread = await codex.thread_start(**options)
-            if not resume:
-                return CodexThread(self, codex, thread, "")
-        if thread.id != resume:
+        if resume and thread.id != resume:
             raise UpstreamMismatchError(f"{self.name} resumed {thread.id!r} instead of {resume!r}")
-        return CodexThread(self, codex, thread, resume)
+        return codex, thread
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> CodexThread:
         """Go on from the end of an earlier turn (`mark`) in a thread of its own."""
+        closings = self._closings
         async with self._server() as codex:
             params = wire.ThreadForkParams(
                 thread_id=agent, last_turn_id=mark, exclude_turns=True, **self._terms(setup)
             )
             # The public method has no `last_turn_id`.
             forked = await codex._client.thread_fork(agent, params)  # noqa: SLF001
-        return CodexThread(self, codex, sdk.AsyncThread(codex, forked.thread.id), agent)
+        return CodexThread(self, setup, codex, sdk.AsyncThread(codex, forked.thread.id), agent, closings)
 
     async def verify(self) -> bool:
         """Check that a user is logged in."""
@@ -208,7 +214,12 @@ class Codex:
 
     def is_open(self, codex: sdk.AsyncCodex) -> bool:
         """Return whether this app server can still be asked."""
-        return codex is self._codex
+        return codex is self._codex and not _has_exited(codex)
+
+    @property
+    def closings(self) -> int:
+        """How often `aclose` was called: what was opened before is closed for good."""
+        return self._closings
 
     async def aclose(self) -> None:
         """Stop the app server, also one that is being started."""
@@ -267,6 +278,9 @@ class Codex:
     async def _start(self) -> sdk.AsyncCodex:
         closings = self._closings
         async with self._starting:
+            if self._codex is not None and _has_exited(self._codex):
+                ended, self._codex = self._codex, None
+                await ended.close()
             if self._codex is None and self._closings == closings:
                 env = {**(self._config.env or {}), OWNER_VARIABLE: owner_of_new_agents()}
                 config = dataclasses.replace(self._config, env=env)
@@ -316,6 +330,11 @@ class Codex:
             raise _refusal(error) from error
 
 
+def _has_exited(codex: sdk.AsyncCodex) -> bool:
+    client = codex._client._sync  # noqa: SLF001 - ours, see `Codex._start`
+    return isinstance(client, OnceClient) and client.has_exited
+
+
 _WIRE_SANDBOX = {
     sdk.Sandbox.read_only: "read-only",
     sdk.Sandbox.workspace_write: "workspace-write",
@@ -326,12 +345,22 @@ _WIRE_SANDBOX = {
 class CodexThread:
     """One thread. Made by `Codex.open`."""
 
-    def __init__(self, upstream: Codex, codex: sdk.AsyncCodex, thread: sdk.AsyncThread, resumed: str) -> None:
+    def __init__(
+        self,
+        upstream: Codex,
+        setup: Setup,
+        codex: sdk.AsyncCodex,
+        thread: sdk.AsyncThread,
+        resumed: str,
+        closings: int,
+    ) -> None:
         self._upstream = upstream
+        self._setup = setup
         self._codex = codex
         self._thread = thread
         self._resumed = resumed
         """What the next answer goes on from: what it was forked from only once."""
+        self._closings = closings
 
     async def send(
         self,
@@ -345,8 +374,7 @@ class CodexThread:
         A turn that is under way in the thread would be joined by the message: by force it is interrupted first. Once
         a turn has begun, the message stays in the thread, whatever becomes of the turn.
         """
-        if not self._upstream.is_open(self._codex):
-            raise ModelUnavailableError("the app server of codex was stopped")
+        await self._resume_where_lost()
         handle: sdk.AsyncTurnHandle | None = None
         leave = self._leave(said.person)
         reading = CodexTurn(leave.refusals if leave is not None else {})
@@ -373,7 +401,7 @@ class CodexThread:
                 leave.let_go()
             # Any request to an app server that was stopped starts another one.
             if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
-                await _wait_briefly(handle.interrupt())
+                await _wait_briefly(self._stop(handle, reading.terminals))
         if reading.failure is not None:
             raise reading.failure
         yield Marked(handle.id)
@@ -381,6 +409,25 @@ class CodexThread:
 
     async def aclose(self) -> None:
         """Nothing is held: the app server keeps the thread."""
+
+    async def _resume_where_lost(self) -> None:
+        """Resume the thread in another app server where the one that had it has ended since the last answer."""
+        if self._upstream.is_open(self._codex):
+            return
+        if self._closings != self._upstream.closings or self._resumed != self._thread.id:
+            raise ModelUnavailableError("the app server of codex was stopped")
+        self._codex, self._thread = await self._upstream.open_thread(self._setup, resume=self._thread.id)
+
+    async def _stop(self, handle: sdk.AsyncTurnHandle, terminals: Mapping[str, str]) -> None:
+        """Interrupt a turn, and end its commands: the app server lets these run on in the background."""
+        await handle.interrupt()
+        for terminal in terminals.values():
+            # The package has no method for it.
+            params: dict[str, Any] = {"threadId": self._thread.id, "processId": terminal}
+            with contextlib.suppress(sdk.CodexError):
+                await self._codex._client.request(  # noqa: SLF001
+                    _TERMINATE, params, response_model=wire.TurnInterruptResponse
+                )
 
     def _leave(self, person: Person | None) -> CodexPermissions | None:
         """Return how this answer asks leave; None where Codex does not request permissions here."""
@@ -430,6 +477,10 @@ class CodexTurn:
         self.failure: ModelError | None = None
         self._spoken: set[str] = set()
         """Messages and thoughts whose words came as they were produced."""
+        self._shown: dict[str, str] = {}
+        """The arguments of the calls that run, by their ids."""
+        self.terminals: dict[str, str] = {}
+        """The processes of the commands that run, by the ids of their calls."""
         self._usage: Usage | None = None
         """Tokens of all model calls of this turn; Codex counts those of the thread and those of the last call."""
         self._before: Usage | None = None
@@ -467,6 +518,9 @@ class CodexTurn:
     def _start_item(self, item: object) -> list[ModelEvent]:
         call = _call_of(item)
         if call is not None:
+            self._shown[call[0]] = call[2]
+            if isinstance(item, wire.CommandExecutionThreadItem) and item.process_id:
+                self.terminals[call[0]] = item.process_id
             return [UpstreamCallStarted(*call)]
         return [] if isinstance(item, wire.UserMessageThreadItem) else [Working()]
 
@@ -475,7 +529,10 @@ class CodexTurn:
         if call is not None:
             content, outcome = _result_of(item)
             refusal = self._refusals.get(call[0], "") if outcome is Outcome.DENIED else ""
-            return [UpstreamCallEnded(call[0], refusal or content, outcome)]
+            self.terminals.pop(call[0], None)
+            is_changed = self._shown.pop(call[0], call[2]) != call[2]
+            changed = [UpstreamCallStarted(*call)] if is_changed else []
+            return [*changed, UpstreamCallEnded(call[0], refusal or content, outcome)]
         match item:
             case wire.AgentMessageThreadItem() if item.id not in self._spoken and item.text:
                 return [TextDelta(item.text)]

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from midstream.agents.child_processes import has_exited
 from midstream.agents.permission_rules import Asking, Rules, decide_permission
 from midstream.environment import World
 from midstream.extras import extra
@@ -60,6 +61,11 @@ class OnceClient(CodexClient):
             if self._is_stopped:
                 raise sdk.TransportClosedError("the app server was stopped")
             super().start()
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the app server has ended by itself."""
+        return self._proc is not None and has_exited(self._proc.pid)
 
     def close(self) -> None:
         """Stop it for good. Calling it twice, or before it was started, is harmless."""

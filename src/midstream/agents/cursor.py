@@ -19,6 +19,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import Struct
 
+from midstream.agents.child_processes import has_exited
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.single_flight import SingleFlight
 from midstream.agents.upstreams import (
@@ -153,6 +154,8 @@ class Cursor:
         self._forwarding = Forwarding(self.name, self.abilities)
         self._is_instructing = is_instructing
         self._world = world
+        self.closings = 0
+        """How often `aclose` was called: what was opened before is closed for good."""
 
     @property
     def identity(self) -> Mapping[str, str]:
@@ -171,6 +174,12 @@ class Cursor:
         Raises:
             UpstreamMismatchError: The bridge took up another agent. It is empty.
         """
+        closings = self.closings
+        agent = await self.open_agent(setup, resume=resume)
+        return CursorAgent(self, setup, agent, self._bridge, resume, closings)
+
+    async def open_agent(self, setup: Setup, *, resume: str = "") -> AsyncAgent:
+        """Return the package's agent; see `open`."""
         if self._is_instructing:
             draft = self._world.new_id("midstream")
             write_rules(self._folder / RULES_FILE, setup.instructions, draft=draft)
@@ -183,13 +192,12 @@ class Cursor:
         )
         async with self._bridge.client() as client:
             if not resume:
-                agent = await self._bridge.openings.answer(client.create_agent(options), _close)
-                return CursorAgent(agent, self._bridge, "")
+                return await self._bridge.openings.answer(client.create_agent(options), _close)
             agent = await self._bridge.openings.answer(client.resume_agent(resume, options), _close)
         if agent.agent_id != resume:
             await _wait_briefly(agent.close())
             raise UpstreamMismatchError(f"{self.name} resumed {agent.agent_id!r} instead of {resume!r}")
-        return CursorAgent(agent, self._bridge, resume)
+        return agent
 
     async def verify(self) -> bool:
         """Ask whose key it is."""
@@ -209,16 +217,30 @@ class Cursor:
 
     async def aclose(self) -> None:
         """Stop the bridge, unless it is yours."""
+        self.closings += 1
         await self._bridge.aclose()
 
 
 class CursorAgent:
     """One agent. Made by `Cursor.open`."""
 
-    def __init__(self, agent: AsyncAgent, bridge: _Bridge, resumed: str) -> None:
+    def __init__(
+        self,
+        upstream: Cursor,
+        setup: Setup,
+        agent: AsyncAgent,
+        bridge: _Bridge,
+        resumed: str,
+        closings: int,
+    ) -> None:
+        self._upstream = upstream
+        self._setup = setup
         self._agent = agent
         self._bridge = bridge
         self._resumed = resumed
+        self._is_begun = bool(resumed)
+        """Whether it may have a message."""
+        self._closings = closings
         self._is_closed = False
 
     async def send(
@@ -233,13 +255,13 @@ class CursorAgent:
             local=sdk.LocalSendOptions(force=True) if is_forced else None,
             on_delta=_unread,  # requests the text as it comes; it is read from the run
         )
+        await self._resume_where_lost()
+        self._is_begun = True
         run: AsyncRun | None = None
         reading = _Reading()
         is_opened = is_over = False
         try:
             async with self._bridge.errors():
-                if not self._bridge.is_open(self._agent.client):
-                    raise ModelUnavailableError("the agent's bridge was stopped")
                 asked = self._agent.send(_words(said.message), options, idempotency_key=key)
                 run = await self._bridge.openings.answer(asked, self._bridge.end)
                 async for each in run.events():
@@ -275,6 +297,15 @@ class CursorAgent:
             await _wait_briefly(self._agent.close())
         self._is_closed = True
 
+    async def _resume_where_lost(self) -> None:
+        """Resume the agent in another bridge where the one that had it has ended since the last answer."""
+        if self._bridge.is_open(self._agent.client):
+            return
+        if self._is_closed or self._closings != self._upstream.closings:
+            raise ModelUnavailableError("the agent's bridge was stopped")
+        self._resumed = self._agent.agent_id if self._is_begun else ""
+        self._agent = await self._upstream.open_agent(self._setup, resume=self._resumed)
+
     def _message_taken_of(self, run: AsyncRun) -> MessageTaken:
         return MessageTaken(run.agent_id, run.agent_id if self._resumed else "")
 
@@ -289,7 +320,8 @@ class _Reading:
     def __init__(self) -> None:
         self._is_live = False
         self._has_said = False
-        self._open: set[str] = set()
+        self._open: dict[str, str] = {}
+        """The arguments of the calls that were shown, by their ids."""
 
     def read(self, event: sdk.RunStreamEvent) -> list[ModelEvent]:
         """Return the events of one event of the run: none, while the agent has not begun to answer."""
@@ -347,9 +379,11 @@ class _Reading:
 
     def _tool(self, message: sdk.SDKToolUseMessage) -> list[ModelEvent]:
         events: list[ModelEvent] = []
-        if message.call_id not in self._open:
-            self._open.add(message.call_id)
-            events.append(UpstreamCallStarted(message.call_id, message.name, _text_of(message.args or {})))
+        arguments = _text_of(message.args or {})
+        known = self._open.get(message.call_id)
+        if known is None or (message.args and known != arguments):
+            self._open[message.call_id] = arguments
+            events.append(UpstreamCallStarted(message.call_id, message.name, arguments))
         if message.status != "running":
             outcome = Outcome.ERROR if message.status == "error" else Outcome.OK
             events.append(UpstreamCallEnded(message.call_id, _text_of(message.result), outcome))
@@ -410,7 +444,8 @@ class _Bridge:
 
     def is_open(self, client: AsyncClient) -> bool:
         """Return whether this client can still be asked."""
-        return client in (self._yours, self._ours.client if self._ours else None)
+        ours = self._ours
+        return client is self._yours or (ours is not None and client is ours.client and not ours.has_exited)
 
     async def aclose(self) -> None:
         """Stop our bridge, also one that is being started."""
@@ -435,6 +470,8 @@ class _Bridge:
                     await self.aclose()
 
     async def _start(self) -> AsyncClient:
+        if self._ours is not None and self._ours.has_exited:
+            await self.aclose()
         if self._starting is None:
             launch = _launch(self._command, self._folder, self._world)
             self._starting = self._world.spawn(launch, name="cursor: start of a bridge")
@@ -461,6 +498,12 @@ class _Running(Struct, frozen=True, eq=False):
     bridge: sdk.Bridge
     client: AsyncClient
     world: World
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the bridge has ended by itself."""
+        process = self.bridge.process
+        return process is not None and has_exited(process.pid)
 
     async def aclose(self) -> None:
         """Stop it, within `STOP_S` and the moment that a process takes which is killed."""

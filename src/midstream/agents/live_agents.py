@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from msgspec import Struct
 
+from midstream.agents.agent_memory import measure_memory
 from midstream.agents.upstreams import Setup, Upstream, UpstreamAgent
 from midstream.environment import World
 
@@ -29,16 +30,30 @@ class LiveAgents:
         live_max: How many are kept open, those in a turn included; a turn never waits for a place.
         rest_s: Seconds without a message after which an agent is closed: some die silently after five minutes.
         close_s: Seconds that closing and forgetting may take.
+        memory_mib_max: MiB that the processes of all agents may take together; None for no limit. Beyond it idle agents
+            are closed, the longest rested first. Agents in a turn are never closed for it.
+        measure: Measures these MiB; returns None where that is not possible. It is called in a thread.
     """
 
     def __init__(
-        self, upstream: Upstream, world: World, *, live_max: int, rest_s: float, close_s: float
+        self,
+        upstream: Upstream,
+        world: World,
+        *,
+        live_max: int,
+        rest_s: float,
+        close_s: float,
+        memory_mib_max: float | None = None,
+        measure: Callable[[], float | None] = measure_memory,
     ) -> None:
         self._upstream = upstream
         self._world = world
         self._live_max = live_max
         self._rest_s = rest_s
         self._close_s = close_s
+        self._memory_mib_max = memory_mib_max if upstream.abilities.has_process else None
+        self._measure = measure
+        self._measuring: asyncio.Task[None] | None = None
         self._resting: OrderedDict[str, _Resting] = OrderedDict()
         """By the name they are resumed by, the longest rested first."""
         self._busy = 0
@@ -92,6 +107,7 @@ class LiveAgents:
         """Count an agent that was opened in another way, such as a fork. Give it back like the others."""
         self._busy += 1
         self._close_surplus()
+        self._check_memory()
 
     def rest(self, name: str, agent: UpstreamAgent, setup: Setup) -> None:
         """Take an agent back that has finished its answer; it stays open for a while."""
@@ -99,6 +115,7 @@ class LiveAgents:
         self._resting[name] = _Resting(agent, setup, self._world.monotonic())
         self._close_rested()
         self._close_surplus()
+        self._check_memory()
 
     def close(self, agent: UpstreamAgent, *, forget: str = "") -> None:
         """Take an agent back and close it soon; then delete the conversation of that id at the upstream."""
@@ -126,10 +143,31 @@ class LiveAgents:
         while self._resting and self._busy + len(self._resting) > self._live_max:
             self._close_oldest()
 
-    def _close_oldest(self) -> None:
+    def _close_oldest(self) -> asyncio.Task[None]:
         name, resting = self._resting.popitem(last=False)
-        self._closing[name] = self._run(self._close(resting.agent, ""))
-        self._closing[name].add_done_callback(lambda _: self._closing.pop(name, None))
+        self._closing[name] = closing = self._run(self._close(resting.agent, ""))
+        closing.add_done_callback(lambda _: self._closing.pop(name, None))
+        return closing
+
+    def _check_memory(self) -> None:
+        """Close idle agents beyond the limit of memory soon."""
+        is_measuring = self._measuring is not None and not self._measuring.done()
+        if self._memory_mib_max is not None and self._resting and not is_measuring:
+            self._measuring = self._run(self._close_beyond(self._memory_mib_max))
+
+    async def _close_beyond(self, mib_max: float) -> None:
+        while self._resting:
+            mib = await asyncio.to_thread(self._measure)
+            if mib is None or mib <= mib_max or not self._resting:
+                return
+            closing = self._close_oldest()
+            _log.info(
+                "closed an idle agent: all take %.0f MiB, and the limit is %.0f MiB",
+                mib,
+                mib_max,
+                extra={"upstream": self._upstream.name},
+            )
+            await asyncio.wait({closing})
 
     def _run(self, errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._world.spawn(errand, name="let go of an agent")

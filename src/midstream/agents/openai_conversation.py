@@ -4,6 +4,9 @@ Two ways to remember: each response names the one before it (`previous_response_
 to go on or to fork from; or a conversation object holds them all. In background mode a response outlives its
 connection: a broken one is made again and goes on after the last event.
 
+A server may leave out what a response continues. Then it is asked once whether it refuses a name that it does not have:
+one that does has continued what was named, and one that does not may have dropped it without a sign.
+
 Sources: platform documentation of `previous_response_id` (instructions and tools are not taken over from the response
 before, and stored responses are kept about 30 days), of the Conversations API (`conversation_locked` while another
 response is being made) and of background mode (`starting_after`).
@@ -77,9 +80,44 @@ _GONE = {"previous_response_not_found", "conversation_not_found"}
 _NAMED_BY = {"previous_response_id", "conversation"}
 STOP_S = 5.0
 """Seconds a background response has to send its name, when no task waits for it any more."""
+CHECK_TOKENS = 16
+"""Tokens at most that a server may make where it does not refuse an unknown name; it is left at its first byte."""
+_PREFIXES: Mapping[Memory, str] = {"responses": "resp", "conversation": "conv"}
 _NOT_FOUND = 404
 _NOT_TAKEN = {409, 429, 503}
 """Statuses of a server that did not begin: a conflict, too many requests, no room."""
+
+
+class _NameCheck:
+    """Finds out whether a server refuses the name of a conversation that it does not have."""
+
+    def __init__(self) -> None:
+        self._is_refusing: bool | None = None
+
+    async def refuses_unknown(self, way: _Way) -> bool:
+        """Ask the server, until it has answered once. Without an answer nothing is certain: False."""
+        if self._is_refusing is None:
+            try:
+                async with await way.openings.answer(self._ask(way)):
+                    self._is_refusing = False
+            except openai.APIStatusError as error:
+                self._is_refusing = isinstance(_refusal(error, now=way.world.now()), UpstreamGoneError)
+            except openai.OpenAIError:
+                return False
+        return self._is_refusing
+
+    async def _ask(self, way: _Way) -> Events:
+        body = {
+            "model": way.model,
+            "input": "ping",
+            "stream": True,
+            "store": False,
+            "max_output_tokens": CHECK_TOKENS,
+            way.named_by: f"{_PREFIXES[way.memory]}_{_digest(way.world.new_id('unknown'))}",
+        }
+        return await way.client.post(
+            "/responses", body=body, options=_AS_OURSELVES, cast_to=object, stream=True, stream_cls=Events
+        )
 
 
 class _Way(Struct, frozen=True):
@@ -96,6 +134,12 @@ class _Way(Struct, frozen=True):
     running: set[str]
     """Background responses that have a reader here."""
     openings: SingleFlight
+    names: _NameCheck
+
+    @property
+    def named_by(self) -> str:
+        """Return the field that names what a response continues."""
+        return "conversation" if self.memory == "conversation" else "previous_response_id"
 
     async def stop(self, response: str) -> None:
         """Stop a background response that is not read any more."""
@@ -174,6 +218,7 @@ class _ResponsesUpstream:
             world=world,
             running=set(),
             openings=SingleFlight(self.name, world),
+            names=_NameCheck(),
         )
 
     @property
@@ -301,7 +346,7 @@ class OpenAIAgent:
                             is_opened = True
                             if self._way.is_background:
                                 self._way.running.add(reader.response_id)
-                            yield self._message_taken_of(piece)
+                            yield await self._message_taken_of(piece)
                         for event in events:
                             yield event
                 trouble = ModelUnavailableError(f"the stream of {self._way.name} broke off")
@@ -394,7 +439,6 @@ class OpenAIAgent:
         before = said.before or History()
         history = before.then(said.message) if said.message.parts else before
         words = render(history, "", "responses", form="openai-responses").messages
-        named_by = "conversation" if way.memory == "conversation" else "previous_response_id"
         body: dict[str, Any] = {
             "model": way.model,
             "input": [*(_output(result) for result in said.results), *words],
@@ -403,15 +447,18 @@ class OpenAIAgent:
             "stream": True,
             "store": True,
             "background": way.is_background or None,
-            named_by: self._came_from or None,
+            way.named_by: self._came_from or None,
         }
         body |= responses_fields(said.settings.only(way.grants))
         body |= way.extra
         return {name: value for name, value in body.items() if value is not None}
 
-    def _message_taken_of(self, piece: bytes) -> MessageTaken:
+    async def _message_taken_of(self, piece: bytes) -> MessageTaken:
         """Return the conversation that the server continued: a silent new beginning shows here."""
         response = msgspec.json.decode(piece).get("response") or {}
+        is_unnamed = self._came_from and self._way.named_by not in response
+        if is_unnamed and await self._way.names.refuses_unknown(self._way):
+            response[self._way.named_by] = self._came_from
         if self._way.memory == "conversation":
             conversation = response.get("conversation")
             echoed = conversation.get("id") if isinstance(conversation, dict) else conversation

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def owner_of_new_agents() -> str:
     if sys.platform != "linux":
         return ""
     with suppress(OSError, LookupError):
-        return f"{_namespace()}/{os.getpid()}/{_start_time(os.getpid())}"
+        return f"{_namespace()}/{os.getpid()}/{start_time(os.getpid())}"
     return ""
 
 
@@ -48,25 +48,35 @@ async def end_orphans() -> int:
 def _end() -> int:
     if sys.platform != "linux":
         return 0
+    ended = end_processes(lambda pid: _is_orphan(owner_of(pid)))
+    if ended:
+        _log.warning("ended %d processes of agents whose owner had ended", ended)
+    return ended
+
+
+def end_processes(is_meant: Callable[[int], bool]) -> int:
+    """Kill the processes of this user that `is_meant` names, until there are none; return how many (Linux only).
+
+    Args:
+        is_meant: Decides about a process id. What it raises as `OSError` or `LookupError` means no.
+    """
     ended: set[int] = set()
     for _ in range(ROUNDS_MAX):
-        found = [pid for pid in _own_processes() if _end_one(pid)]
+        found = [pid for pid in own_processes() if _end_one(pid, is_meant)]
         ended |= {*found}
         if not found:
             break
-    if ended:
-        _log.warning("ended %d processes of agents whose owner had ended", len(ended))
     return len(ended)
 
 
-def _end_one(pid: int) -> bool:
-    """Kill a process if its owner is gone; its descriptor holds it, so that another one of the same id is safe."""
+def _end_one(pid: int, is_meant: Callable[[int], bool]) -> bool:
+    """Kill a process if it is meant; its descriptor holds it, so that another one of the same id is safe."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if _state(pid) in _DEAD or not _is_orphan(_owner(pid)):
+        if _state(pid) in _DEAD or not is_meant(pid):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except (OSError, LookupError):
@@ -82,12 +92,13 @@ def _is_orphan(owner: str) -> bool:
     if not pid.isdigit() or namespace != _namespace():
         return False
     try:
-        return _state(int(pid)) in _DEAD or _start_time(int(pid)) != started
+        return _state(int(pid)) in _DEAD or start_time(int(pid)) != started
     except (OSError, LookupError):
         return True
 
 
-def _own_processes() -> Iterator[int]:
+def own_processes() -> Iterator[int]:
+    """Yield the processes of this user, without this one."""
     try:
         found = [*_PROC.iterdir()]
     except OSError:  # it is not mounted
@@ -98,8 +109,22 @@ def _own_processes() -> Iterator[int]:
                 yield int(each.name)
 
 
-def _owner(pid: int) -> str:
-    prefix = f"{OWNER_VARIABLE}=".encode()
+def owner_of(pid: int) -> str:
+    """Return the value of `OWNER_VARIABLE` in the environment of a process; "" for none.
+
+    Raises:
+        OSError: It has ended, or is another user's.
+    """
+    return variable_of(pid, OWNER_VARIABLE)
+
+
+def variable_of(pid: int, name: str) -> str:
+    """Return the value of a variable in the environment that a process was started with; "" for none.
+
+    Raises:
+        OSError: It has ended, or is another user's.
+    """
+    prefix = f"{name}=".encode()
     values = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     return next(
         (value[len(prefix) :].decode("ascii", "replace") for value in values if value.startswith(prefix)), ""
@@ -119,5 +144,10 @@ def _state(pid: int) -> str:
     return _stat(pid)[0]
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
+    """Return when a process was started, in ticks since the start of the system.
+
+    Raises:
+        OSError: It has ended.
+    """
     return _stat(pid)[19]

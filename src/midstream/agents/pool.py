@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 from msgspec import Struct
@@ -23,12 +24,13 @@ from typing_extensions import override
 
 from midstream.agents import agent_failures, pool_records
 from midstream.agents.agent_runs import AgentRun, PermissionRequests, SilenceLimits
+from midstream.agents.attachments import with_readable_files
 from midstream.agents.live_agents import LiveAgents
 from midstream.agents.pool_counters import PoolCounters
 from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
 from midstream.agents.pool_records import PoolRecord
 from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
-from midstream.agents.prior_transcript import TranscriptBudget
+from midstream.agents.prior_transcript import TranscriptBudget, without_cut_answers
 from midstream.agents.restarted_answers import Events, HeldRuns, JoinedAnswer
 from midstream.agents.reuse_classification import (
     Fork,
@@ -43,6 +45,7 @@ from midstream.agents.unresent_calls import OwnCalls, place_of
 from midstream.agents.upstreams import (
     ForkingUpstream,
     Marked,
+    MessageDropped,
     MessageTaken,
     ResponseRestarted,
     Setup,
@@ -63,6 +66,7 @@ from midstream.errors import (
 )
 from midstream.history.messages import Finish
 from midstream.models.fingerprint import Chain, ConversationDigest, Outline
+from midstream.models.fingerprint import outline as outline_of
 from midstream.models.model import StoredModel
 from midstream.models.responses import (
     Finished,
@@ -105,6 +109,9 @@ class PoolLimits(Struct, frozen=True):
     Args:
         live_max: Agents kept open in this process.
         rest_s: Seconds without a message after which an open agent is closed; it is resumed by name.
+        memory_mib_max: MiB of memory that all agents of this process may take together, with all that they started;
+            None for no limit. Beyond it idle agents are closed, the longest idle first. It holds for upstreams with a
+            process for each agent (`Abilities.has_process`), on Linux.
         wait_s: Seconds that a turn waits for another one of its session in this process; then it takes the session
             over with a fresh agent.
         silence: How long an agent may be silent.
@@ -123,10 +130,11 @@ class PoolLimits(Struct, frozen=True):
     budget: TranscriptBudget = TranscriptBudget()
     record_age_max_s: float = pool_records.RECORD_AGE_MAX_S
     records_max: int = pool_records.RECORDS_MAX
+    memory_mib_max: float | None = None
 
     def __post_init__(self) -> None:
-        times = (self.rest_s, self.wait_s, self.record_age_max_s)
-        if not (self.live_max > 0 and self.records_max > 0 and all(each > 0 for each in times)):
+        limits = (self.live_max, self.records_max, self.rest_s, self.wait_s, self.record_age_max_s)
+        if not all(each > 0 for each in (*limits, 1 if self.memory_mib_max is None else self.memory_mib_max)):
             raise UsageError("the limits of a pool must be positive numbers")
 
 
@@ -172,6 +180,7 @@ class Pooled(StoredModel):
             live_max=limits.live_max,
             rest_s=limits.rest_s,
             close_s=limits.silence.close_s,
+            memory_mib_max=limits.memory_mib_max,
         )
         self._locks = KeyLocks(world, wait_s=limits.wait_s)
         self._held = HeldRuns(world)
@@ -348,6 +357,7 @@ class Pooled(StoredModel):
             is_open = found.record is not None and self._live.has(setup, found.record.agent)
             is_of_interest = age_s >= TELLING_AGE_S or (found.record is not None and not is_open)
             learned = await self._entries.retention() if is_of_interest else None
+            uncut = self._find_uncut(request, setup) if found.record is not None else None
             doing = action(
                 judged,
                 outline,
@@ -356,6 +366,7 @@ class Pooled(StoredModel):
                 age_s=age_s,
                 limit_s=None if learned is None or age_s < TELLING_AGE_S else learned.limit_s(now=now),
                 is_verifiable=is_open or learned is None or not learned.never_echoes(now=now),
+                uncut=uncut,
             )
             if isinstance(doing, Fresh) and not doing.is_pooled:
                 try:
@@ -374,6 +385,14 @@ class Pooled(StoredModel):
             self._take_over(turn, found.record, age_s)
             return turn
         return None
+
+    def _find_uncut(self, request: ModelRequest, setup: Setup) -> Outline | None:
+        """Return the outline of a request without the cut answers at its end, where forks can start before them."""
+        history = without_cut_answers(request.history)
+        if history is request.history or not self._upstream.abilities.can_fork:
+            return None
+        identity = self._upstream.identity
+        return outline_of(setup.instructions, setup.tools, setup.servers, identity, history)
 
     def _create_record(
         self, doing: ResumeAgent | Fork | Fresh, found: Found, outline: Outline, now: float
@@ -475,6 +494,8 @@ class Pooled(StoredModel):
 
     async def _send(self, turn: PoolTurn, said: UpstreamMessage) -> Events:
         """Send one message, again to the same agent where that is safe, and yield its answer."""
+        if folder := self._upstream.identity.get("cwd"):  # it runs here
+            said = replace(said, message=await with_readable_files(said.message, Path(folder)))
         turn.delivery.repeats, turn.delivery.is_forced = 0, False
         while True:
             turn.delivery.is_taken = False
@@ -520,6 +541,8 @@ class Pooled(StoredModel):
             match event:
                 case MessageTaken():
                     await self._note_opened(turn, event)
+                case MessageDropped():
+                    turn.note_dropped()
                 case Marked():
                     turn.current.mark = event.mark
                 case KeepAlive() | Working():
@@ -554,6 +577,7 @@ class Pooled(StoredModel):
         turn.current.name = opened.agent
         turn.current.taken += 1
         turn.current.was_used = True
+        turn.current.is_provisional = opened.is_provisional
         if turn.claim is None or not turn.delivery.is_last:
             return
         if turn.claim.record is not None:
@@ -655,13 +679,15 @@ class Pooled(StoredModel):
 
     async def _settle(self, turn: PoolTurn) -> None:
         """Correct the record, release the agent, report the turn."""
+        is_as_before = False
         if turn.is_answered:
             turn.totals.end = End.WHOLE
         else:
-            await self._settle_record(turn)
-        can_go_on = turn.is_answered or turn.current.is_confirmed
+            is_as_before = await self._settle_record(turn)
+        can_go_on = turn.is_answered or turn.current.is_confirmed or is_as_before
         if turn.is_pooled and can_go_on and turn.claim is not None and turn.claim.record is not None:
-            if turn.current.agent is not None and turn.is_answered and not turn.current.is_spoiled:
+            is_good = (turn.is_answered or is_as_before) and not turn.current.is_spoiled
+            if turn.current.agent is not None and is_good:
                 self._live.rest(turn.current.name, turn.current.agent, turn.setup)
                 turn.current.agent = None
             self._let_go(turn)
@@ -676,21 +702,26 @@ class Pooled(StoredModel):
             await self._prune()
         self._report(turn)
 
-    async def _settle_record(self, turn: PoolTurn) -> None:
-        """Leave no record that claims more than is certain: the answer is not whole."""
+    async def _settle_record(self, turn: PoolTurn) -> bool:
+        """Leave no record that claims more than is certain: the answer is not whole.
+
+        Return whether the agent has what it had before this turn.
+        """
         claim = turn.claim
         if claim is None or claim.is_lost:
-            return
+            return False
         before = claim.found.record
-        if turn.current.is_confirmed and claim.record is not None and not turn.calls:
+        is_kept = turn.current.is_confirmed and not turn.current.is_provisional
+        if is_kept and claim.record is not None and not turn.calls:
             if not self._upstream.abilities.takes_tools:
                 await claim.release(claim.record)
-                return
+                return False
         elif turn.is_untold and before is not None and isinstance(turn.action, ResumeAgent):
-            await claim.release(before)
-            return
+            await claim.release(pool_records.with_refusal(before, turn.totals.error))
+            return True
         turn.current.is_confirmed = False
         await claim.drop()
+        return False
 
     def _may_delete(self, turn: PoolTurn) -> bool:
         """Whether no later turn can continue from this turn's agent: a mark of a record may name it where forks are

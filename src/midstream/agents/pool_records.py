@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from midstream.errors import ModelRejectedError
 from midstream.models.fingerprint import LINK_BYTES, Fingerprint, Outline
 
 RECORD_AGE_MAX_S = 7 * 24 * 3600.0
@@ -60,6 +61,8 @@ class PoolRecord(Struct, frozen=True):
         marks: By ascending `users`, `MARKS_MAX` at most.
         open_calls: The ids of the calls that its last response asked the client application to run.
         answered: The ids of the calls whose results it was given since the last user message.
+        is_whole: Its last answer came to its end, and its provider has rejected no request since.
+        is_refused: The message after these was refused: it is sent together with the next one.
         asides: The last unmarked side calls: should a client application continue one, it was none.
         run: The run that has the agent now, "" where none: until it releases the record, no other run resumes the
             agent. A dead run never does: what its agent received, and whether it still answers, is unknown.
@@ -77,6 +80,8 @@ class PoolRecord(Struct, frozen=True):
     answered: tuple[str, ...] = ()
     asides: tuple[Aside, ...] = ()
     run: str = ""
+    is_whole: bool = False
+    is_refused: bool = False
 
     @property
     def is_resumable(self) -> bool:
@@ -103,6 +108,8 @@ def create_resumed(record: PoolRecord, outline: Outline, *, now: float) -> PoolR
         answered=_results_since_message(outline),
         asides=(),
         used_at=now,
+        is_whole=False,
+        is_refused=False,
     )
 
 
@@ -132,8 +139,26 @@ def with_answer(
     if mark and not open_calls and count:
         marks = (*_marks_up_to(marks, count - 1), ForkPoint(count, agent, mark))[-MARKS_MAX:]
     return replace(
-        record, agent=agent, phase="confirmed", marks=marks, open_calls=tuple(open_calls), used_at=now
+        record,
+        agent=agent,
+        phase="confirmed",
+        marks=marks,
+        open_calls=tuple(open_calls),
+        used_at=now,
+        is_whole=True,
     )
+
+
+def with_refusal(record: PoolRecord, error: str) -> PoolRecord:
+    """Return the record of an agent that has refused a message, or removed it again.
+
+    Args:
+        error: The code of the error, or "". After a rejection the agent's memory is in doubt, too.
+    """
+    if not error:
+        return record
+    is_whole = record.is_whole and error != ModelRejectedError.code
+    return replace(record, is_whole=is_whole, is_refused=True)
 
 
 def with_side_call(record: PoolRecord, outline: Outline) -> PoolRecord:

@@ -11,7 +11,15 @@ from msgspec.structs import replace
 
 from midstream.agents.agent_failures import FailureSituation
 from midstream.agents.pool_entries import Claim
-from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, prepend_transcript
+from midstream.agents.prior_transcript import (
+    DONE,
+    TranscriptBudget,
+    after_cut,
+    is_cut,
+    join_cut_answers,
+    prepend_transcript,
+    without_cut_answers,
+)
 from midstream.agents.reuse_classification import (
     Action,
     Classification,
@@ -23,7 +31,17 @@ from midstream.agents.reuse_classification import (
 from midstream.agents.unresent_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
 from midstream.errors import ModelError
-from midstream.history.messages import Entry, History, Step, Text, Thinking, ToolResult, Usage, UserMessage
+from midstream.history.messages import (
+    Entry,
+    File,
+    History,
+    Step,
+    Text,
+    Thinking,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
 from midstream.models.fingerprint import LINK_BYTES, Outline
 from midstream.models.responses import ModelRequest
 from midstream.session.records import ReuseDecision
@@ -123,6 +141,8 @@ class CurrentAgent:
         """Messages that it has taken in this turn."""
         self.is_confirmed = False
         """Whether it has taken the last message."""
+        self.is_provisional = False
+        """Whether it may remove the message if the answer does not come to its end."""
         self.is_spoiled = False
         """Whether the open agent must not be used again in this process."""
         self.mark = ""
@@ -229,8 +249,20 @@ class PoolTurn:
             repeats=self.delivery.repeats,
             is_forced=self.delivery.is_forced,
             is_anew=self.first_error is not None,
+            was_whole=self._was_whole,
             idle_s=self.idle_s,
         )
+
+    @property
+    def _was_whole(self) -> bool:
+        match self.action:
+            case ResumeAgent():
+                record = self.claim.found.record if self.claim is not None else None
+                return record is not None and record.is_whole
+            case Fork():
+                return True  # a mark is the end of a whole answer
+            case Fresh():
+                return False
 
     @property
     def way(self) -> AgentOrigin:
@@ -257,9 +289,11 @@ class PoolTurn:
                 self.current = CurrentAgent(name, nonce=name)
                 delivery = self.action.delivery
                 sends = _messages_of(self.request.history, delivery.users, delivery.results, budget)
+                if self.claim.found.record.is_refused:
+                    sends = _join(sends)
             case Fork():
                 self.current = CurrentAgent(self.action.mark.agent, nonce)
-                sends = _messages_of(self.request.history, self.action.users, (), budget)
+                sends = _messages_behind_mark(self.request.history, self.action.users, budget)
             case Fresh():
                 self.current = CurrentAgent("", nonce)
                 history = with_own_calls(self.request.history, self.kept_calls)
@@ -274,8 +308,14 @@ class PoolTurn:
         last = self.kept_calls[-1] if self.kept_calls else None
         if isinstance(self.action, Fresh) or last is None or last.is_whole or sends[0].results:
             return
+        if (
+            isinstance(self.action, Fork)
+            and without_cut_answers(self.request.history) != self.request.history
+        ):
+            return  # the request has it
         users = self.outline.fingerprint.users
-        known = len(users) - LINK_BYTES * len(sends)
+        new = self.action.delivery.users if isinstance(self.action, ResumeAgent) else self.action.users
+        known = len(users) - LINK_BYTES * new
         if users.endswith(last.link):  # the same message is sent again
             place = -1
         elif users[:known].endswith(last.link):
@@ -292,6 +332,12 @@ class PoolTurn:
     def take_back_send(self) -> None:
         """The agent refused the message."""
         self.is_untold = self._was_untold
+
+    def note_dropped(self) -> None:
+        """The agent has removed the message that it had taken."""
+        self.take_back_send()
+        self.current.taken -= 1
+        self.current.is_confirmed = False
 
     def begin_anew(self, error: ModelError) -> None:
         """Let a fresh agent take the place of one that failed with `error`."""
@@ -360,6 +406,22 @@ def _messages_of(
     if isinstance(last, Step) and is_cut(last):
         opening = after_cut(_without_note(last), opening, budget)
     return [UpstreamMessage(opening, answers), *map(UpstreamMessage, others)]
+
+
+def _messages_behind_mark(history: History, users: int, budget: TranscriptBudget) -> list[UpstreamMessage]:
+    """Return the messages for a fork: one by one, or as one message where answers between them were cut."""
+    joined = join_cut_answers(history, users, budget)
+    return _messages_of(history, users, (), budget) if joined is None else [UpstreamMessage(joined)]
+
+
+def _join(sends: list[UpstreamMessage]) -> list[UpstreamMessage]:
+    """Return several messages as one: the answers to all but the last are not needed."""
+    parts: list[Text | File] = []
+    for said in sends:
+        if parts and said.message.parts:
+            parts.append(Text("\n\n"))
+        parts += said.message.parts
+    return [replace(sends[0], message=UserMessage(tuple(parts)))]
 
 
 def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[ToolResult, ...]:

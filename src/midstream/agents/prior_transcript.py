@@ -161,6 +161,53 @@ def after_cut(
     return UserMessage((Text(f"{did}\n\n{DONE}\n\n"), *message.parts))
 
 
+def without_cut_answers(history: History) -> History:
+    """Return a history without the cut answers at its end, which stand between messages of the user or behind the last.
+
+    It is the same history where there are none.
+    """
+    at = len(history.entries)
+    while at and _is_message_or_cut(history.entries[at - 1]):
+        at -= 1
+    said = tuple(entry for entry in history.entries[at:] if isinstance(entry, UserMessage))
+    return history if at + len(said) == len(history.entries) else History((*history.entries[:at], *said))
+
+
+def join_cut_answers(
+    history: History,
+    users: int,
+    budget: TranscriptBudget = TranscriptBudget(),  # noqa: B008 - frozen
+) -> UserMessage | None:
+    """Return the last `users` messages as one, with the cut answers among them (REUSE-79); None if there are none."""
+    at = len(history.entries)
+    while users:
+        at -= 1
+        users -= isinstance(history.entries[at], UserMessage)
+    rest = history.entries[at:]
+    if all(isinstance(entry, UserMessage) for entry in rest):
+        return None
+    parts: list[Text | File] = []
+    cut: tuple[Step, ...] = ()
+    for entry in rest:
+        if isinstance(entry, Step):
+            cut = (*cut, entry)
+            continue
+        parts += _describe_cut(cut, budget)
+        cut = ()
+        parts += (Text("\n\n"), *entry.parts) if parts and entry.parts else entry.parts
+    if cut:
+        parts += (*_describe_cut(cut, budget), Text(f" {_GO_ON_CUT}"))
+    return UserMessage(tuple(parts))
+
+
+def _is_message_or_cut(entry: Entry) -> bool:
+    return isinstance(entry, UserMessage) or (is_cut(entry) and not entry.results)
+
+
+def _describe_cut(steps: tuple[Step, ...], budget: TranscriptBudget) -> Sequence[Text]:
+    return [Text(f"\n\n{transcript(History(steps), budget)}\n\n{DONE}")] if steps else ()
+
+
 def transcript(history: History, budget: TranscriptBudget = TranscriptBudget()) -> str:  # noqa: B008 - frozen
     """Write a history as one text, framed as data; "" where it is empty.
 

@@ -144,6 +144,7 @@ def action(
     age_s: float = 0.0,
     limit_s: float | None = None,
     is_verifiable: bool = True,
+    uncut: Outline | None = None,
 ) -> Action:
     """Return what to do with a request that `classify` judged.
 
@@ -152,6 +153,7 @@ def action(
         limit_s: From which age on a resume is not worth a try (`LearnedRetention.limit_s`).
         is_verifiable: Whether the upstream will show that it resumed the record's agent
             (`LearnedRetention.never_echoes`).
+        uncut: The outline of the request without the cut answers at its end; None where there are none.
     """
     if classification.kind is RequestRelation.SIDE_CALL:
         return Fresh(is_pooled=False)
@@ -168,7 +170,7 @@ def action(
             return Fresh(is_pooled=True, passed_over="unechoed")
         return ResumeAgent(classification.delivery)
     if abilities.can_fork:
-        return _fork(classification.common, outline, record) or Fresh(is_pooled=True)
+        return _fork(classification.common, uncut or outline, record) or Fresh(is_pooled=True)
     return Fresh(is_pooled=True)
 
 

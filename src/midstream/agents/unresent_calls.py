@@ -97,22 +97,38 @@ class OwnCalls:
                 self._chars += len(event.text)
                 return False
             case UpstreamCallStarted():
-                call = start_call(event.id, event.name, _shorten(event.arguments, ARGUMENTS_CHARS_MAX))
-                self._calls.append(OwnCall(self._chars, call))
-                return True
+                return self._start(event)
             case UpstreamCallEnded():
                 return self._end(event)
             case _:
                 return False
 
+    def _start(self, event: UpstreamCallStarted) -> bool:
+        call = start_call(event.id, event.name, _shorten(event.arguments, ARGUMENTS_CHARS_MAX))
+        index = self._find_open(event.id)
+        if index is None:
+            self._calls.append(OwnCall(self._chars, call))
+            return True
+        own = self._calls[index]
+        self._calls[index] = OwnCall(own.at, call)
+        return own.call != call
+
     def _end(self, event: UpstreamCallEnded) -> bool:
+        index = self._find_open(event.id)
+        if index is None:
+            return False
+        own = self._calls[index]
+        content = _shorten(event.content, RESULT_CHARS_MAX)
+        self._calls[index] = OwnCall(own.at, end_call(own.call, content, event.outcome))
+        return True
+
+    def _find_open(self, call_id: str) -> int | None:
+        """Return where the call of this id stands that runs, or None."""
         for index in range(len(self._calls) - 1, -1, -1):
-            own = self._calls[index]
-            if own.call.id == event.id and own.call.outcome is None:
-                content = _shorten(event.content, RESULT_CHARS_MAX)
-                self._calls[index] = OwnCall(own.at, end_call(own.call, content, event.outcome))
-                return True
-        return False
+            call = self._calls[index].call
+            if call.id == call_id and call.outcome is None:
+                return index
+        return None
 
     def collect(self, *, is_whole: bool) -> AnswerCalls:
         """Return what to keep by now."""

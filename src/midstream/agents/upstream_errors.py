@@ -56,6 +56,9 @@ NAMES: Mapping[str, type[ModelError]] = MappingProxyType(
         "previous_response_not_found": _GONE,
         "conversation_not_found": _GONE,
         "conversation_locked": _BUSY,
+        # opencode, behind the Agent Client Protocol
+        "providerautherror": _ASK,
+        "contextoverflowerror": _LONG,
         # Cursor
         "agent_not_found": _GONE,
         "agentnotfound": _GONE,

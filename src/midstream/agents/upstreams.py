@@ -6,15 +6,15 @@ never continues the wrong conversation; an upstream itself decides nothing and r
 
 Order of the events of one `send`: `MessageTaken` first, as soon as the upstream has named the conversation; then its
 output; `Marked` wherever it names a point that a later conversation can start from; `ResponseRestarted` where it begins
-a response again by itself; `Finished` last. Closing the
-iterator stops the run upstream.
+a response again by itself; `Finished` last. `MessageDropped` stands before an error after which the agent has no more
+than before. Closing the iterator stops the run upstream.
 
 An error before `MessageTaken` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) means that nothing
 was taken, or that the same key takes it only once: the message is then sent again. Where an upstream cannot decide
     that, as when a process died with the message, it raises `UpstreamFailedError`: see `doubtful`. After
     `MessageTaken` a `ModelUnavailableError` is of the provider behind the agent, and the agent is kept. A
-    `ModelAccessError` before `MessageTaken` means that nothing was taken; an upstream that cannot decide that yields
-    `MessageTaken` first.
+    `ModelAccessError` or `ModelRejectedError` before `MessageTaken` means that nothing was taken; an upstream that
+    cannot decide that yields `MessageTaken` first.
 
 Errors are those of `midstream.errors`, by what helps, from any method:
     UpstreamGoneError: This agent is not remembered. Only this may be answered by a fresh one without a doubt.
@@ -46,6 +46,7 @@ __all__ = [
     "Abilities",
     "ForkingUpstream",
     "Marked",
+    "MessageDropped",
     "MessageTaken",
     "ResponseRestarted",
     "Setup",
@@ -98,10 +99,16 @@ class MessageTaken(Struct, frozen=True):
     Args:
         agent: What to resume the conversation by from now on. Some upstreams give a new id with each answer.
         resumed: The id of the conversation that it continued; "" where it began a new one.
+        is_provisional: It may remove the message again if the answer does not come to its end.
     """
 
     agent: str
     resumed: str = ""
+    is_provisional: bool = False
+
+
+class MessageDropped(Struct, frozen=True):
+    """The upstream has removed the message from the conversation again: it has what it had before."""
 
 
 class Marked(Struct, frozen=True):
@@ -117,7 +124,7 @@ class ResponseRestarted(Struct, frozen=True):
     """
 
 
-UpstreamEvent = MessageTaken | Marked | ResponseRestarted | ModelEvent
+UpstreamEvent = MessageTaken | MessageDropped | Marked | ResponseRestarted | ModelEvent
 
 
 class UpstreamAgent(Protocol):

@@ -20,6 +20,7 @@ import click
 
 from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_system, of_usage
 from midstream.cli.terminal import COLOR_MODES, Ink, clean, columns
+from midstream.cli.variables import name_variables
 from midstream.errors import MidstreamError
 from midstream.paths import Paths
 from midstream.version import __version__
@@ -27,6 +28,10 @@ from midstream.version import __version__
 __all__ = ["Surroundings", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "access": (
+        "midstream.cli.access_command:access",
+        "List and revoke credentials of a server; write token files.",
+    ),
     "backup": (
         "midstream.cli.backup_command:backup",
         "Copy the sessions into one file, also while a server works on them.",
@@ -61,6 +66,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List, show, answer, resume, stop, export and delete sessions.",
     ),
     "token": ("midstream.cli.login:token", "Print your token for a server on this machine."),
+    "verify": (
+        "midstream.cli.verify_command:verify",
+        "Check that no other program changed the journals of a store.",
+    ),
 }
 """Name: where it lives, and what it is for (a test compares this with the command's own help)."""
 
@@ -96,6 +105,7 @@ class _Commands(click.Group):
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        name_variables(command, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - see above

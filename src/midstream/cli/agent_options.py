@@ -13,6 +13,7 @@ from midstream.agents.agent_runs import SILENCE_MAX_S, SilenceLimits
 from midstream.agents.permission_rules import HARMLESS, Kind, Rules
 from midstream.agents.pool import PoolLimits
 from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
+from midstream.agents.prior_transcript import TranscriptBudget
 from midstream.cli.mcp_servers import read_servers
 from midstream.cli.upstream_options import CLI, STORE, UpstreamOptions
 from midstream.errors import UsageError
@@ -50,6 +51,12 @@ _ON_PERMISSIONS = (
         default="",
         metavar="KIND",
         help="What Codex may change: read-only, workspace-write or full-access.",
+    ),
+    click.option(
+        "--codex-review",
+        "is_reviewing",
+        is_flag=True,
+        help="Let Codex's own review decide about commands that need more than the sandbox allows.",
     ),
 )
 _ON_AGENTS = (
@@ -127,6 +134,35 @@ _ON_POOL = (
         help="Seconds without a message after which an open agent is closed; the next message resumes it.",
     ),
     click.option(
+        "--agent-memory",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="MIB",
+        help="MiB that the processes of all agents may take; beyond it idle agents of Claude Code and ACP are closed, "
+        "the longest idle first, and resumed by their next message (default: no limit; Linux only).",
+    ),
+    click.option(
+        "--turn-wait",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        default=PoolLimits().wait_s,
+        show_default=True,
+        help="Seconds that a message waits for the running turn of its conversation; then a fresh agent takes over.",
+    ),
+    click.option(
+        "--transcript-chars",
+        type=click.IntRange(min=1),
+        default=TranscriptBudget().total_chars,
+        show_default=True,
+        help="Characters of the conversation that a fresh agent receives; the newest are kept.",
+    ),
+    click.option(
+        "--transcript-result-chars",
+        type=click.IntRange(min=1),
+        default=TranscriptBudget().result_chars,
+        show_default=True,
+        help="Characters of each tool's result in that transcript.",
+    ),
+    click.option(
         "--silence",
         "silence_s",
         type=click.FloatRange(min=0, max=SILENCE_MAX_S, min_open=True),
@@ -155,6 +191,7 @@ def read_agent_options(options: Mapping[str, Any]) -> UpstreamOptions:
     return UpstreamOptions(
         permission_mode=options["permission_mode"],
         sandbox=options["sandbox"],
+        is_reviewing=options["is_reviewing"],
         has_rules_file=options["has_rules_file"],
         servers=read_servers(servers_path) if servers_path else (),
         rules=_rules(options["allow_kind"], options["allow_tool"], options["refuse_tool"]),
@@ -166,6 +203,11 @@ def read_agent_options(options: Mapping[str, Any]) -> UpstreamOptions:
         limits=PoolLimits(
             live_max=options["live_agents"],
             rest_s=options["agent_rest"],
+            memory_mib_max=options["agent_memory"],
+            wait_s=options["turn_wait"],
+            budget=TranscriptBudget(
+                total_chars=options["transcript_chars"], result_chars=options["transcript_result_chars"]
+            ),
             silence=SilenceLimits(idle_s=options["silence_s"]),
             record_age_max_s=options["pool_days"] * DAY_S,
             records_max=options["pool_records"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from midstream.cli.keyboard import Keyboard
@@ -105,7 +105,7 @@ class Answering:
         for question in new:
             self._open[_place(question)] = question
             if self._keyboard is None:
-                self._show(question)
+                self._show(self._lines_of(question))
                 self._print_command(question)
         if self._keyboard is not None:
             self._prompt_next()
@@ -164,8 +164,7 @@ class Answering:
     def _answer(self, asking: QuestionPrompt, line: str) -> None:
         decision = asking.take(line)
         if decision is None:
-            self._prompt(asking.prompt)
-            self._listen()
+            self._put(asking)
             return
         self._asking = None
         question = asking.question
@@ -182,18 +181,22 @@ class Answering:
         if self._keyboard is None:
             return
         question = next(iter(self._open.values()))
-        self._asking = QuestionPrompt(question)
-        self._show(question)
-        self._keyboard.discard_input()
-        self._prompt(self._asking.prompt)
-        self._listen()
+        self._asking = QuestionPrompt(question, self._lines_of(question))
+        self._put(self._asking)
 
-    def _listen(self) -> None:
+    def _put(self, asking: QuestionPrompt) -> None:
+        """Show what is new of a question, then wait for a line."""
+        self._show(asking.new_lines())
         if self._keyboard is not None:
+            self._keyboard.discard_input()
+            self._prompt(asking.prompt)
             self.work = self._world.spawn(self._keyboard.line(), name="keyboard")
 
-    def _show(self, question: Question) -> None:
-        for line in question_lines(question, self._ink, self._width):
+    def _lines_of(self, question: Question) -> list[str]:
+        return [*question_lines(question, self._ink, self._width)]
+
+    def _show(self, lines: Iterable[str]) -> None:
+        for line in lines:
             self._screen.remark(line)
 
     def _print_command(self, question: Question) -> None:

@@ -16,7 +16,7 @@ from midstream.cli.session_options import complete, json_of, source_of, source_o
 from midstream.cli.sources import resolve
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, pad, shorten
 from midstream.errors import UsageError
-from midstream.session.records import JournalReader
+from midstream.session.journal_reading import JournalReader
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of a request in a file; no provider takes one half as long."""

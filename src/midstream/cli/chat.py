@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from enum import IntEnum
+from functools import partial
 
 import click
 import msgspec
@@ -23,7 +24,8 @@ from midstream.cli.screen import Screen
 from midstream.cli.session_options import url_argument
 from midstream.cli.session_secret import read_env_secret
 from midstream.cli.sources import ServerSource, SessionNow
-from midstream.cli.terminal import Ink, clean, columns, escape_json
+from midstream.cli.terminal import Ink, clean, columns
+from midstream.cli.visible_text import escape_json
 from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.client.transport_selection import AUTO, TransportKind, TransportName
 from midstream.environment import World
@@ -320,7 +322,7 @@ class ChatSession:
             self.url,
             state=self._state,
             secrets=self._places.secrets,
-            headers=headers_for(self.url, self._places),
+            headers=partial(headers_for, self.url, self._places),
             transport=self.transport,
             on_reconnecting=report_connection,
         )

@@ -18,6 +18,7 @@ import msgspec
 
 from midstream.client.checkpoint_file import sessions_left
 from midstream.errors import MalformedFrameError, SessionNotFoundError, UsageError
+from midstream.file_safety import open_own, quarantine, read_own, replace_own
 from midstream.paths import make_folder
 from midstream.protocol.frames import EVENT_ID_CHARS_MAX, START, EventId
 
@@ -60,9 +61,8 @@ class Chats:
                 f"a session is named with 1 to 128 of letters, digits and '._:-', not {session[:40]!r}"
             )
         chats = {**self._read_last(), url: session}
-        new = make_folder(self._folder) / f"last.json.{os.getpid()}"
-        new.write_bytes(msgspec.json.encode(chats))
-        new.replace(self._last)
+        make_folder(self._folder)
+        replace_own(self._last, msgspec.json.encode(chats))
 
     def state(self, session: str) -> Path:
         """Return the checkpoint file of a session: one each, as only one process may use one."""
@@ -70,7 +70,7 @@ class Chats:
 
     def find_interrupted(self, url: str) -> list[str]:
         """Return the sessions at an address whose turns this user's terminals did not see the end of."""
-        files = sorted(self._folder.glob("*.db"), key=lambda path: path.stat().st_mtime)
+        files = sorted(self._folder.glob("*.db"), key=lambda path: path.lstat().st_mtime)
         return [session for path in files for session in sessions_left(path, server=url)]
 
     def find_last_shown(self, session: str) -> LastShown:
@@ -79,9 +79,18 @@ class Chats:
 
     def _read_last(self) -> dict[str, str]:
         try:
-            return msgspec.json.decode(self._last.read_bytes(), type=dict[str, str])
-        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+            return msgspec.json.decode(read_own(self._last, "the list of chats"), type=dict[str, str])
+        except (
+            FileNotFoundError,
+            NotADirectoryError,
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            RecursionError,
+        ):
             return {}  # only a convenience: it is made anew
+        except UsageError:  # a link, a pipe or another user's file
+            quarantine(self._last)
+            return {}
 
 
 class LastShown:
@@ -94,7 +103,7 @@ class LastShown:
         self._doubtful = ""
 
     def __enter__(self) -> Self:
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = open_own(self._path, "the note of what was shown", os.O_RDWR | os.O_CREAT)
         noted = os.pread(self._file, _NOTE_BYTES, 0).decode("ascii", "replace").split()
         try:
             self._id = EventId.parse(noted[0]) if noted else START

@@ -17,6 +17,7 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.terminal import Ink, clean
+from midstream.client.connection_headers import ConnectionHeaders
 from midstream.client.requests import delete
 from midstream.client.transport_selection import RememberedTransports, TransportKind, TransportSelection
 from midstream.client.transports import base_url
@@ -174,7 +175,10 @@ async def _try(
     world = World()
     carriers = {
         way: TransportSelection(
-            url, transport=way, headers=lambda: headers, remembered=RememberedTransports(None)
+            url,
+            transport=way,
+            headers=ConnectionHeaders(url, headers),
+            remembered=RememberedTransports(None),
         )
         for way, _ in chosen
     }

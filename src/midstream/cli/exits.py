@@ -17,6 +17,7 @@ from midstream.errors import (
     StoreBusyError,
     UsageError,
 )
+from midstream.file_safety import replace_own
 
 FAILURE = 1
 USAGE = 2
@@ -54,7 +55,8 @@ ADVICE = {
     "store_damaged": "Restore a copy of the file.",
     "events_lost": "Contact the operator: the server's store was truncated, or is an older copy.",
     "record_undecodable": "Use the midstream version that wrote it, or restore a copy.",
-    "unauthorized": "Put its token into MIDSTREAM_TOKEN.",
+    "unauthorized": "Set MIDSTREAM_TOKEN='ORIGIN TOKEN', with the address of the server and its token.",
+    "other_login": "Log out first, or confirm the new login.",
     "connection_lost": "Check that the server runs and that the address is right.",
     "draining": "Try again in a moment.",
     "recovering": "Try again in a moment.",
@@ -122,8 +124,7 @@ def of_bug(error: Exception, state: Path) -> tuple[str, int]:
     log = state / "crash.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log.touch(mode=0o600)
-        log.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+        replace_own(log, "".join(traceback.format_exception(error)).encode("utf-8", "replace"))
     except OSError:
         where = "(the traceback could not be stored)"
     else:

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from click.core import ParameterSource
 
 from midstream.cli import Surroundings
 from midstream.cli.agent_options import agent_options, read_agent_options
 from midstream.cli.gateway_file import file_option
-from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, report_options, run_server
+from midstream.cli.gateway_key import find_key
+from midstream.cli.listening import (
+    address_options,
+    log_to_stderr,
+    report_options,
+    require_safe_address,
+    run_server,
+)
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.cli.upstream_options import find_upstream
 from midstream.dialects.live_responses import GRACE_S
-from midstream.environment import World
-from midstream.errors import UsageError
 from midstream.paths import make_folder
 from midstream.server.gateway_app import KEPT_S
 from midstream.server.gateway_app import gateway as gateway_app
 from midstream.server.uvicorn_server import serve
 
-GENERATED_TOKEN = "gateway-token"  # noqa: S105 - the name of a file
-AUTHENTICATION = {"token": "--token", "token_file": "--token-file", "is_open": "--no-token"}
-"""Options that decide how clients authenticate, with their flags. They exclude each other."""
 HOUR_S = 3600.0
 COLLECT_AFTER = 5_000
 """Objects made, less those gone again, after which Python looks for what only holds itself: a hundred answers make
@@ -65,7 +64,12 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     metavar="FILE|URL",
     help="The store of conversations and responses (default: in midstream's data folder).",
 )
-@click.option("--token", default="", help="The key that clients send (default: generated once and stored).")
+@click.option(
+    "--token",
+    default="",
+    help="The key that clients send, 16 characters at least (default: generated once and stored). Better: "
+    "MIDSTREAM_GATEWAY_TOKEN or --token-file, which other users cannot read.",
+)
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -113,14 +117,13 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
 def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent or a model under the APIs of OpenAI and Anthropic.
 
-    Set the printed base URL in a client application. A stateful agent receives only new messages, and an answer
-    survives a lost connection. Ctrl-C ends the gateway within 10 s.
+    Set the printed base URL in a client application, with the key. A stateful agent receives only new messages, and
+    an answer survives a lost connection. Ctrl-C ends the gateway within 10 s.
     """
     log_to_stderr(options["log_level"], options["log_format"])
     surroundings: Surroundings = context.obj
-    token = _token_of(context, options)
-    if options["host"] not in LOCAL_HOSTS:
-        _check_names(surroundings, options)
+    key = find_key(context, options, surroundings.places.data)
+    tls = require_safe_address(options)
     path = options["store"] or make_folder(surroundings.places.data) / surroundings.places.gateway_store.name
     store = encrypted_store(path, options["key_file"], is_escrowed=False)
     model = find_upstream(
@@ -133,7 +136,7 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
     )
     app = gateway_app(
         model,
-        token=token,
+        token=key.key,
         store=store,
         names=options["names"],
         grace_s=options["grace_s"],
@@ -150,7 +153,8 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
                 "pid": os.getpid(),
                 "store": str(path),
                 "upstream": model.name,
-                "token": token,
+                "requires_key": key.key is not None,
+                "key_file": str(key.file) if key.file else None,
             }
             click.echo(msgspec.json.encode(ready))
             return
@@ -158,99 +162,19 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
             f"{clean(model.name)} on {url}. Ctrl-C stops it. Configure a client application with:", err=True
         )
         click.echo(f"  OPENAI_BASE_URL={url}/v1\n  ANTHROPIC_BASE_URL={url}", err=True)
-        shown = "any value; no key is required" if token is None else token
-        click.echo(f"  API key: {shown}", err=True)
+        # A log would keep the key where others may read it.
+        is_shown = key.key is not None and surroundings.talk.is_terminal
+        click.echo(f"  API key: {key.key if is_shown else key.place}", err=True)
 
     work = serve(
         app,
         host=options["host"],
         port=options["port"],
         allowed_hosts=options["allowed_hosts"],
+        tls=tls,
+        allows_plain_text=options["allows_plain_text"],
         on_listening=report,
     )
     run_server(work)
     if surroundings.talk.is_terminal:
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
-
-
-def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:
-    """Require host names for access from the network, and warn what can be read.
-
-    Raises:
-        UsageError: There are no names.
-    """
-    if not options["allowed_hosts"]:
-        message = f"--host {options['host']} opens the server to the network"
-        raise UsageError(f"{message}; list the permitted host names with --allow-host")
-    warning = "Warning: keys and text are sent unencrypted; use a proxy with TLS."
-    click.echo(surroundings.talk.yellow(warning), err=True, color=True)
-
-
-def _token_of(context: click.Context, options: dict[str, Any]) -> str | None:
-    """Return the token of clients: the given one, or the one that an earlier start has made, or a new one."""
-    flag = _authentication_of(context, options)
-    if flag == "is_open":
-        if options["host"] not in LOCAL_HOSTS:
-            raise UsageError("--no-token serves this machine only; leave out --host")
-        return None
-    if flag == "token":
-        return str(options["token"])
-    if flag == "token_file":
-        return _read_given_token(options["token_file"])
-    path = make_folder(context.obj.places.data) / GENERATED_TOKEN
-    with contextlib.suppress(FileNotFoundError):
-        if stored := _read_token(path, "remove it, and a new key is generated"):
-            return stored
-    token = World().new_secret()
-    # Nobody else may read it, not even for the instant between making and writing.
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(token + "\n")
-    return token
-
-
-def _authentication_of(context: click.Context, options: dict[str, Any]) -> str:
-    """Return which option decides how clients authenticate, or "": a flag, else a variable, else the file of options.
-
-    Raises:
-        UsageError: Two of one source are given.
-    """
-    for source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP):
-        given = [
-            name for name in AUTHENTICATION if options[name] and context.get_parameter_source(name) is source
-        ]
-        if len(given) > 1:
-            named = " and ".join(AUTHENTICATION[name] for name in given)
-            raise UsageError(f"{named} exclude each other; give only one of them")
-        if given:
-            return given[0]
-    return ""
-
-
-def _read_given_token(path: Path) -> str:
-    """Return the token of a file that the operator wrote.
-
-    Raises:
-        UsageError: It holds none, or users other than its owner may read it.
-    """
-    if sys.platform != "win32" and path.stat().st_mode & 0o077:
-        raise UsageError(f"the key in {str(path)!r} is readable by other users; restrict it with chmod 600")
-    advice = "write the key into it, on one line"
-    token = _read_token(path, advice)
-    if not token:
-        raise UsageError(f"{str(path)!r} is empty; {advice}")
-    return token
-
-
-def _read_token(path: Path, advice: str) -> str:
-    """Return the token that a file holds; "" where it is empty.
-
-    Raises:
-        UsageError: It holds something else.
-    """
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{str(path)!r} holds no key; {advice}") from error
-    if len(token.split()) > 1:
-        raise UsageError(f"{str(path)!r} holds more than a key; {advice}")
-    return token

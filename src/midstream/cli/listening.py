@@ -6,12 +6,15 @@ import asyncio
 import gc
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from midstream.cli.log_format import FORMATS
+from midstream.errors import UsageError
+from midstream.server.uvicorn_server import TlsFiles
 
 if sys.platform != "win32":
     import resource
@@ -46,7 +49,54 @@ def address_options(port: int) -> Callable[[F], F]:
         metavar="NAME",
         help="Permitted host name of requests, if --host is not this machine only; * for any.",
     )
-    return lambda command: host_option(port_option(names_option(command)))
+    certificate_option = click.option(
+        "--tls-cert",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="PEM file with the server's certificate and those above it; speaks TLS.",
+    )
+    tls_key_option = click.option(
+        "--tls-key",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="PEM file with the certificate's key, readable by you only.",
+    )
+    plain_option = click.option(
+        "--allow-plain-text",
+        "allows_plain_text",
+        is_flag=True,
+        help="Speak plain text also if --host is not this machine only: a proxy in front has TLS.",
+    )
+    options = (host_option, port_option, names_option, certificate_option, tls_key_option, plain_option)
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def require_safe_address(options: Mapping[str, Any]) -> TlsFiles | None:
+    """Return the files for TLS, if they are given.
+
+    Raises:
+        UsageError: One of them is missing; or the address is open to the network, and no host names are listed, or
+            neither TLS nor plain text was chosen.
+    """
+    certificate, key = options["tls_cert"], options["tls_key"]
+    if (certificate is None) != (key is None):
+        raise UsageError("TLS needs both files; give --tls-cert and --tls-key")
+    tls = TlsFiles(certificate, key) if certificate else None
+    if options["host"] in LOCAL_HOSTS:
+        return tls
+    message = f"--host {options['host']} opens the server to the network"
+    if not options["allowed_hosts"]:
+        raise UsageError(f"{message}; list the permitted host names with --allow-host")
+    if tls is None and not options["allows_plain_text"]:
+        raise UsageError(
+            f"{message} in plain text; give --tls-cert and --tls-key, or --allow-plain-text where a proxy "
+            f"in front has TLS"
+        )
+    return tls
 
 
 def report_options(command: F) -> F:

@@ -10,6 +10,11 @@ from typing_extensions import override
 
 from midstream.cli.terminal import clean
 
+LINE_CHARS_MAX = 8 * 1024
+"""Characters of one line in text, traceback included, and of one message. The middle of a longer one is left out: the
+beginning has the event, the end has the error. A deep value in a request is otherwise half a megabyte of frames."""
+FRAMES_MAX = 40
+"""Frames of a traceback in one line of JSON, the innermost ones."""
 IDS = ("session", "turn", "stream", "call_id", "epoch", "code", "recovery")
 """What of a line's `extra` is written: ids and counts, and no field that is added later by mistake."""
 
@@ -24,7 +29,7 @@ class WithSession(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         session = getattr(record, "session", None)
-        return clean(f"{line} [session {session}]" if session else line)
+        return clean(shorten_middle(f"{line} [session {session}]" if session else line))
 
 
 class JsonLines(logging.Formatter):
@@ -36,14 +41,23 @@ class JsonLines(logging.Formatter):
             "at": round(record.created, 6),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": shorten_middle(record.getMessage()),
         }
         line |= {name: value for name in IDS if (value := getattr(record, name, None)) is not None}
         if record.exc_info and record.exc_info[0] is not None:
-            frames = traceback.extract_tb(record.exc_info[2])
+            frames = traceback.extract_tb(record.exc_info[2], limit=-FRAMES_MAX)
             line["error"] = record.exc_info[0].__name__
             line["raised_in"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def shorten_middle(line: str) -> str:
+    """Return a line of at most `LINE_CHARS_MAX` characters, with a note in the place of what was left out."""
+    left_out = len(line) - LINE_CHARS_MAX
+    if left_out <= 0:
+        return line
+    half = LINE_CHARS_MAX // 2
+    return f"{line[:half]}\n[{left_out} characters left out]\n{line[-half:]}"
 
 
 FORMATS: dict[str, type[logging.Formatter]] = {"text": WithSession, "json": JsonLines}

@@ -23,11 +23,14 @@ def login(url: str) -> None:
 @url_argument
 @click.pass_obj
 def token(surroundings: Surroundings, url: str) -> None:
-    """Print the bearer token of this user for the server at URL, for scripts.
+    """Print the bearer token of this user for the running server at URL, for scripts.
 
-    The token gives access to everything on this server. Keep it out of URLs, logs and public command lines.
+    The token gives access to everything on this server until it is started again. Keep it out of URLs, logs and public
+    command lines.
     """
     shown = headers_for(url, surroundings.places)
     if not shown:
-        raise UnauthorizedError(f"no key of your servers fits {url!r}; it may be another user's server")
+        raise UnauthorizedError(
+            f"no server of this user answers at {url!r}; it may be stopped, or another user's"
+        )
     click.echo(shown["authorization"].removeprefix("Bearer "))

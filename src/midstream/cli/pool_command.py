@@ -16,7 +16,8 @@ from midstream.agents.pool_records import PoolRecord, decode
 from midstream.cli import Surroundings
 from midstream.cli.session_options import json_of, key_file_option
 from midstream.cli.terminal import Ink, clean, columns, pad, shorten
-from midstream.cli.transcript import time_of
+from midstream.cli.times import time_of
+from midstream.cli.visible_text import reveal_line
 from midstream.errors import NotFoundError, UsageError
 from midstream.store.blocking_reads import ENTRY_MARK
 from midstream.store.contract import KeyValueEntry
@@ -165,7 +166,7 @@ def clear(
         if not sys.stdin.isatty():
             raise UsageError("stdin is not a terminal; give --yes to confirm")
         what = f"the record of {wanted[0].session!r}" if len(wanted) == 1 else _format_count(len(wanted))
-        click.confirm(f"Remove {clean(what, is_one_line=True)}?", abort=True, err=True)
+        click.confirm(f"Remove {reveal_line(what)}?", abort=True, err=True)
     removed: list[str] = []
     for path in sorted({line.store for line in wanted}):
         keys = [line.key for line in wanted if line.store == path]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from midstream.cli.terminal import Ink, clean, indent_lines
-from midstream.cli.transcript import INDENT, time_of
+from midstream.cli.terminal import Ink, fold_lines
+from midstream.cli.times import time_of
+from midstream.cli.transcript import INDENT
+from midstream.cli.visible_text import reveal, reveal_line
 from midstream.session.calls import Choice, QuestionKind
 from midstream.session.questions import Question
 
-ARGUMENT_LINES_MAX = 20
-"""Lines of a call's arguments that are shown; `sessions questions --json` has all of them."""
+PAGE_LINES = 20
+"""Lines of a question that are shown at once: a screen has 24, and nothing may scroll away unseen."""
 OPTIONS_MAX = 20
 
 _HEADS = {
@@ -27,6 +29,12 @@ _PROMPTS = {
     QuestionKind.QUESTION: "your answer > ",
     QuestionKind.DOUBT: "it [h]appened (and what came of it), run it [a]gain, [s]kip it > ",
 }
+_UNSEEN_PROMPTS = {
+    QuestionKind.APPROVAL: ", [n]o (and why)",
+    QuestionKind.QUESTION: "",
+    QuestionKind.DOUBT: ", [s]kip it",
+}
+"""Behind the offer of more lines: the answers that run nothing."""
 _FIXED_PROMPT = "[y]es, [n]o (and why) > "
 _EDIT_PROMPT = "arguments as JSON, or Enter to keep them > "
 _SHORT = {
@@ -42,6 +50,8 @@ _SHORT = {
 }
 _WITH_WORDS = (Choice.DENY, Choice.HAPPENED)
 """Choices after which a person may write more."""
+_RUNS_NOTHING = (Choice.DENY, Choice.SKIP)
+"""Choices that need no look at the whole question."""
 
 
 class Decision(Struct, frozen=True):
@@ -53,16 +63,37 @@ class Decision(Struct, frozen=True):
 
 
 class QuestionPrompt:
-    """One question put to a person at a terminal: show `lines`, then `prompt`, and `take` what is typed."""
+    """One question put to a person at a terminal: show `new_lines`, then `prompt`, and `take` what is typed.
 
-    def __init__(self, question: Question) -> None:
+    Args:
+        question: The question.
+        lines: The question set for this terminal; it can be answered once all of them were shown.
+    """
+
+    def __init__(self, question: Question, lines: Sequence[str] = ()) -> None:
         self.question = question
         self._options = options_of(question)
+        self._lines = lines
+        self._shown = 0
+        self._page_end = PAGE_LINES
         self._is_editing = False
+
+    def new_lines(self) -> Sequence[str]:
+        """Return the lines of the current page that were not returned before."""
+        first, self._shown = self._shown, min(self._page_end, len(self._lines))
+        return self._lines[first : self._shown]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all lines were shown."""
+        return self._shown >= len(self._lines)
 
     @property
     def prompt(self) -> str:
         """Text in front of the person's input."""
+        if not self.is_whole:
+            others = _UNSEEN_PROMPTS[self.question.kind]
+            return f"{INDENT}Enter shows more ({self._shown} of {len(self._lines)} lines){others} > "
         if self._is_editing:
             return INDENT + _EDIT_PROMPT
         return INDENT + (_FIXED_PROMPT if self.question.is_fixed else _PROMPTS[self.question.kind])
@@ -70,13 +101,21 @@ class QuestionPrompt:
     def take(self, line: str) -> Decision | None:
         """Return what the person decided with this line, or None where they are to be asked again."""
         words = line.strip()
+        if not (self.is_whole or words):
+            self._page_end = self._shown + PAGE_LINES
+            return None
         if self._is_editing:
             return self._edit(words)
+        decision = self._decision_in(words)
+        is_early = not self.is_whole and decision is not None and decision.choice not in _RUNS_NOTHING
+        return None if is_early else decision
+
+    def _decision_in(self, words: str) -> Decision | None:
         if self.question.kind is QuestionKind.QUESTION:
             return Decision(Choice.RESPOND, self._chosen(words)) if words else None
         first, _, more = words.partition(" ")
         is_editable = self.question.kind is QuestionKind.APPROVAL and not self.question.is_fixed
-        if is_editable and first.lower() in ("e", "edit"):
+        if is_editable and self.is_whole and first.lower() in ("e", "edit"):
             self._is_editing = True
             return None
         choice = _SHORT[self.question.kind].get(first.lower())
@@ -95,7 +134,7 @@ class QuestionPrompt:
             return None
         try:
             msgspec.json.decode(words, type=dict[str, object])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
         self._is_editing = False
         return Decision(Choice.ALLOW, arguments=words)
@@ -105,7 +144,7 @@ def how_to_answer(question: Question, url: str | None = None) -> str:
     """Return the command that answers a question from elsewhere; it decides nothing as it stands."""
     # A model chooses the ids of its calls: they are quoted, and a pasted command must decide nothing.
     place = (question.session, "CHOICE", "--call", question.call_id)
-    words = " ".join(shlex.quote(clean(word, is_one_line=True)) for word in place)
+    words = " ".join(shlex.quote(reveal_line(word)) for word in place)
     where = f" --url {shlex.quote(url)}" if url else ""
     return f"{' or '.join(question.choices)}: midstream sessions answer {words}{where}"
 
@@ -116,7 +155,7 @@ def options_of(question: Question) -> list[str]:
         return []
     try:
         options = msgspec.json.decode(question.arguments or "{}", type=_Options).options
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return []
     return options[:OPTIONS_MAX]
 
@@ -126,22 +165,17 @@ class _Options(Struct):
 
 
 def question_lines(question: Question, ink: Ink, width: int) -> Iterator[str]:
-    """Set a question for a terminal of `width` columns. Everything foreign is cleaned."""
-    who = " > ".join(clean(agent, is_one_line=True) for agent in question.agents)
-    name = clean(question.name, is_one_line=True)
-    head = f"{f'{who}: ' if who else ''}{name}"
+    """Set a question for a terminal of `width` columns: all of it, with invisible characters shown by their codes."""
+    who = " > ".join(reveal_line(agent) for agent in question.agents)
+    head = f"{f'{who}: ' if who else ''}{reveal_line(question.name)}"
     yield f"{INDENT}{ink.yellow('?')} {ink.bold(head)}  {_HEADS[question.kind]}"
     inner = INDENT + "  "
     if question.kind is not QuestionKind.QUESTION:
-        shown = indent_lines(clean(_pretty(question.arguments)), inner, width)
-        yield from shown[:ARGUMENT_LINES_MAX]
-        if len(shown) > ARGUMENT_LINES_MAX:
-            more = len(shown) - ARGUMENT_LINES_MAX
-            yield f"{inner}… {more} more lines: see `midstream sessions questions --json`"
+        yield from fold_lines(reveal(_pretty(question.arguments)), inner, width)
     if question.text:
-        yield from indent_lines(clean(question.text), inner, width)
+        yield from fold_lines(reveal(question.text), inner, width)
     for number, option in enumerate(options_of(question), start=1):
-        yield f"{inner}{number}  {clean(option, is_one_line=True)}"
+        yield f"{inner}{number}  {reveal_line(option)}"
     if question.expires_at:
         yield ink.dim(f"{inner}until {time_of(question.expires_at)}")
 
@@ -149,5 +183,5 @@ def question_lines(question: Question, ink: Ink, width: int) -> Iterator[str]:
 def _pretty(arguments: str) -> str:
     try:
         return msgspec.json.format(arguments, indent=2)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return arguments

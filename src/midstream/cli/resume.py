@@ -13,7 +13,7 @@ from midstream.cli.session_options import complete, json_of, server_options
 from midstream.cli.sources import ListedSession, ServerSource
 from midstream.cli.sources import resolve as resolved
 from midstream.cli.terminal import clean
-from midstream.cli.transcript import time_of
+from midstream.cli.times import time_of
 from midstream.errors import NothingToResumeError
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import TurnStatus

@@ -243,7 +243,10 @@ class Screen:
             self._elsewhere = ""
             self.remark(self._line_of(called))
             return
-        self.pause()
+        if self._elsewhere == call.id and self._running is not None:  # its arguments have changed
+            self._tell(_ERASE_LINE)
+        else:
+            self.pause()
         self._tell(self._line_of(called))
         if self._ink.is_terminal:
             self._running, self._elsewhere = called, call.id

@@ -16,7 +16,14 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
-from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, report_options, run_server
+from midstream.cli.listening import (
+    LOCAL_HOSTS,
+    address_options,
+    log_to_stderr,
+    report_options,
+    require_safe_address,
+    run_server,
+)
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.engine.agent import Agent
@@ -27,6 +34,7 @@ from midstream.local_keys import read_or_make_key
 from midstream.observability.observers import Observer
 from midstream.paths import make_folder
 from midstream.server.app import App, asgi
+from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access, this_user, token_file
 from midstream.server.settings_file import SettingsFile
 from midstream.server.uvicorn_server import serve as serve_app
@@ -86,7 +94,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Authenticate by a file with lines TOKEN SUBJECT [TENANT], readable by you only.",
+    help="Authenticate by a file of tokens, readable by you only; `midstream access add` writes it.",
 )
 @click.option(
     "--auth", "access_name", metavar="MODULE:ACCESS", help="Authenticate by an `Access` of your own."
@@ -170,6 +178,12 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     type=click.Choice(["client"]),
     help="Encrypt each session under its client's secret too; only that client can open it.",
 )
+@click.option(
+    "--audit-log",
+    "audit_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append one JSON line for each act of a principal, and for each refusal, to this file.",
+)
 @report_options
 @click.pass_obj
 def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
@@ -186,6 +200,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     make_folder(surroundings.places.data)
     path = options["store"] or make_folder(surroundings.places.store.parent) / surroundings.places.store.name
     _refuse_open_doors(options)
+    tls = require_safe_address(options)
     settings = SettingsFile(options["settings_path"]) if options["settings_path"] else None
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
     app = asgi(
@@ -196,20 +211,11 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         retention=_retention_of(options),
         memory=MemoryLimits(bytes_max=options["memory_mib"] * MIB),
         settings=settings.read() if settings else None,
+        audit=AuditLog(options["audit_path"]) if options["audit_path"] else None,
     )
 
     def report(url: str) -> None:
-        page = f"{url}/#login={login}" if login else f"{url}/"
-        if options["is_json"]:
-            ready = {"url": url, "pid": os.getpid(), "store": str(path), "agent": agent.name, "page": page}
-            click.echo(msgspec.json.encode(ready))
-            return
-        click.echo(f"{clean(agent.name)} on {url}. Ctrl-C stops it.", err=True)
-        click.echo(f"Sessions: {path}", err=True)
-        click.echo(f"Terminal: midstream chat {url}", err=True)
-        # On a line of its own: a terminal that wraps a link makes it unusable.
-        once = " (valid once; `midstream login` prints another)" if login else ""
-        click.echo(f"Browser{once}:\n{page}", err=True)
+        _report(surroundings, url, str(path), agent.name, login, is_json=options["is_json"])
 
     serving = serve_app(
         app,
@@ -218,9 +224,35 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         shares_port=options["shares_port"],
         allowed_hosts=options["allowed_hosts"],
         trusted_proxies=options["trusted_proxies"],
+        tls=tls,
+        allows_plain_text=options["allows_plain_text"],
         on_listening=report,
     )
     run_server(_run_with_settings(serving, app, settings))
+
+
+def _report(
+    surroundings: Surroundings, url: str, store: str, agent_name: str, login: str, *, is_json: bool
+) -> None:
+    """Print where the server listens: with a link to log in on a terminal, since a log would keep it for others."""
+    is_shown = bool(login) and surroundings.talk.is_terminal and not is_json
+    page = f"{url}/#login={login}" if is_shown else f"{url}/"
+    if is_json:
+        ready = {"url": url, "pid": os.getpid(), "store": store, "agent": agent_name, "page": page}
+        click.echo(msgspec.json.encode(ready))
+        return
+    click.echo(f"{clean(agent_name)} on {url}. Ctrl-C stops it.", err=True)
+    click.echo(f"Sessions: {store}", err=True)
+    click.echo(f"Terminal: midstream chat {url}", err=True)
+    how = ""
+    if login:
+        how = (
+            " (valid once; `midstream login` prints another)"
+            if is_shown
+            else f" (log in: midstream login {url})"
+        )
+    # On a line of its own: a terminal that wraps a link makes it unusable.
+    click.echo(f"Browser{how}:\n{page}", err=True)
 
 
 async def _run_with_settings(
@@ -281,10 +313,6 @@ def _refuse_open_doors(options: dict[str, Any]) -> None:
         raise UsageError(
             f"--host {host} opens the server to the network; authenticate with --token-file or --auth"
         )
-    if not options["allowed_hosts"]:
-        raise UsageError(
-            f"--host {host} opens the server to the network; list the permitted host names with --allow-host"
-        )
 
 
 def _access_of(surroundings: Surroundings, options: dict[str, Any], login: str) -> Access | None:
@@ -294,7 +322,8 @@ def _access_of(surroundings: Surroundings, options: dict[str, Any], login: str) 
         return find_access(options["access_name"])
     if options["token_file"]:
         return Access(authenticate=token_file(options["token_file"]))
-    return Access(authenticate=this_user(read_or_make_key(surroundings.places.data)), login=login)
+    key = read_or_make_key(surroundings.places.data)
+    return Access(authenticate=this_user(key, shares_port=options["shares_port"]), login=login)
 
 
 def _retention_of(options: dict[str, Any]) -> Retention:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from midstream.cli.session_options import complete, json_of, server_options, sou
 from midstream.cli.sources import ServerSource, resolve
 from midstream.cli.terminal import Ink, clean, columns
 from midstream.cli.transcript import INDENT
+from midstream.cli.visible_text import reveal_line
 from midstream.errors import NotFoundError, UsageError
 from midstream.protocol.frames import AnswerPayload, encode
 from midstream.session.calls import Choice
@@ -45,14 +47,14 @@ def questions(
         for question in found:
             place = (question.session, question.call_id, question.kind.value)
             cells = (*place, question.name, question.arguments, question.text)
-            click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
+            click.echo("\t".join(reveal_line(cell) for cell in cells))
     if not found:
         click.echo("No open questions.", err=True)
 
 
 def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
     for question in found:
-        yield ink.dim(f"── {clean(question.session, is_one_line=True)}")
+        yield ink.dim(f"── {reveal_line(question.session)}")
         yield from question_lines(question, ink, width)
         yield ink.dim(f"{INDENT}{how_to_answer(question)}")
 
@@ -66,23 +68,35 @@ def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
 )
 @click.option("--arguments", metavar="JSON", help="With allow: run with these arguments (JSON) instead.")
 @click.option("--digest", help="Refuse if the arguments are not those with this digest.")
+@click.option("--yes", is_flag=True, help="Do not show the call and ask for confirmation before it may run.")
 @server_options
+@click.pass_obj
 def answer(
+    surroundings: Surroundings,
     session: str,
     choice: str,
     call_id: str | None,
     text: str,
     arguments: str | None,
     digest: str | None,
+    yes: bool,  # noqa: FBT001 - see below
     url: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """Answer an open question of SESSION or of a sub-agent below it."""
+    """Answer an open question of SESSION or of a sub-agent below it.
+
+    On a terminal, `allow` and `rerun` first show the whole call and ask for confirmation, unless --digest names its
+    arguments.
+    """
     if choice == Choice.RESPOND and not text:
         raise UsageError("the choice `respond` needs a text; give --text")
     source = ServerSource(url)
     name = resolve(source, session).id
     question = _the_one(source.questions(name), name, call_id)
+    if choice in _RUNS and not (yes or digest) and sys.stdin.isatty():
+        for row in question_lines(question, surroundings.talk, columns()):
+            click.echo(row, err=True, color=True)
+        click.confirm(f"Answer: {choice}?", abort=True, err=True)
     payload = AnswerPayload(
         question.turn,
         question.response,
@@ -96,7 +110,11 @@ def answer(
     if is_json:
         told = {"session": question.session, "call_id": question.call_id, "choice": choice}
         click.echo(json_of(told))
-    click.echo(f"Answered: {clean(question.name, is_one_line=True)}: {choice}.", err=True)
+    click.echo(f"Answered: {reveal_line(question.name)}: {choice}.", err=True)
+
+
+_RUNS = (Choice.ALLOW, Choice.RERUN)
+"""Choices after which the call runs."""
 
 
 def _the_one(found: Sequence[Question], session: str, call_id: str | None) -> Question:

@@ -14,15 +14,15 @@ from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
 from midstream.cli.sources import ServerSource, Source, StoreSource
-from midstream.cli.terminal import clean, escape_json
+from midstream.cli.terminal import clean
+from midstream.cli.visible_text import escape_json
 from midstream.errors import MidstreamError, UsageError
+from midstream.local_keys import URL_VARIABLE
 from midstream.paths import Paths
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-URL_VARIABLE = "MIDSTREAM_URL"
-"""The environment variable with the address of the server that commands use where none is named."""
 COMPLETIONS_MAX = 50
 """Ids offered by a shell; more would not fit the screen."""
 

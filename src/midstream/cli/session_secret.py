@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +15,7 @@ from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SecretsToShow, SessionSecrets
 from midstream.environment import World
 from midstream.errors import UsageError
+from midstream.file_safety import read_own
 from midstream.paths import Paths
 from midstream.session.child_names import PART_MARK
 
@@ -37,9 +37,7 @@ def read_env_secret() -> str:
         return os.environ.get(SECRET_VARIABLE, "")
     path = Path(named)
     try:
-        if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise UsageError(f"{named!r} is readable by other users; restrict it with chmod 600")
-        return path.read_text(encoding="ascii").strip()
+        return read_own(path, "the file of the secret", is_secret=True, is_named=True).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the secret in {named!r} cannot be read: {type(error).__name__}") from error
 

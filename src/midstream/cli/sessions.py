@@ -15,10 +15,11 @@ from midstream.cli.session_actions import answer, cancel, questions, resume_turn
 from midstream.cli.session_options import complete, json_of, source_of, source_options
 from midstream.cli.sources import ListedSession, resolve, with_whole
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, pad, shorten
-from midstream.cli.transcript import TurnTranscript, lines, read, time_of
+from midstream.cli.times import time_of
+from midstream.cli.transcript import TurnTranscript, lines, read
 from midstream.errors import UsageError
 from midstream.session.child_names import PART_MARK
-from midstream.session.records import JournalReader
+from midstream.session.journal_reading import JournalReader
 
 LIST_MAX = 50
 ID_COLUMNS = 24

@@ -26,6 +26,7 @@ from midstream.errors import (
     ProtocolError,
     SessionLockedError,
     SessionNotFoundError,
+    UnauthorizedError,
     UsageError,
 )
 from midstream.local_keys import headers_for
@@ -256,6 +257,32 @@ class _Issued(Struct, frozen=True):
     word: str
 
 
+class IssuedCredential(Struct, frozen=True):
+    """A credential that a server issued; times in seconds since 1970."""
+
+    id: str
+    kind: str
+    principal: str
+    issued_by: str
+    issued_at: float
+    used_at: float
+    ends_at: float
+    expires_at: float
+    parent: str
+    session: str
+
+
+class IssuedCredentials(Struct, frozen=True):
+    """Credentials, last written first; `is_complete` where there are no more."""
+
+    credentials: list[IssuedCredential]
+    is_complete: bool
+
+
+class _Count(Struct, frozen=True):
+    count: int
+
+
 class _Problem(Struct, frozen=True):
     """Error document of our servers (RFC 9457 with a code)."""
 
@@ -278,7 +305,6 @@ class ServerSource(Source):
         self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
         self._path = parts.path
         self._places = _places()
-        self._shown = headers_for(url, self._places)
 
     @override
     def list(self) -> Iterator[ListedSession]:
@@ -344,6 +370,32 @@ class ServerSource(Source):
         """
         return self._read(self._request("POST", "/v1/login-links").read(), _Issued).word
 
+    def credentials(self) -> IssuedCredentials:
+        """Return the credentials that this user's principal may revoke.
+
+        Raises:
+            UnauthorizedError: The server does not accept our credentials.
+        """
+        return self._read(self._request("GET", "/v1/access").read(), IssuedCredentials)
+
+    def revoke(self, credential: str) -> int:
+        """Revoke a credential, with all that were issued for it; return how many there were.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        answer = self._request("DELETE", f"/v1/access/{quote(credential, safe='')}")
+        return self._read(answer.read(), _Count).count
+
+    def revoke_all(self, principal: str | None) -> int:
+        """Revoke all credentials of a principal, by default this user's own; return how many there were.
+
+        Raises:
+            AccessError: Only an operator may do that.
+        """
+        query = "" if principal is None else f"?principal={quote(principal, safe='')}"
+        return self._read(self._request("DELETE", f"/v1/access{query}").read(), _Count).count
+
     def greet(self) -> None:
         """Ask whether a server is there.
 
@@ -353,7 +405,7 @@ class ServerSource(Source):
         """
         try:
             self._read(self._request("GET", "/health").read(), _Health)
-        except NotFoundError as error:
+        except (NotFoundError, UnauthorizedError) as error:  # a server of ours answers everyone there
             raise ProtocolError(f"the server at {self._url} has no midstream at this path") from error
 
     def _request_of(
@@ -369,13 +421,18 @@ class ServerSource(Source):
         self, method: str, path: str, body: bytes = b"", *, shown: Mapping[str, str] = MappingProxyType({})
     ) -> http.client.HTTPResponse:
         try:
-            # A connection each: none has to be closed later.
-            headers = {"connection": "close", "x-midstream": "cli", **self._shown, **shown}
+            # A connection each: none has to be closed later, and the server proves itself for each.
+            credential = headers_for(self._url, self._places)
+            headers = {"connection": "close", "x-midstream": "cli", **credential, **shown}
             self._connection.request(method, self._path + path, body=body or None, headers=headers)
             answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise ConnectionLostError(f"no answer from {self._url} ({type(error).__name__})") from error
+        if http.client.MULTIPLE_CHOICES <= answer.status < http.client.BAD_REQUEST:
+            raise ProtocolError(
+                f"{self._url} redirects to another address; none is followed: give the address of the server itself"
+            )
         if answer.status >= http.client.BAD_REQUEST:
             problem = self._read(answer.read(), _Problem)
             raise error_of(problem.code, problem.detail)
@@ -384,7 +441,7 @@ class ServerSource(Source):
     def _read(self, body: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(body, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ProtocolError(f"{self._url} does not answer like a midstream server") from error
 
 

@@ -1,12 +1,12 @@
 """Text on a terminal: what may be printed, in which colour, and how wide it is.
 
 What a model or a tool wrote is hostile until it was cleaned: an escape sequence could rewrite the screen, a
-direction mark could turn a path around.
+direction mark could turn a path around. Prose is cleaned here; what a person decides by is shown whole, by
+`visible_text`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -36,11 +36,6 @@ def clean(text: str, *, is_one_line: bool = False) -> str:
     """
     harmless = _HOSTILE.sub("", _SEQUENCE.sub("", text.replace("\r\n", "\n")))
     return " ".join(harmless.split()) if is_one_line else harmless
-
-
-def escape_json(document: str) -> str:
-    """Return a JSON document with everything hostile as JSON escapes: harmless to print, and the same value."""
-    return _HOSTILE.sub(lambda found: json.dumps(found.group())[1:-1], document)
 
 
 class Ink:
@@ -148,4 +143,20 @@ def indent_lines(text: str, indent: str, width: int) -> list[str]:
             )
             or [""]
         )
+    return lines
+
+
+def fold_lines(text: str, indent: str, width: int) -> list[str]:
+    """Return the lines of a revealed text, cut at `width` columns and set in by `indent`; no character is dropped."""
+    lines: list[str] = []
+    for line in text.expandtabs(4).split("\n"):
+        kept, column = [indent], len(indent)
+        for character in line:
+            wide = _width_of_character(character)
+            if column + wide > width and len(kept) > 1:
+                lines.append("".join(kept))
+                kept, column = [indent], len(indent)
+            kept.append(character)
+            column += wide
+        lines.append("".join(kept))
     return lines

@@ -6,11 +6,12 @@ Two steps, both pure: `read` turns records into turns, `lines` sets them for a t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 
 from msgspec import UNSET, Struct, UnsetType, field
 
 from midstream.cli.terminal import Ink, clean, indent_lines, shorten, width_of
+from midstream.cli.times import duration_of, time_of
+from midstream.cli.visible_text import reveal_line
 from midstream.history.messages import (
     File,
     Outcome,
@@ -211,8 +212,10 @@ class _Reading:
             turn.entries.append(known)
         if isinstance(known, SpokenText):
             known.text += delta.text
-        elif delta.call is not None and delta.call.outcome is not None:
-            known.outcome, known.content = delta.call.outcome.value, delta.call.content
+        elif delta.call is not None:
+            known.arguments = delta.call.arguments
+            if delta.call.outcome is not None:
+                known.outcome, known.content = delta.call.outcome.value, delta.call.content
 
     def _void_words(self, turn: TurnTranscript) -> None:
         """Drop the text of a cut attempt; the calls that its upstream ran have happened, and stay."""
@@ -262,7 +265,7 @@ def note_of(record: Record) -> str:
         case StallNoticed():
             return stall_note(record)
         case StallEnded():
-            return f"resumed after {record.silent_s:.0f} s"
+            return f"resumed after {duration_of(record.silent_s, digits=0)}"
         case HistoryCompacted():
             return "longer than the model can read; the model no longer receives the older part"
         case ToolsChanged():
@@ -332,7 +335,7 @@ def tools_note(changed: ToolsChanged) -> str:
 def stall_note(noticed: StallNoticed) -> str:
     """Describe what has been silent, and for how long."""
     who = {StalledOn.FIRST_TOKEN: "the model has not begun", StalledOn.TOOL: "a tool has been silent"}
-    return f"{who.get(noticed.waiting_for, 'the model has been silent')} for {noticed.silent_s:.0f} s"
+    return f"{who.get(noticed.waiting_for, 'the model has been silent')} for {duration_of(noticed.silent_s, digits=0)}"
 
 
 def words_of(message: UserMessage) -> str:
@@ -392,12 +395,16 @@ _REASONED = ("error", "denied")
 
 def call_line(called: Called, ink: Ink, width: int, *, has_reason: bool = False) -> str:
     """Return one call as one line: its sign, name, arguments and outcome; with `has_reason` also why it failed."""
-    took = f" {called.ended_at - called.started_at:.1f} s" if called.started_at and called.ended_at else ""
+    took = (
+        f" {duration_of(called.ended_at - called.started_at)}"
+        if called.started_at and called.ended_at
+        else ""
+    )
     runs = f" (run {called.runs})" if called.runs > 1 else ""
     state = called.outcome or ("running" if called.runs or called.is_elsewhere else "waiting")
     tail = f" {state}{took}{runs}{', elsewhere' if called.is_elsewhere else ''}"
-    head = f"{INDENT}{_SIGNS.get(called.outcome, '·')} {clean(called.name, is_one_line=True)}"
-    arguments = clean(called.arguments, is_one_line=True)
+    head = f"{INDENT}{_SIGNS.get(called.outcome, '·')} {reveal_line(called.name)}"
+    arguments = reveal_line(called.arguments)
     reason = ""
     if has_reason and called.outcome in _REASONED and called.content.strip():
         reason = f": {clean(called.content.strip().splitlines()[0], is_one_line=True)}"
@@ -419,13 +426,12 @@ def call_line(called: Called, ink: Ink, width: int, *, has_reason: bool = False)
 def _ending(turn: TurnTranscript, ink: Ink) -> str:
     if turn.status == "running":
         return ink.yellow(f"{INDENT}… still running")
-    took = f" after {turn.ended_at - turn.at:.1f} s" if turn.at and isinstance(turn.ended_at, float) else ""
+    took = (
+        f" after {duration_of(turn.ended_at - turn.at)}"
+        if turn.at and isinstance(turn.ended_at, float)
+        else ""
+    )
     reason = f": {clean(turn.message, is_one_line=True)}" if isinstance(turn.message, str) else ""
     code = f" [{turn.code}]" if isinstance(turn.code, str) else ""
     text = f"{INDENT}{turn.status}{took}{reason}{code}"
     return ink.dim(text) if turn.status == "completed" else ink.yellow(text)
-
-
-def time_of(at: float) -> str:
-    """Return an instant as a person of this machine reads it."""
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -32,6 +32,7 @@ class UpstreamOptions(Struct, frozen=True):
     Args:
         permission_mode: The permission mode of the agent, by its own name; "" for its default.
         sandbox: What it may change, in its own words; "" for its default.
+        is_reviewing: Whether its own review decides about what needs more than that.
         has_rules_file: Whether the instructions of a client application are written to a rules file in its folder.
         servers: The MCP servers that it is given.
         rules: The decisions about its permission requests; None for its default.
@@ -45,6 +46,7 @@ class UpstreamOptions(Struct, frozen=True):
 
     permission_mode: str = ""
     sandbox: str = ""
+    is_reviewing: bool = False
     has_rules_file: bool = False
     servers: tuple[ForwardedMcpServer, ...] = ()
     rules: Rules | None = None
@@ -121,6 +123,7 @@ def _codex(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         "cwd": wanted.cwd,
         "api_key": wanted.api_key,
         "permissions": options.rules,
+        "is_reviewing": options.is_reviewing,
         "command": None if options.path is None else (str(options.path), *CODEX_SERVER),
         "env": options.env,
         **({} if sandbox is None else {"sandbox": kinds(sandbox)}),
@@ -168,11 +171,12 @@ def _one_of(option: str, said: str, known: Collection[str]) -> str | None:
 
 _ACP_TAKES = frozenset({"permission_mode", "servers", "rules", "env", "instructions", "sign_in"})
 _CLAUDE_TAKES = frozenset({"model", "permission_mode", "servers", "rules", "env", "path", "sessions"})
-_CODEX_TAKES = frozenset({"model", "key", "sandbox", "servers", "rules", "env", "path"})
+_CODEX_TAKES = frozenset({"model", "key", "sandbox", "is_reviewing", "servers", "rules", "env", "path"})
 _CURSOR_TAKES = frozenset({"model", "key", "has_rules_file", "servers"})
 _OPTIONS = {
     "permission_mode": "--permission-mode",
     "sandbox": "--sandbox",
+    "is_reviewing": "--codex-review",
     "has_rules_file": "--rules-file",
     "servers": "--mcp-servers",
     "rules": "--allow-kind, --allow-tool or --refuse-tool",

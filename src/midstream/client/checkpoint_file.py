@@ -32,6 +32,7 @@ from midstream.client.secret_store import Keeper, SecretKey, SecretStore
 from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translate_errors
 from midstream.environment import Fault, World
 from midstream.errors import MidstreamError, ProtocolError, UsageError
+from midstream.file_safety import create_own_database, follow_own_links, require_own_database
 from midstream.history.messages import ToolCall, ToolResult
 from midstream.protocol.checkpoint import (
     FILLER,
@@ -328,7 +329,7 @@ class CheckpointFile:
             return
         if self._path is not None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._path.touch(mode=0o600)
+            create_own_database(self._path, f"the {CALLED}")
         place = ":memory:" if self._path is None else str(self._path)
         connection = sqlite3.connect(place, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
         try:
@@ -336,7 +337,8 @@ class CheckpointFile:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             is_new = not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED)
             if self._path is not None:
-                self._path.chmod(0o600)  # SQLite gives its side files the mode of the file
+                # SQLite gives its side files the mode of the file.
+                follow_own_links(self._path, f"the {CALLED}").chmod(0o600)
             # Of a file that has tables already it holds from its next VACUUM on.
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
@@ -546,11 +548,12 @@ def sessions_left(path: Path, *, server: str) -> list[str]:
     """
     found = "SELECT session FROM stream WHERE server = ? AND next_seqno > 0 ORDER BY touched_at"
     try:
+        require_own_database(follow_own_links(path, CALLED), CALLED)
         with closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=0)
         ) as connection:
             return list(dict.fromkeys(session for (session,) in connection.execute(found, (server,))))
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError, UsageError) as error:
         _log.debug("state file not read: %s", error)
         return []
 

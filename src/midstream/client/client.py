@@ -25,6 +25,7 @@ from msgspec import Struct
 from midstream.client.checkpoint_file import CheckpointFile, KeptStream, StreamBegun
 from midstream.client.client_events import event_of
 from midstream.client.client_settings import ClientSettings, parse_option
+from midstream.client.connection_headers import ConnectionHeaders, GivenHeaders
 from midstream.client.live_stream import Attachment
 from midstream.client.local_tools import LocalTools, declare, refuse_foreign
 from midstream.client.os_keyring import OsKeyring
@@ -40,7 +41,6 @@ from midstream.client.transport_selection import (
     TransportName,
     TransportSelection,
 )
-from midstream.client.transports import require_headers
 from midstream.environment import World
 from midstream.errors import (
     MidstreamError,
@@ -50,7 +50,6 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import UserMessage
-from midstream.local_keys import headers_for
 from midstream.paths import Paths
 from midstream.protocol.answer_text import AnswerText
 from midstream.protocol.checkpoint import Forgotten
@@ -111,7 +110,7 @@ def connect(
     keyring: bool = False,
     tools: Iterable[Tool | Callable[..., Any]] = (),
     world: World | None = None,
-    headers: Mapping[str, str] | None = None,
+    headers: GivenHeaders | None = None,
     transport: TransportKind | TransportName = AUTO,
     settings: ClientSettings | None = None,
     on_reconnecting: Callable[[str, bool], None] | None = None,
@@ -129,8 +128,9 @@ def connect(
             for all clients of this user, `secrets.db` in the folder of their state.
         keyring: Whether the keyring of the system has new secrets (the extra `keyring`), and the file their names.
         tools: Functions that run here, where the client is, when the model calls them.
-        headers: Sent with each connection, such as an `authorization`. Not kept in the file. Without one the token of
-            the variable MIDSTREAM_TOKEN is shown, or to a server of this machine the one its user's servers expect.
+        headers: Sent with each connection, such as an `authorization`; or a function that returns them, called for
+            each. Not kept in the file. Without an `authorization` the token of the variable MIDSTREAM_TOKEN is sent
+            to the origin that it names. A server of this machine first proves that it has the key of this user.
         transport: How frames are carried: `websocket`, `sse` (server-sent events) or `poll` (whole answers);
             `auto` tries them in this order and remembers what worked.
         settings: What is kept, and for how long what is waited for; `Client.settings` changes it later.
@@ -149,8 +149,7 @@ def connect(
     named = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
     refuse_foreign(named.values())
     world = world or World()
-    shown = partial(_connection_headers, url, headers or {})
-    require_headers(shown())
+    shown = ConnectionHeaders(url, headers or {})
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedTransports(beside, world=world)
     if state is not None and secrets is None:
@@ -187,7 +186,7 @@ class Client:
         secrets: SecretStore,
         tools: Mapping[str, Tool],
         world: World,
-        headers: Callable[[], Mapping[str, str]],
+        headers: ConnectionHeaders,
         ways: TransportSelection,
         settings: ClientSettings,
         on_reconnecting: Callable[[str, bool], None],
@@ -329,7 +328,7 @@ class Client:
             MidstreamError: It refused.
         """
         shown = SecretsToShow() if session is None else await self._session_secrets.read(session)
-        return await questions(self._url, session, {**self._shown(), **shown.headers})
+        return await questions(self._url, session, {**(await self._shown()), **shown.headers})
 
     async def answer(
         self,
@@ -537,7 +536,7 @@ class Client:
             MidstreamError: The server could not be reached, or refused.
         """
         both = await self._session_secrets.begin_change(session)
-        await snapshot(self._url, session, {**self._shown(), **both.headers})
+        await snapshot(self._url, session, {**(await self._shown()), **both.headers})
         await self._session_secrets.end_change(session, both)
 
     async def discard_secret(self, session: str) -> None:
@@ -558,7 +557,7 @@ class Client:
             MidstreamError: The server could not be reached, or refused.
         """
         shown = await self._session_secrets.read(session)
-        return await let_look(self._url, session, for_s, {**self._shown(), **shown.headers})
+        return await let_look(self._url, session, for_s, {**(await self._shown()), **shown.headers})
 
     async def withdraw_viewers(self, session: str) -> None:
         """Let none of the words for a session be good any more.
@@ -567,7 +566,7 @@ class Client:
             MidstreamError: The server could not be reached, or refused.
         """
         shown = await self._session_secrets.read(session)
-        await withdraw_viewers(self._url, session, {**self._shown(), **shown.headers})
+        await withdraw_viewers(self._url, session, {**(await self._shown()), **shown.headers})
 
     # --- streams ------------------------------------------------------------------------------------------------
 
@@ -693,7 +692,7 @@ class Client:
         _log.warning("the stream %s cannot be resumed: %s", stream, kept.damage)
         try:
             shown = await self._session_secrets.read(kept.session)
-            headers = {**self._shown(), **shown.headers}
+            headers = {**(await self._shown()), **shown.headers}
             newest, is_at_rest, session = await snapshot(self._url, kept.session, headers)
         except SessionNotFoundError as error:
             await self._file.write(stream, [Forgotten()])
@@ -791,9 +790,3 @@ def _secrets_of_this_user() -> Path:
 def _ignore(session: str, news: object) -> None:
     """Do nothing with a notification."""
     del session, news
-
-
-def _connection_headers(url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers of a connection; the key of a server of this machine may be newer than this client."""
-    is_told = any(name.lower() == "authorization" for name in headers)
-    return headers if is_told else {**headers_for(url), **headers}

@@ -55,7 +55,8 @@ PROBLEM_BYTES_MAX = 64 * 1024
 _AWAY = frozenset((502, 503, 504))
 """Statuses in the place of a server that is not there, or not ready."""
 
-_BAD_REQUEST = 400
+_REDIRECT = 300
+"""From here on no answer is what was asked for; a redirect is a refusal (SEC-73)."""
 _NO_CONTENT = 204
 
 
@@ -210,7 +211,7 @@ class HttpTransport(Transport):
         """Send one frame up; return the frame that answers it, b"" where none does."""
         url, headers = f"{self._paths.session}/commands", self._paths.headers_up(self._opening)
         response = await self._client.post(url, content=body, headers=headers)
-        if response.status_code < _BAD_REQUEST:
+        if response.status_code < _REDIRECT:
             return b"" if response.status_code == _NO_CONTENT else response.content
         if not isinstance(frame, CommandFrame):
             return b""
@@ -242,7 +243,7 @@ class EventStream(Downlink):
         decoder = SseDecoder(event_bytes_max=SERVER_FRAME_BYTES_MAX)
         url, body = f"{paths.session}/events", encode(opening)
         async with client.stream("POST", url, content=body, headers=headers) as response:
-            if response.status_code >= _BAD_REQUEST:
+            if response.status_code >= _REDIRECT:
                 raise _refusal(response, await _whole(response), self._world)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise ConnectionLostError("the answer is not an event stream of a midstream server")
@@ -320,7 +321,7 @@ class LongPoll(Downlink):
     async def _poll(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open, number: int) -> bytes:
         url, body = f"{paths.session}/poll?n={number}", encode(opening)
         async with client.stream("POST", url, content=body, headers=paths.headers_down()) as response:
-            if response.status_code >= _BAD_REQUEST:
+            if response.status_code >= _REDIRECT:
                 raise _refusal(response, await _whole(response), self._world)
             pieces: list[bytes] = []
             size = 0
@@ -353,7 +354,8 @@ def http_client(url: str) -> httpx2.AsyncClient:
     address = httpx2.URL(url)
     is_here = is_loopback(address.host)
     return httpx2.AsyncClient(
-        # Reading the machine's certificates takes longer than a turn, and no redirect is followed.
+        follow_redirects=False,  # secrets are for this server (SEC-73)
+        # Reading the machine's certificates takes longer than a turn.
         verify=not (is_here and address.scheme == "http"),
         timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S, read=None, pool=None),
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),

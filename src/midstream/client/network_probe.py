@@ -27,7 +27,7 @@ POST = "post"
 """What is probed beside the transports: the way up of those that are not a WebSocket."""
 PATIENCE_S = 10.0
 """Seconds for a probe beyond what its chunks take."""
-_BAD_REQUEST = 400
+_REDIRECT = 300
 _FAILURES = (httpx2.HTTPError, OSError, websockets.WebSocketException, MidstreamError)
 
 
@@ -227,9 +227,9 @@ class NetworkProbe:
         self._via = ", ".join(filter(None, said))
         heard = Arrivals()
         heard.take(response.content, 0.0)
-        if response.status_code < _BAD_REQUEST and not heard.refusal:
+        if response.status_code < _REDIRECT and not heard.refusal:
             return
-        if response.status_code >= _BAD_REQUEST:
+        if response.status_code >= _REDIRECT:
             refusal = refusal_of(response.status_code, response.content)
             if not isinstance(refusal, NotFoundError | ProtocolError):
                 raise refusal

@@ -117,6 +117,6 @@ def _request(method: str, url: str, path: str, headers: Mapping[str, str], body:
         raise ConnectionLostError(f"no answer from {url} ({type(error).__name__})") from error
     finally:
         connection.close()
-    if answer.status < http.client.BAD_REQUEST:
+    if answer.status < http.client.MULTIPLE_CHOICES:
         return answered
     raise refusal_of(answer.status, answered)

@@ -24,6 +24,7 @@ from midstream.client.os_keyring import OsKeyring
 from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translate_errors
 from midstream.environment import World
 from midstream.errors import UnavailableError, UsageError
+from midstream.file_safety import create_own_database
 from midstream.paths import make_folder
 
 T = TypeVar("T")
@@ -300,9 +301,8 @@ def _is_gone(place: str) -> bool:
 
 def _open_file(path: Path | None) -> sqlite3.Connection:
     if path is not None:
-        if not path.exists():
-            make_folder(path.parent)
-            path.touch(mode=0o600)
+        make_folder(path.parent)
+        create_own_database(path, f"the {CALLED}")
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise UsageError(
                 f"{path} holds secrets and is readable by other users; restrict it with chmod 600"

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -32,6 +31,7 @@ from midstream.errors import (
     ProtocolError,
     UsageError,
 )
+from midstream.file_safety import quarantine, read_own, replace_own
 
 if TYPE_CHECKING:
     import httpx2
@@ -47,6 +47,8 @@ REMEMBERED_DOUBTFUL_S = 600.0
 """Seconds where the better ones were only lost, as in any bad network."""
 SERVERS_MAX = 200
 """Servers that are remembered; those that are forgotten soonest anyway go first."""
+
+CALLED = "the file of transports that worked"
 
 _log = logging.getLogger(__name__)
 
@@ -107,8 +109,11 @@ class RememberedTransports:
         if self._path is None:
             return {**self._in_memory}
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, Remembered])
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return msgspec.json.decode(read_own(self._path, CALLED), type=dict[str, Remembered])
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return {}
+        except UsageError as error:
+            _log.warning("%s. It was moved to %s", error.message, quarantine(self._path))
             return {}
 
     def _write(self, known: dict[str, Remembered]) -> None:
@@ -120,12 +125,9 @@ class RememberedTransports:
         if self._path is None:
             self._in_memory = kept
             return
-        new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new.touch(mode=0o600)
-            new.write_bytes(msgspec.json.encode(kept))
-            new.replace(self._path)
+            replace_own(self._path, msgspec.json.encode(kept))
         except OSError as error:
             _log.debug("the working transport could not be stored: %s", error.strerror)
 
@@ -148,7 +150,7 @@ class TransportSelection:
         server: str,
         *,
         transport: TransportKind | TransportName = AUTO,
-        headers: Callable[[], Mapping[str, str]],
+        headers: Callable[[], Awaitable[Mapping[str, str]]],
         remembered: RememberedTransports,
         world: World = World(),
     ) -> None:
@@ -203,10 +205,10 @@ class TransportSelection:
             # Here and not above: a script that only imports the client does not load `websockets` and `ssl`.
             from midstream.client.websocket_transport import connect_websocket  # noqa: PLC0415
 
-            return await connect_websocket(url, headers=self._headers(), world=self._world)
+            return await connect_websocket(url, headers=await self._headers(), world=self._world)
         from midstream.client import http_transport  # noqa: PLC0415 - see `_plain`
 
-        paths = http_transport.HttpPaths(address, self._world.new_id("connection"), self._headers())
+        paths = http_transport.HttpPaths(address, self._world.new_id("connection"), await self._headers())
         down = (
             http_transport.EventStream(self._world)
             if way is TransportKind.SSE
@@ -236,8 +238,8 @@ class TransportSelection:
 
         try:
             async with asyncio.timeout(self.first_frame_s):
-                return await http_transport.is_there(self._plain(), self._base, self._headers())
-        except TimeoutError:
+                return await http_transport.is_there(self._plain(), self._base, await self._headers())
+        except (TimeoutError, ConnectionLostError):  # the latter where another program has the server's port
             return False
 
     async def note_success(self, way: TransportKind) -> None:

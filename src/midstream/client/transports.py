@@ -39,6 +39,7 @@ PROBLEM_TYPE = "urn:midstream:error:"
 _TRY_AGAIN = frozenset((408, 421, 425, 429))
 _NEVER_THERE = frozenset((501, 505))
 """Of the statuses from 500 on, those after which the same request will not succeed (as one for a WebSocket)."""
+_REDIRECTS = range(300, 400)
 _SERVER_ERRORS = 500
 
 
@@ -125,7 +126,7 @@ def problem_in(body: bytes) -> RefusalProblem | None:
 
 
 def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> MidstreamError:
-    """Return what an HTTP refusal means: our server's own error, else one by its status (STREAM-107).
+    """Return what an HTTP refusal means: our server's own error, else one by its status (STREAM-107, SEC-73).
 
     Args:
         wait_s: Seconds it asked to wait, beside its words.
@@ -137,6 +138,10 @@ def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> Midstre
     message = f"the server refused the connection with HTTP status {status}"
     if status in _TRY_AGAIN or (status >= _SERVER_ERRORS and status not in _NEVER_THERE):
         return ConnectionLostError(message, retry_after_s=wait_s)
+    if status in _REDIRECTS:
+        return ProtocolError(
+            f"{message}, a redirect; none is followed: give the address of the server itself"
+        )
     if status in {401, 407}:
         return UnauthorizedError(message)
     if status in {403, 451}:

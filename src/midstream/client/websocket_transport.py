@@ -33,6 +33,14 @@ class CountingConnection(ClientConnection):
         super().data_received(data)
 
 
+class DirectConnect(websockets.connect):
+    """A connection to the address that was given, and to no other: what is sent belongs to that server (SEC-73)."""
+
+    @override
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
+
+
 class WebSocketTransport(Transport):
     """One message, one frame."""
 
@@ -73,7 +81,7 @@ async def connect_websocket(
         MidstreamError: It could not be made; its `retry` is whether to try again.
     """
     try:
-        connection = await websockets.connect(
+        connection = await DirectConnect(
             url,
             additional_headers=dict(headers),
             create_connection=CountingConnection,

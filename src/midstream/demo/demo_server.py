@@ -26,7 +26,6 @@ class _Listening(Struct):
 
     url: str
     pid: int
-    page: str
 
 
 class DemoServer:
@@ -35,8 +34,6 @@ class DemoServer:
     def __init__(self, folder: Folder, model: str, port: int, world: World) -> None:
         self.port = port
         self.url = ""
-        self.page = ""
-        """The address of its page, good for one browser, once."""
         self.pid = 0
         self.started_at = 0.0
         """When the newest process was started, in seconds since 1970."""
@@ -86,7 +83,6 @@ class DemoServer:
         self.listened_at = self._world.now()
         self.pid = listening.pid
         self.url = listening.url
-        self.page = listening.page
         self.port = int(listening.url.rpartition(":")[2])
 
     async def kill(self) -> None:

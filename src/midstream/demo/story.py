@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from midstream.client import Client, ClientSettings, Event, connect
@@ -105,7 +106,8 @@ class Story:
                 cutter.url,
                 state=self._folder.client,
                 secrets=self._folder.client_secrets,
-                headers=headers_for(self._server.url),  # the relay has another port
+                # The relay has another port.
+                headers=partial(headers_for, self._server.url),
                 settings=ClientSettings(patience_s=PATIENCE_S),
             ) as client,
         ):

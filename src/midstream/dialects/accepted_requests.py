@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from midstream.agents.attachments import refuse_local_files
 from midstream.dialects.answer_options import AnswerOptions
 from midstream.dialects.api_errors import ApiError
 from midstream.dialects.application_sessions import ApplicationSessions, FoundResponse, response_id
@@ -25,7 +26,7 @@ from midstream.dialects.stored_conversations import Conversations
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import JournalMovedError, UnavailableError
-from midstream.history.messages import Entry
+from midstream.history.messages import Entry, UserMessage
 from midstream.models.model import Model, grants_of
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.applications import ApplicationResponse, Comparison
@@ -46,6 +47,7 @@ class _Wanted(Struct, frozen=True):
         conversation: The conversation's name; "" for a side request.
         place: The place by which the conversation is found by its messages; None where it has a name.
         previous: The stored response that it goes on from.
+        is_local: It came from this machine.
     """
 
     asked: Asked
@@ -58,6 +60,7 @@ class _Wanted(Struct, frozen=True):
     is_ephemeral: bool
     is_noted: bool
     previous: FoundResponse | None = None
+    is_local: bool = False
 
 
 class Accepting:
@@ -159,6 +162,7 @@ class Accepting:
             is_side,
             is_new or is_side,
             previous,
+            arrived.is_local,
         )
 
     async def _previous(self, asked: Asked) -> FoundResponse | None:
@@ -225,6 +229,10 @@ class Accepting:
         """Let a session take the transcript; None where another process's request was faster."""
         asked, state, session = wanted.asked, runner.state, runner.session_id
         comparison = self._compare(session, state, wanted, whole)
+        if not wanted.is_local:
+            for entry in comparison.tail:
+                if isinstance(entry, UserMessage):
+                    refuse_local_files(entry)
         number = state.application.count + 1
         name = response_id(asked.dialect.id_prefix, session, number)
         form = asked.form(name, self._model.name, int(self._world.now()))

@@ -26,7 +26,8 @@ from midstream.errors import (
 from midstream.history.messages import Entry
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.applications import ApplicationResponse, Beginning, Comparison, EntryChain, compare
-from midstream.session.records import JournalReader, Record, TranscriptAccepted
+from midstream.session.journal_reading import JournalReader
+from midstream.session.records import Record, TranscriptAccepted
 from midstream.session.session import Session, fold
 
 REQUESTS = "gateway-requests"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from midstream.errors import MalformedFrameError
+from midstream.json_depth import TOO_DEEP, is_too_deep
 
 T = TypeVar("T")
 Fields = Mapping[str, msgspec.Raw]
@@ -57,15 +58,18 @@ def field(fields: Fields, name: str, kind: type[T]) -> T | None:
     """Return a field as a value of this type, or None where it is missing.
 
     Raises:
-        BadFieldError: It is something else.
+        BadFieldError: It is something else, or nested too deeply.
     """
     raw = fields.get(name)
     if raw is None:
         return None
     try:
-        return cast("T", _decoder_of(cast("Hashable", kind))(raw))
+        value = _decoder_of(cast("Hashable", kind))(raw)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_field(name, f"`{name}` does not have the form of this API") from error
+    if isinstance(value, list | dict) and is_too_deep(value):
+        raise bad_field(name, f"`{name}` is {TOO_DEEP}")
+    return cast("T", value)
 
 
 def texts_of(fields: Fields, name: str) -> dict[str, str]:

@@ -11,12 +11,14 @@ from msgspec import Struct
 from starlette.types import Message, Receive, Scope
 
 from midstream.dialects.api_errors import ApiError
+from midstream.local_keys import is_loopback
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
 """Of one request: Anthropic's own limit, and room for a transcript of ten times what a model can read."""
 BODY_S = 60.0
 """Seconds for the body of one request: all of it over a bad line."""
 BEARER = "bearer "
+_PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 
 class RefusedError(Exception):
@@ -32,13 +34,24 @@ class GoneError(Exception):
 
 
 class Arrived(Struct, frozen=True):
-    """One request; header names are lower case, and of several of one name the first counts."""
+    """One request; header names are lower case, and of several of one name the first counts.
+
+    Args:
+        is_local: It came from this machine, and no proxy passed it on.
+    """
 
     method: str
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
+    is_local: bool = False
+
+
+def is_local(scope: Scope, headers: Mapping[str, str]) -> bool:
+    """Whether a request came from this machine and names no other one that it was passed on for."""
+    client = scope.get("client")
+    return client is not None and is_loopback(client[0]) and headers.keys().isdisjoint(_PASSED_ON)
 
 
 def headers_of(scope: Scope) -> dict[str, str]:

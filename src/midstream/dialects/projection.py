@@ -5,7 +5,7 @@ from __future__ import annotations
 from midstream.dialects.api_errors import CANCELLED, ApiError, final, refusal_of_end
 from midstream.dialects.dialect import Dialect, Form
 from midstream.dialects.event_filter import render_call
-from midstream.history.messages import Finish, Response, ResponsePart, Text, ToolCall, Usage
+from midstream.history.messages import Finish, Response, ResponsePart, Text, ToolCall, UpstreamCall, Usage
 from midstream.models.responses import (
     Finished,
     ModelEvent,
@@ -59,6 +59,8 @@ class Projection:
         self._usage: Usage | None = None
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
+        self._started: set[tuple[int, int, int]] = set()
+        """The places of the calls that the upstream has started."""
 
     @property
     def model_response(self) -> Response | None:
@@ -129,7 +131,7 @@ class Projection:
             self._calls.append(call)
             return ToolCallRequested(call.id, call.name, call.arguments, call.signature)
         if delta.call is not None:
-            return render_call(delta.call) if self._shows_upstream_calls else None
+            return self._own_call(delta, delta.call)
         if delta.signature:
             return ThinkingDelta("", delta.signature)
         if not delta.text:
@@ -138,6 +140,13 @@ class Projection:
             return ThinkingDelta(delta.text)
         self._texts.append(delta.text)
         return TextDelta(delta.text)
+
+    def _own_call(self, delta: Delta, call: UpstreamCall) -> ModelEvent | None:
+        """Return the start and the end of a tool that the upstream runs; a change of its arguments is not shown."""
+        place = (delta.response, delta.attempt, delta.part)
+        is_change = call.outcome is None and place in self._started
+        self._started.add(place)
+        return render_call(call) if self._shows_upstream_calls and not is_change else None
 
     def _complete(self, record: ResponseCompleted) -> list[bytes]:
         body = record.body

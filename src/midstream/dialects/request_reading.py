@@ -20,6 +20,7 @@ from midstream.dialects.fields import Fields, fields_of
 from midstream.dialects.reading_cache import Gist, Memo, digests, join_instructions
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import Entry
+from midstream.json_depth import require_shallow
 from midstream.session.applications import Beginning
 
 REWRITTEN_MAX = 4
@@ -149,9 +150,11 @@ def _read_behind(
 
 def _values_of(messages: list[msgspec.Raw]) -> list[Value] | None:
     try:
-        return _values(b"[" + b",".join(messages) + b"]")
+        values = _values(b"[" + b",".join(messages) + b"]")
+        require_shallow(values)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
+    return values
 
 
 def _pieces(messages: list[Value], form: str, ids: frozenset[str]) -> list[Piece] | None:

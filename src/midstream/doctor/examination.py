@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.doctor import journals, tinyagent
 from midstream.doctor.databases import DatabaseRemedy, examine_opencode, is_opencode
@@ -67,6 +68,16 @@ class Examined(Struct, frozen=True):
 
     report: HistoryReport
     remedy: Remedy | FolderRemedy | DatabaseRemedy | journals.JournalRemedy | None = None
+
+
+OUTSIDE = "a link out of the folder is not repaired; name its target"
+
+
+def without_remedy(examined: Examined) -> Examined:
+    """Return a report whose file is not to be written: it is outside of the folder that was named."""
+    if examined.remedy is None:
+        return examined
+    return Examined(replace(examined.report, notes=(*examined.report.notes, OUTSIDE)))
 
 
 def examine(

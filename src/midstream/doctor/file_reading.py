@@ -6,7 +6,6 @@ Lines are read one at a time, so that a file of any size costs no more than its 
 from __future__ import annotations
 
 import json
-import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from midstream.errors import UnreadableHistoryError
+from midstream.json_depth import TOO_DEEP, is_text_too_deep, is_too_deep
 
 LINE_BYTES_MAX = 64 * 2**20
 """A longer line is left out and reported: no message of any provider comes near it."""
@@ -23,12 +23,7 @@ DOCUMENT_BYTES_MAX = 512 * 2**20
 """A file that is one JSON value has to fit in memory, which takes about five times its size."""
 HEAD_BYTES = 64 * 2**10
 """How much of a file is read to distinguish text from anything else."""
-DEPTH_MAX = 500
-"""Levels of nesting in one JSON value; deeper ones overflow the stack of JSON readers everywhere."""
-
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Strings are taken whole and never given back, also one without its closing quote.
-_BRACKETS = re.compile(rb'[\[{\]}]|"(?:[^"\\]|\\.)*+(?:"|\Z)?+', re.DOTALL)
 
 
 class FileLine(NamedTuple):
@@ -76,6 +71,17 @@ def require_file(path: Path) -> None:
             pass
     except OSError as error:
         raise of_os_error(error, path) from error
+
+
+def require_no_link(path: Path) -> None:
+    """Make sure that a file of a folder is in that folder, and that reading it waits for nothing.
+
+    Raises:
+        UnreadableHistoryError: It is a symbolic link, a pipe or a device.
+        OSError: It is missing, or cannot be examined.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise UnreadableHistoryError("this is a link, or not a regular file", reason="not-a-file")
 
 
 def of_os_error(error: OSError, path: Path) -> UnreadableHistoryError:
@@ -154,15 +160,18 @@ def value_in(body: bytes) -> Value:
         UnreadableHistoryError: It is no JSON, or nested too deeply.
     """
     try:
-        return Value(msgspec.json.decode(body))
+        value = msgspec.json.decode(body)
     except RecursionError as error:
         raise _too_deep() from error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _value_by_python(body)
+    if is_too_deep(value):
+        raise _too_deep()
+    return Value(value)
 
 
 def _value_by_python(body: bytes) -> Value:
-    if _is_too_deep(body):
+    if is_text_too_deep(body):
         raise _too_deep()
     constants: list[str] = []
     try:
@@ -183,19 +192,5 @@ def _value_by_python(body: bytes) -> Value:
     return Value(value, tuple(constants))
 
 
-def _is_too_deep(body: bytes) -> bool:
-    """Count brackets outside of strings; what is no JSON may count wrongly and is refused anyway."""
-    depth = 0
-    for found in _BRACKETS.finditer(body):
-        mark = found.group()
-        if mark in b"[{":
-            depth += 1
-            if depth > DEPTH_MAX:
-                return True
-        elif mark in b"]}":
-            depth -= 1
-    return False
-
-
 def _too_deep() -> UnreadableHistoryError:
-    return UnreadableHistoryError(f"nested more than {DEPTH_MAX} levels deep", reason="too-deep")
+    return UnreadableHistoryError(TOO_DEEP, reason="too-deep")

@@ -20,6 +20,8 @@ class HistoryPlace(Struct, frozen=True):
     path: Path
     is_named: bool
     """This one was requested: report it if there is no history in it."""
+    is_outside: bool = False
+    """It is a link in a folder that was named, to a file outside of that folder."""
 
 
 def places_in(paths: Iterable[Path]) -> Iterator[HistoryPlace]:
@@ -53,7 +55,9 @@ def _below(path: Path) -> Iterator[HistoryPlace]:
         for name in sorted(files):
             if Path(name).suffix in SUFFIXES and not name.startswith("."):
                 is_empty = False
-                yield HistoryPlace(here / name, is_named=False)
+                found = here / name
+                is_outside = not found.resolve().is_relative_to(path.resolve())
+                yield HistoryPlace(found, is_named=False, is_outside=is_outside)
     for each in closed:
         yield HistoryPlace(each, is_named=True)
     if is_empty and not closed:

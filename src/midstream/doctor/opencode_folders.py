@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.doctor import opencode
-from midstream.doctor.file_reading import Stamp, stamp_of, value_in
+from midstream.doctor.file_reading import Stamp, require_no_link, stamp_of, value_in
 from midstream.doctor.file_writing import Written, write_folder_beside, write_in_place
 from midstream.doctor.findings import HistoryReport, LocatedFinding, finding, status_of
 from midstream.doctor.rewriting import encode
@@ -131,8 +131,10 @@ class _Storage:
     def _read(self, name: Path, files: list[Path]) -> Any:  # noqa: ANN401 - whatever the file holds
         files.append(name)
         try:
-            self.stamps[name] = stamp_of(self._path / name)
-            return value_in((self._path / name).read_bytes()).value
+            place = self._path / name
+            require_no_link(place)
+            self.stamps[name] = stamp_of(place)
+            return value_in(place.read_bytes()).value
         except (UnreadableHistoryError, OSError):
             told = finding("broken-file", "left out of the copy", file=name.as_posix(), lost="a file")
             self.findings.append(told)

@@ -10,7 +10,8 @@ from pathlib import Path
 import apsw
 
 from midstream.doctor.file_reading import stamp_of
-from midstream.errors import UnavailableError, UnreadableHistoryError
+from midstream.errors import UnavailableError, UnreadableHistoryError, UsageError
+from midstream.file_safety import require_regular_database
 
 BUSY_TIMEOUT_MS = 5_000
 """How long another program may keep the file locked before we give up: as long as opencode waits for itself."""
@@ -55,12 +56,22 @@ def writing(path: Path) -> Iterator[Database]:
 
 @contextlib.contextmanager
 def _open(name: Path | str, flags: int) -> Iterator[Database]:
+    if isinstance(name, Path):
+        _require_regular(name)
     db = apsw.Connection(os.fspath(name), flags=flags)
     try:
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
         yield db
     finally:
         db.close()
+
+
+def _require_regular(path: Path) -> None:
+    """Examine what SQLite would open beside a database: a pipe would block it, a link lead out of the folder."""
+    try:
+        require_regular_database(path.resolve(), "the database")
+    except UsageError as error:
+        raise UnreadableHistoryError(error.message, reason="not-a-file") from error
 
 
 @contextlib.contextmanager

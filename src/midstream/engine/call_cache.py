@@ -2,23 +2,27 @@
 
 For frameworks that keep their own turns and hand us single calls: there is no response and no step to be seen, only
 an id that stays the same when the graph runs a step again. One session holds the calls of one thread; in its journal
-each of them is a response of its own. A turn begins with the first call of a step and ends when every call of it has an
-outcome; a call that was suspended, or is in doubt, keeps it open.
+each of them is a response of its own. A run of the graph claims its thread from its beginning to its end.
+
+A turn begins with the first call of a step and ends when every call of it has an outcome. A call that was suspended
+keeps it open, and one in doubt does so until a run ends that did not request it again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections import ChainMap, Counter
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from midstream.engine.driven_sessions import DrivenJournal
+from midstream.engine.active_runs import ENDING_S, ActiveRun, ActiveRuns
+from midstream.engine.driven_journal import DrivenJournal
 from midstream.engine.journal import require_session_id
 from midstream.environment import Fault, World
-from midstream.errors import CallReusedError, SessionBusyError
+from midstream.errors import CallReusedError, UsageError
 from midstream.history.messages import Outcome, Response, ToolCall, ToolResult, UserMessage
 from midstream.observability.observers import Observer, Observers
 from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallState, digest_of
@@ -36,10 +40,12 @@ from midstream.session.session import Session
 from midstream.session.turn.commands import Refused
 from midstream.session.turn.states import RunningCalls
 from midstream.store.contract import Store
+from midstream.store.guard.guarded_store import guard_store
 from midstream.tools.function_tools import CallContext
 
 SUSPENDED = '{"kind":"suspended"}'
 """Native outcome of a run that stopped by itself to wait for a person: the call may start again."""
+OVERTAKEN_CONTENT = "This call waited for a person, and the conversation went on without an answer."
 
 
 class _Entry(Struct, frozen=True):
@@ -50,13 +56,27 @@ class _Entry(Struct, frozen=True):
     state: CallState
     ended: CallEnded | None = None
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it was started and has no outcome, where no process runs it."""
+        return self.ended is None and self.state.runs > 0
+
+    def end_without_outcome(self, at: float) -> CallEnded:
+        """Return the end of a call that was started, or suspended, where that is all that is known."""
+        result = (
+            ToolResult(self.state.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+            if self.is_in_doubt
+            else ToolResult(self.state.call.id, OVERTAKEN_CONTENT, Outcome.CANCELLED)
+        )
+        return CallEnded(self.turn, self.response_no, result, at)
+
 
 class CallBook:
     """The calls of any number of threads.
 
     Args:
         name: Whose graph it is; it stands in the journal.
-        store: Where journals live; opened at the first call, closed by `close`.
+        store: Where journals live; opened at the first run, closed by `close`.
         world: Clock, chance and tasks; the real ones by default.
         observers: Notified of appends.
     """
@@ -66,14 +86,18 @@ class CallBook:
     ) -> None:
         self.name = name
         self._observers = Observers(observers)
-        self._store = store
+        self._store = guard_store(store)
         self._world = world or World()
         self._node = self._world.new_id("node")
         self._journals: dict[str, DrivenJournal] = {}
         self._entries: dict[str, dict[str, _Entry]] = {}
-        self._opening: dict[str, asyncio.Task[DrivenJournal]] = {}
-        self._starting: Counter[str] = Counter()
+        self._runs = ActiveRuns()
         self._running: set[tuple[str, str]] = set()
+        self._present: Counter[str] = Counter()
+        """Calls between `start` and their end, by session."""
+        self._call_ended = asyncio.Event()
+        self._overtaken: set[tuple[str, str]] = set()
+        """Calls without an outcome that their graphs have gone past."""
         self._is_open = False
 
     async def close(self) -> None:
@@ -83,67 +107,160 @@ class CallBook:
             self._journals.clear()
             await self._store.close()
 
-    async def start(self, session: str, call: ToolCall, plan: CallPlan) -> CallEnded | CallContext:
-        """Announce a call: return its outcome where there is one, else the context to run it in.
+    async def begin_run(self, session: str) -> ActiveRun:
+        """Claim a thread for a run of its graph, and return the run for `end_run`.
 
         Raises:
-            CallReusedError: The id was used for another tool or other arguments. Nothing was changed.
-            SessionBusyError: The call is running in this process. Nothing was changed.
-            LeaseHeldError: Another process works on this session. Nothing was changed.
+            UsageError: The session cannot be called so. Nothing was changed.
+            SessionBusyError: A run of it is at work in this process; one that was cancelled is waited for,
+                `active_runs.ENDING_S` at most. Nothing was changed.
+            LeaseHeldError: Another process works on this thread. Nothing was changed.
         """
-        self._starting[session] += 1
+        require_session_id(session)
+        run = await self._runs.enter(session)
         try:
-            return await self._start_call(session, call, plan)
+            journal = await self._journal(session)
+            await journal.begin_run()
+        except BaseException:
+            self._release(session, run)
+            raise
+        return run
+
+    async def end_run(self, session: str, run: ActiveRun, *, is_complete: bool) -> None:
+        """End a run: another process may have the thread.
+
+        Args:
+            session: The thread.
+            run: What `begin_run` returned.
+            is_complete: Whether the graph came to its end or to an interrupt. Then a call that is in doubt, and was
+                not requested again, is not requested any more: its outcome is unknown for good.
+        """
+        try:
+            await self._wait_for_calls(session)
+            if is_complete:
+
+                def decide(state: Session, _epoch: int, at: float) -> Sequence[Record]:
+                    return self._decide_end(state, session, at=at)
+
+                await self._journals[session].submit(decide)
         finally:
-            self._starting[session] -= 1
-            self._release_if_idle(session)
+            self._release(session, run)
 
-    async def _start_call(self, session: str, call: ToolCall, plan: CallPlan) -> CallEnded | CallContext:
-        journal = await self._journal(session)
-        journal.is_wanted = True
-        entries = self._entries[session]
+    async def start(
+        self, session: str, run: ActiveRun, call: ToolCall, plan: CallPlan
+    ) -> CallEnded | CallContext:
+        """Announce a call: return its outcome where there is one, else the context to run it in.
 
+        A call that is running in this process is waited for.
+
+        Raises:
+            UsageError: The run has ended; its graph was cancelled. The tool must not be started.
+            CallReusedError: The id was used for another tool or other arguments. Nothing was changed.
+        """
+        self._present[session] += 1
+        try:
+            started = await self._start_call(session, run, call, plan)
+        except BaseException:
+            self._note_end(session)
+            raise
+        if isinstance(started, CallEnded):
+            self._note_end(session)
+        return started
+
+    async def _start_call(
+        self, session: str, run: ActiveRun, call: ToolCall, plan: CallPlan
+    ) -> CallEnded | CallContext:
         def decide(state: Session, epoch: int, at: float) -> Sequence[Record]:
+            try:
+                self._require_run(session, run)
+            except UsageError as error:
+                raise Refused(error) from error
             return self._decide_start(state, session, call, plan, epoch=epoch, at=at)
 
-        decided = await journal.submit(decide)
-        self._note(entries, decided, epoch=journal.journal.epoch)
-        entry = entries[call.id]
+        # A tools node that one call interrupted leaves the others at work, and its graph may run it again meanwhile.
+        while (session, call.id) in self._running:
+            await self._wait_for_end()
+        await self._journals[session].submit(decide)
+        entry = self._entries[session][call.id]
         if entry.ended is not None:
             return entry.ended
+        self._require_run(session, run)
         self._running.add((session, call.id))
         self._world.reach(Fault.BEFORE_TOOL)
         return CallContext(session, entry.turn, entry.response_no, call.id, entry.state.runs)
 
     async def finish(self, context: CallContext, result: ToolResult, native: str = "") -> None:
-        """Journal the outcome of a call that `start` let run."""
+        """Journal the outcome of a call that `start` let run, also after the end of its run."""
         self._world.reach(Fault.AFTER_TOOL)
         session = context.session
         self._running.discard((session, context.call_id))
 
         def decide(state: Session, _epoch: int, at: float) -> Sequence[Record]:
+            entries = self._current_entries(session)
+            if entries[context.call_id].ended is not None:
+                return ()  # it was in doubt, and a later run did not wait for it
             ended = CallEnded(context.turn, context.response, result, at, native)
-            return (ended, *self._closing(session, state, ended))
+            return (ended, *_closing(entries, state, (ended,)))
 
-        journal = self._journals[session]
-        self._note(self._entries[session], await journal.submit(decide), epoch=journal.journal.epoch)
-        self._release_if_idle(session)
+        try:
+            await self._journals[session].submit(decide)
+        finally:
+            self._note_end(session)
 
     def leave_in_doubt(self, context: CallContext) -> None:
         """Record that a run was cut here without an outcome: it is in doubt from now on."""
         self._running.discard((context.session, context.call_id))
-        self._release_if_idle(context.session)
+        self._note_end(context.session)
 
-    def _release_if_idle(self, session: str) -> None:
-        """Let another process have the thread: its next step may run there."""
-        is_idle = not self._starting[session] and not any(each == session for each, _ in self._running)
-        if is_idle and (journal := self._journals.get(session)) is not None and journal.is_here:
+    def end_overtaken(self, session: str, call_id: str) -> CallEnded | None:
+        """Return how a call ended that its graph has gone past; None where it never started.
+
+        One that was in doubt, or suspended, ends so in the journal when the run is complete.
+        """
+        entry = self._entries.get(session, {}).get(call_id)
+        if entry is None or (session, call_id) in self._running:
+            return None
+        if entry.ended is None:
+            self._overtaken.add((session, call_id))
+        return entry.ended or entry.end_without_outcome(self._world.now())
+
+    async def _wait_for_calls(self, session: str) -> None:
+        """Wait for calls whose graph was cancelled, and which have not ended yet; `ENDING_S` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ENDING_S):
+                while self._present[session]:
+                    await self._wait_for_end()
+
+    async def _wait_for_end(self) -> None:
+        """Wait until some call has ended."""
+        self._call_ended.clear()
+        await self._call_ended.wait()
+
+    def _note_end(self, session: str) -> None:
+        self._present[session] -= 1
+        self._call_ended.set()
+
+    def _require_run(self, session: str, run: ActiveRun) -> None:
+        if not self._runs.is_active(session, run):
+            raise UsageError(f"the run of {session!r} has ended, so its graph can start no more tools")
+
+    def _release(self, session: str, run: ActiveRun) -> None:
+        self._overtaken = {each for each in self._overtaken if each[0] != session}
+        if self._runs.leave(session, run) and (journal := self._journals.get(session)) is not None:
             journal.release_when_idle()
+
+    def _current_entries(self, session: str) -> MutableMapping[str, _Entry]:
+        """Return the calls of a thread, with what was decided and is not appended yet."""
+        journal = self._journals[session]
+        entries: MutableMapping[str, _Entry] = ChainMap({}, self._entries[session])
+        _note(entries, [(journal.journal.epoch, record) for record in journal.decided])
+        return entries
 
     def _decide_start(
         self, state: Session, session: str, call: ToolCall, plan: CallPlan, *, epoch: int, at: float
     ) -> Sequence[Record]:
-        entry = self._entries[session].get(call.id)
+        entries = self._current_entries(session)
+        entry = entries.get(call.id)
         if entry is None:
             opening: tuple[Record, ...] = ()
             if isinstance(state.turn, RunningCalls):
@@ -161,76 +278,71 @@ class CallBook:
             raise Refused(CallReusedError(f"call {call.id!r} was recorded with other arguments"))
         if entry.ended is not None:
             return ()
-        if (session, call.id) in self._running:
-            raise Refused(SessionBusyError(f"call {call.id!r} is running already"))
         # Whatever this process does not run itself is in doubt, also where an earlier run in it was cut.
         verdict = judge(entry.state, epoch=epoch + 1)
         if verdict in (CallVerdict.START, CallVerdict.RERUN):
             run = entry.state.runs + 1
             return (CallStarted(entry.turn, entry.response_no, call.id, run, at, plan.has_effects),)
-        lost = CallEnded(
-            entry.turn, entry.response_no, ToolResult(call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN), at
-        )
-        return (lost, *self._closing(session, state, lost))
+        lost = entry.end_without_outcome(at)
+        return (lost, *_closing(entries, state, (lost,)))
 
-    def _closing(self, session: str, state: Session, ended: CallEnded) -> Sequence[Record]:
-        """Return the end of the turn where `ended` is the last outcome that it lacks."""
-        is_suspended = ended.native == SUSPENDED
-        if is_suspended or not isinstance(state.turn, RunningCalls) or state.turn.turn != ended.turn:
-            return ()
-        others = (
-            entry
-            for call_id, entry in self._entries[session].items()
-            if entry.turn == ended.turn and call_id != ended.result.call_id
-        )
-        if any(entry.ended is None for entry in others):
-            return ()
-        return (TurnEnded(ended.turn, TurnStatus.COMPLETED, ended.at),)
+    def _decide_end(self, state: Session, session: str, *, at: float) -> Sequence[Record]:
+        entries = self._current_entries(session)
+        lost = [
+            entry.end_without_outcome(at)
+            for call_id, entry in entries.items()
+            if (entry.is_in_doubt or (session, call_id) in self._overtaken)
+            and (session, call_id) not in self._running
+            and entry.ended is None
+        ]
+        return (*lost, *_closing(entries, state, lost)) if lost else ()
 
     async def _journal(self, session: str) -> DrivenJournal:
         known = self._journals.get(session)
-        if known is not None and known.failed is None and known.is_here:
+        if known is not None and known.is_usable:
             return known
-        opening = self._opening.get(session)
-        if opening is None:  # siblings come at once: one of them opens, under one claim
-            opening = self._world.spawn(self._open_journal(session), name=f"open {session}")
-            self._opening[session] = opening
-            opening.add_done_callback(lambda _: self._opening.pop(session, None))
-        return await asyncio.shield(opening)
-
-    async def _open_journal(self, session: str) -> DrivenJournal:
-        require_session_id(session)
         if not self._is_open:
             await self._store.open()
             self._is_open = True
         journal = DrivenJournal(self._store, session, self._world, node=self._node, observers=self._observers)
         entries: dict[str, _Entry] = {}
-        self._note_all(entries, await journal.load())
-        journal.on_others = lambda records: self._note_all(entries, records)
+        _note(entries, await journal.load())
+        journal.on_records = lambda records: _note(entries, records)
         self._journals[session], self._entries[session] = journal, entries
         return journal
 
-    def _note_all(self, entries: dict[str, _Entry], records: Sequence[tuple[int, Record]]) -> None:
-        for epoch, record in records:
-            self._note(entries, (record,), epoch=epoch)
 
-    @staticmethod
-    def _note(entries: dict[str, _Entry], records: Sequence[Record], *, epoch: int) -> None:
-        """Fold what concerns calls."""
-        for record in records:
-            if isinstance(record, ResponseCompleted):
-                plans = {plan.call_id: plan for plan in record.plans}
-                for call in record.body.calls:
-                    plan = plans.get(call.id) or CallPlan(call.id, digest_of(call.name, call.arguments))
-                    entries[call.id] = _Entry(record.turn, record.response, CallState(call, plan))
-            elif isinstance(record, CallStarted) and record.call_id in entries:
-                entry = entries[record.call_id]
-                state = msgspec.structs.replace(entry.state, runs=record.run, epoch=epoch)
-                entries[record.call_id] = msgspec.structs.replace(entry, state=state)
-            elif isinstance(record, CallEnded) and record.result.call_id in entries:
-                entry = entries[record.result.call_id]
-                if record.native == SUSPENDED:  # it may start again
-                    suspended = msgspec.structs.replace(entry.state, runs=0)
-                    entries[record.result.call_id] = msgspec.structs.replace(entry, state=suspended)
-                else:
-                    entries[record.result.call_id] = msgspec.structs.replace(entry, ended=record)
+def _closing(entries: Mapping[str, _Entry], state: Session, ended: Sequence[CallEnded]) -> Sequence[Record]:
+    """Return the end of the turn where `ended` are the last outcomes that it lacks."""
+    last = ended[-1]
+    is_suspended = last.native == SUSPENDED
+    if is_suspended or not isinstance(state.turn, RunningCalls) or state.turn.turn != last.turn:
+        return ()
+    now = {each.result.call_id for each in ended}
+    if any(
+        entry.ended is None and entry.turn == last.turn and call_id not in now
+        for call_id, entry in entries.items()
+    ):
+        return ()
+    return (TurnEnded(last.turn, TurnStatus.COMPLETED, last.at),)
+
+
+def _note(entries: MutableMapping[str, _Entry], records: Sequence[tuple[int, Record]]) -> None:
+    """Fold what concerns calls."""
+    for epoch, record in records:
+        if isinstance(record, ResponseCompleted):
+            plans = {plan.call_id: plan for plan in record.plans}
+            for call in record.body.calls:
+                plan = plans.get(call.id) or CallPlan(call.id, digest_of(call.name, call.arguments))
+                entries[call.id] = _Entry(record.turn, record.response, CallState(call, plan))
+        elif isinstance(record, CallStarted) and record.call_id in entries:
+            entry = entries[record.call_id]
+            state = msgspec.structs.replace(entry.state, runs=record.run, epoch=epoch)
+            entries[record.call_id] = msgspec.structs.replace(entry, state=state)
+        elif isinstance(record, CallEnded) and record.result.call_id in entries:
+            entry = entries[record.result.call_id]
+            if record.native == SUSPENDED:  # it may start again
+                suspended = msgspec.structs.replace(entry.state, runs=0)
+                entries[record.result.call_id] = msgspec.structs.replace(entry, state=suspended)
+            else:
+                entries[record.result.call_id] = msgspec.structs.replace(entry, ended=record)

@@ -17,8 +17,8 @@ from midstream.history.messages import UserMessage
 from midstream.protocol.events import Event, EventReader, completed_text
 from midstream.protocol.frames import EventId, SendPayload, digest_of, encode, secret_digest_of
 from midstream.retries import RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
+from midstream.session.journal_reading import JournalReader
 from midstream.session.records import (
-    JournalReader,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,

@@ -1,9 +1,9 @@
 """Sessions whose turns the loop of a framework drives: its agent is made durable from outside.
 
-The loop asks here before it acts and reports the result here; `core.driven` decides what is written.
+The loop asks here before it acts and reports the result here; `session.driven_turn` decides what is written.
 After a crash the loop is simply run again: `Driver.begin` finds the open turn, and `DrivenTurn` answers from the
 journal until the loop has got to where it was. Every such run is an epoch of its own, so that what an earlier run
-left started is in doubt, also within one process.
+left started is in doubt, also within one process. A run claims its session before anything else.
 
 Order law, as for our own loop: append, then publish; append the intent, then act.
 """
@@ -11,30 +11,27 @@ Order law, as for our own loop: append, then publish; append the intent, then ac
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 from msgspec import Struct
 
+from midstream.engine.active_runs import ActiveRun, ActiveRuns
+from midstream.engine.driven_journal import Decision, DrivenJournal, decision_of
 from midstream.engine.journal import Journal, require_session_id
-from midstream.engine.listing import batch_of
 from midstream.environment import Fault, World
 from midstream.errors import (
     AgentMismatchError,
     EventGoneError,
-    MidstreamError,
     SessionBusyError,
-    UnavailableError,
     UsageError,
 )
 from midstream.history.messages import Response, Text, ToolCall, ToolResult, UserMessage
-from midstream.models.responses import merge_deltas
 from midstream.observability.observers import Observer, Observers
-from midstream.retries import APPEND_ATTEMPTS_MAX, APPEND_BACKOFF
 from midstream.session import session as sessions
 from midstream.session.calls import CallPlan
 from midstream.session.driven_turn import (
-    AddOutput,
     AttemptLost,
     Begin,
     BeginCall,
@@ -48,7 +45,6 @@ from midstream.session.records import (
     CallEnded,
     CallStarted,
     Delta,
-    EpochStarted,
     MessageAccepted,
     Record,
     ResponseCompleted,
@@ -59,223 +55,18 @@ from midstream.session.records import (
 from midstream.session.session import Session
 from midstream.session.turn.commands import Refused
 from midstream.store.contract import Store, StoredRecord
+from midstream.store.guard.guarded_store import guard_store
 from midstream.tools.function_tools import CallContext
 
 SESSIONS_KEPT_MAX = 1000
 """Sessions whose fold is kept between their turns; beyond it the longest unused is let go."""
 
-HOLD_S = 0.005
-"""Seconds that a whole response may wait for the start of its first call, to be one append with it."""
-
-Decision = Callable[[Session, int, float], Sequence[Record]]
-"""What to append, given the fold, the epoch and the time."""
-
-
-class _Question(Struct):
-    """A decision on its way to the journal; text is not waited for."""
-
-    decision: Decision
-    answer: asyncio.Future[Sequence[Record]] | None
-    deltas: tuple[Delta, ...] = ()
-    is_patient: bool = True
-
-
-class DrivenJournal:
-    """A journal with its fold, for a loop that is not ours. Commands that come at once are one append."""
-
-    def __init__(
-        self,
-        store: Store,
-        session_id: str,
-        world: World,
-        *,
-        node: str,
-        agent: tuple[str, str] = ("", ""),
-        observers: Observers | None = None,
-    ) -> None:
-        self.journal = Journal(store, session_id, world, observers)
-        self.state = Session()
-        self.failed: MidstreamError | None = None
-        self.loop = asyncio.get_running_loop()
-        self._world = world
-        self._node = node
-        self._agent = agent
-        self.on_others: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
-        """Receives what other nodes appended since it was last read here."""
-        self.was_cancelled = False
-        """Whether its last turn ended as cancelled: the next one needs the records of it."""
-        self._questions: deque[_Question] = deque()
-        self.is_wanted = True
-        """Whether a run is at work on it here: meanwhile it is kept from other processes."""
-        self._working: asyncio.Task[None] | None = None
-
-    async def load(self) -> list[tuple[int, Record]]:
-        """Fold what is there and return it; nothing is claimed.
-
-        Raises:
-            RecordUndecodableError: It cannot be read.
-        """
-        records = await self.journal.load()
-        self.state = sessions.fold(records, self.state)
-        return records
-
-    async def submit(self, decision: Decision, *, is_patient: bool = True) -> Sequence[Record]:
-        """Decide and append; return what was decided once it is durable.
-
-        Raises:
-            MidstreamError: Refused, or the journal cannot be written; nothing of this decision was.
-        """
-        if self.failed is not None:
-            raise self.failed
-        answer: asyncio.Future[Sequence[Record]] = self.loop.create_future()
-        self._put(_Question(decision, answer, is_patient=is_patient))
-        return await answer
-
-    def journal_output(self, deltas: tuple[Delta, ...]) -> None:
-        """Journal a model's words soon; several at once become one record."""
-        if self.failed is None:
-            self._put(_Question(_decision(AddOutput(deltas)), None, deltas))
-
-    def hold(self, decision: Decision) -> None:
-        """Decide and append together with the next `submit`, or soon, if there is none.
-
-        Raises:
-            MidstreamError: The journal cannot be written. Where that shows later, the next `submit` raises it.
-        """
-        if self.failed is not None:
-            raise self.failed
-        self._questions.append(_Question(decision, None))
-        self.loop.call_later(HOLD_S, self._start_working)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it belongs to the event loop that asks."""
-        return self.loop is asyncio.get_running_loop()
-
-    def release_when_idle(self) -> None:
-        """Release the session whenever nothing is on its way, so that any node may claim it; an append claims again."""
-        self.is_wanted = False
-        self._start_working()
-
-    async def settle(self) -> None:
-        """Wait until nothing is on its way."""
-        if self._working is not None:
-            await asyncio.wait([self._working])
-
-    def _put(self, question: _Question) -> None:
-        self._questions.append(question)
-        self._start_working()
-
-    def _start_working(self) -> None:
-        if self._working is None and (self._questions or self._is_surplus):
-            self._working = self._world.spawn(self._work(), name=f"driven {self.journal.session_id}")
-
-    async def _work(self) -> None:
-        try:
-            while self._questions or self._is_surplus:
-                if self._questions:
-                    batch = _merge(self._questions)
-                    self._questions.clear()
-                    await self._step(batch)
-                else:
-                    await self._release()
-        finally:
-            self._working = None
-
-    @property
-    def _is_surplus(self) -> bool:
-        return not self.is_wanted and self.journal.epoch > 0
-
-    async def _release(self) -> None:
-        try:
-            await self.journal.release()
-        except MidstreamError as error:  # it stays ours until this process ends
-            self.failed = self.failed or error
-        self.journal.epoch = 0
-
-    async def _step(self, batch: Sequence[_Question]) -> None:
-        taken: list[tuple[_Question, Sequence[Record]]] = []
-        try:
-            records, state = await self._claim()
-            at = self._world.now()
-            for question in batch:
-                try:
-                    decided = question.decision(state, self.journal.epoch, at)
-                except Refused as refused:
-                    self._answer(question, refused.error)
-                    continue
-                state = self._fold(state, decided)
-                records.extend(decided)
-                taken.append((question, decided))
-            if any(decided for _, decided in taken):
-                await self._append(records, state, is_patient=any(each.is_patient for each, _ in taken))
-                self.state = state
-        except MidstreamError as error:
-            if not isinstance(error, UnavailableError):
-                self.failed = error
-            for question in batch:
-                self._answer(question, error)
-            return
-        except (Exception, asyncio.CancelledError) as error:  # no task may wait for its answer for ever
-            stopped = UnavailableError(
-                f"session {self.journal.session_id!r} stopped on {type(error).__name__}"
-            )
-            self.failed = stopped
-            for question in (*batch, *self._questions):
-                self._answer(question, stopped)
-            self._questions.clear()
-            raise
-        for question, decided in taken:
-            self._answer(question, decided)
-
-    def _answer(self, question: _Question, answer: Sequence[Record] | MidstreamError) -> None:
-        waiting = question.answer
-        if isinstance(answer, MidstreamError):
-            if waiting is None:
-                self.failed = self.failed or answer  # no task waits for it: the next call raises it
-            elif not waiting.done():
-                waiting.set_exception(answer)
-        elif waiting is not None and not waiting.done():
-            waiting.set_result(answer)
-
-    async def _claim(self) -> tuple[list[Record], Session]:
-        """Begin an epoch before the first append of this run."""
-        if self.journal.epoch:
-            return [], self.state
-        at = self._world.now()
-        epoch = await self.journal.claim(at=at)
-        try:
-            others = await self.journal.catch_up()
-            self.state = sessions.fold(others, self.state)
-        except MidstreamError:
-            self.journal.epoch = 0
-            raise
-        self.on_others(others)
-        name, version = self._agent
-        started: list[Record] = [EpochStarted(epoch, self._node, at, agent=name, agent_version=version)]
-        return started, self._fold(self.state, started)
-
-    async def _append(self, records: Sequence[Record], state: Session, *, is_patient: bool) -> None:
-        batch = batch_of(records, (), self.state, state, epoch=self.journal.epoch)
-        tries = APPEND_ATTEMPTS_MAX if is_patient else 1
-        for failures in range(1, tries + 1):
-            try:
-                await self.journal.append(batch)
-            except UnavailableError:
-                if failures == tries:
-                    raise
-                await self._world.sleep(APPEND_BACKOFF.wait_s(failures, chance=self._world.chance()))
-            else:
-                return
-
-    def _fold(self, state: Session, records: Sequence[Record]) -> Session:
-        for record in records:
-            state = sessions.evolve(state, record, epoch=self.journal.epoch)
-        return state
-
 
 class DrivenTurn:
-    """One run of a loop through one turn. The responses come in order; the calls of one response in any order."""
+    """One run of a loop through one turn. The responses come in order; the calls of one response in any order.
+
+    After `leave` only outcomes of calls are taken: a tool that the run left behind may end late.
+    """
 
     def __init__(self, journal: DrivenJournal, world: World, number: int, *, is_over: bool = False) -> None:
         self.number = number
@@ -285,25 +76,63 @@ class DrivenTurn:
         """The records of the turns directly before this one that were cancelled: the loop's history lacks them."""
         self._journal = journal
         self._world = world
+        self._started: dict[tuple[int, str], bool] = {}
+        """Whether a person allowed the last run, of the calls that were started."""
         self._outcomes: dict[tuple[int, str], CallEnded] = {}
         self._is_over = is_over
+        self._has_left = False
         self._response_no = 0
         self._response: Response | None = None
         self._taken: set[str] = set()
 
-    def restore(self, records: Sequence[tuple[int, Record]]) -> None:
-        """Take from a loaded journal what this turn's loop need not do again."""
+    def note(self, records: Sequence[tuple[int, Record]]) -> None:
+        """Take from the journal what this turn's loop need not do again, also what an earlier run brings late."""
         for _, record in records:
-            if isinstance(record, ResponseCompleted) and record.turn == self.number:
+            if getattr(record, "turn", 0) != self.number:
+                continue
+            if isinstance(record, ResponseCompleted):
                 self.recorded[record.response] = record
-            elif isinstance(record, CallEnded) and record.turn == self.number:
+            elif isinstance(record, CallStarted):
+                self._started[record.response, record.call_id] = record.arguments is not None
+            elif isinstance(record, CallEnded):
                 self._outcomes[record.response, record.result.call_id] = record
+
+    def leave(self) -> None:
+        """End this run's part in the turn: another run may go on with it."""
+        self._has_left = True
 
     def skip(self, responses: int) -> None:
         """Begin after so many responses: the loop was handed them with their results, and runs the rest of the last."""
         self._response_no = responses
         known = self.recorded.get(responses)
         self._response = known.body if known else None
+        self._taken = set()
+
+    def find_response(self, call_ids: AbstractSet[str]) -> int:
+        """Return the number of the newest response that requested all these calls, by the loop's ids; 0 for none."""
+        if self._response is not None and call_ids <= {_loop_id(call) for call in self._response.calls}:
+            return self._response_no
+        numbers = (
+            number
+            for number in sorted(self.recorded, reverse=True)
+            if call_ids <= {_loop_id(call) for call in self.recorded[number].body.calls}
+        )
+        return next(numbers, 0)
+
+    def started_calls(self, response_no: int) -> Mapping[str, ToolCall]:
+        """Return the calls of a response that were started, by the loop's ids: whatever became of their tools."""
+        known = self.recorded.get(response_no)
+        calls = known.body.calls if known else ()
+        return {_loop_id(call): call for call in calls if (response_no, call.id) in self._started}
+
+    def has_outcome(self, response_no: int, call_id: str) -> bool:
+        """Whether a call of `started_calls`, by our id, has its outcome."""
+        return (response_no, call_id) in self._outcomes
+
+    @property
+    def response_no(self) -> int:
+        """The response that the loop has now; 0 before the first."""
+        return self._response_no
 
     async def request_response(self, answers: Mapping[str, ToolResult]) -> ResponseCompleted | None:
         """Request the next response: return it where it is in the journal, else announce an attempt.
@@ -312,8 +141,9 @@ class DrivenTurn:
             answers: What the loop itself answered to calls of the response before, by the loop's call id.
 
         Raises:
-            UsageError: The turn is over, and its loop now asks for more than it did.
+            UsageError: The turn is over, and its loop now asks for more than it did; or the run has left the turn.
         """
+        self._require_presence()
         number = self._response_no + 1
         if (known := self.recorded.get(number)) is not None:
             self._begin_response(number, known.body)
@@ -328,7 +158,8 @@ class DrivenTurn:
 
     def journal_output(self, deltas: tuple[Delta, ...]) -> None:
         """Journal the model's output, soon and in order."""
-        self._journal.journal_output(deltas)
+        if not self._has_left:
+            self._journal.journal_output(deltas)
 
     @property
     def next_place(self) -> tuple[int, int, int]:
@@ -338,55 +169,72 @@ class DrivenTurn:
 
     async def journal_response(self, response: Response, plans: Sequence[CallPlan], native: str) -> None:
         """Journal the whole response, before any of its calls starts; one with calls, in one append with the first."""
+        self._require_presence()
         responded = Responded(response, tuple(plans), native)
         if response.calls:
-            self._journal.hold(_decision(responded))
+            self._journal.hold(decision_of(responded))
         else:
             await self._submit(responded)
         self._begin_response(self._response_no + 1, response)
 
     async def journal_failure(self, code: str, message: str) -> None:
         """Journal that the model gave no usable response."""
-        await self._submit(AttemptLost(code, message))
+        if not self._has_left:
+            await self._submit(AttemptLost(code, message))
 
     async def start(self, call_id: str, *, is_approved: bool = False) -> CallEnded | CallContext:
         """Announce a call: return its outcome where there is one, else the context to run it in.
 
+        Args:
+            call_id: The call, by the loop's id.
+            is_approved: A person allowed this run. One that was started without that was suspended, and starts again.
+
         Raises:
-            UsageError: The response has no such call.
+            UsageError: The response has no such call, or the run has left the turn.
         """
+        self._require_presence()
         call = self._call_of(call_id)
         self._taken.add(call.id)
         key = (self._response_no, call.id)
         if (known := self._outcomes.get(key)) is not None:
             return known
-        for record in await self._submit(BeginCall(call.id, is_approved)):
-            if isinstance(record, CallEnded):
-                self._outcomes[key] = record
-                return record
+        response_no = self._response_no
+        is_suspended = is_approved and self._started.get(key) is False
+        for record in await self._submit(BeginCall(call.id, is_approved, is_suspended)):
             if isinstance(record, CallStarted):
+                self._require_presence()
                 self._world.reach(Fault.BEFORE_TOOL)
-                return CallContext(
-                    self._journal.journal.session_id, self.number, self._response_no, call.id, record.run
-                )
-        raise UsageError(f"call {call_id!r} has ended already")
+                session = self._journal.journal.session_id
+                return CallContext(session, self.number, response_no, call.id, record.run)
+        return self._outcomes[key]  # it was in doubt and may not run again, or its outcome came late
 
     async def journal_outcome(self, result: ToolResult, native: str) -> None:
-        """Journal the outcome of a call that `start` let run; `result` carries the id of its context."""
+        """Journal the outcome of a call that `start` let run, also after `leave`; `result` has its context's id."""
         self._world.reach(Fault.AFTER_TOOL)
         await self._submit(Ended(result, native))
+
+    async def pause(self) -> None:
+        """Journal everything before the loop waits for people: what it hands out then can be continued elsewhere."""
+        if not self._has_left:
+            await self._journal.flush()
 
     async def close(self, status: TurnStatus, answers: Mapping[str, ToolResult]) -> None:
         """End the turn, where it has not ended."""
         if not self._is_over:
             await self._submit(EndTurn(status, self._by_our_ids(answers)))
             self._is_over = True
-            self._journal.was_cancelled = status is TurnStatus.CANCELLED
 
     async def _submit(
         self, command: RequestModelResponse | Responded | AttemptLost | BeginCall | Ended | EndTurn
     ) -> Sequence[Record]:
-        return await self._journal.submit(_decision(command))
+        return await self._journal.submit(decision_of(command))
+
+    def _require_presence(self) -> None:
+        if self._has_left:
+            raise UsageError(
+                f"this run has left turn {self.number} of session {self._journal.journal.session_id!r}, and another "
+                "run may go on with it; await a run, or read its stream to the end, inside its `turn`"
+            )
 
     def _begin_response(self, number: int, response: Response) -> None:
         self._response_no, self._response = number, response
@@ -448,12 +296,13 @@ class Driver:
         self.name = name
         self.agent = agent
         self.agent_version = agent_version
-        self.store = store
         self.world = world or World()
+        self.store = guard_store(store, world=self.world)
         self._observers = Observers(observers)
         self._node = self.world.new_id("node")
         self._kept: dict[str, DrivenJournal] = {}
-        self._busy: set[str] = set()
+        self._runs = ActiveRuns()
+        self._turns: dict[str, tuple[ActiveRun, DrivenTurn]] = {}
         self._is_open = False
 
     async def open(self) -> None:
@@ -482,41 +331,62 @@ class Driver:
         digest: str = "",
         goes_on: bool = False,
         cancels: bool = False,
+        owner: asyncio.Task[Any] | None = None,
     ) -> DrivenTurn:
-        """Open a turn, or take up the one this message opened. End it with `leave`.
+        """Open a turn, or take up the one this message opened. End the run with `leave`.
+
+        The session is claimed before anything else, so that no other process answers at the same time.
 
         Args:
-            message: The user's message, if any.
+            message: The user's message; None where the loop brings results for the calls of a turn.
             key: The message's own name: with it, a turn that has ended is replayed from the journal.
             digest: Digest of the message, by which a key used twice for two messages is found.
             goes_on: Take up the open turn, if there is one, whatever opened it.
             cancels: A turn that was left open by another message is ended as cancelled, in the append that opens
                 the new one; its records are in `DrivenTurn.cancelled`.
+            owner: The task whose cancellation ends the run; the current one by default.
 
         Raises:
             UsageError: The session cannot be called so, or there is nothing to take up. Nothing was changed.
-            SessionBusyError: Another turn is open in this session, here or left behind. Nothing was changed.
+            SessionBusyError: Another turn is open in this session, here or left behind. A run of this process that
+                was cancelled is waited for, `active_runs.ENDING_S` at most. Nothing was changed.
             SeqnoReusedError: The key was used for another message. Nothing was changed.
             LeaseHeldError: Another process is working on it. Nothing was changed.
             AgentMismatchError: The open turn belongs to an agent of another name. Nothing was changed.
         """
         require_session_id(session)
         await self.open()
-        if session in self._busy:
-            raise SessionBusyError(f"a turn of session {session!r} is running in this process")
-        self._busy.add(session)
+        run = await self._runs.enter(session, owner)
         try:
-            if goes_on and (turn := await self._continue_turn(session)) is not None:
-                return turn
-            return await self._begin_turn(session, message, key, digest, cancels=cancels)
+            journal = await self._journal(session)
+            turn = None
+            if not (key and _is_over(journal.state, key)):
+                await journal.begin_run()
+                turn = await self._continue_turn(journal) if goes_on else None
+            turn = turn or await self._begin_turn(journal, message, key, digest, cancels=cancels)
         except BaseException:
-            self.leave(session)
+            self._end_run(session, run)
             raise
+        self._turns[session] = (run, turn)
+        return turn
 
-    def leave(self, session: str) -> None:
-        """End the run of the loop, however it went: another process may have the session now."""
-        self._busy.discard(session)
-        if (journal := self._kept.get(session)) is not None and journal.is_here:
+    def leave(self, session: str, turn: DrivenTurn | None = None) -> None:
+        """End the run of the loop, however it went: another process may have the session now.
+
+        Args:
+            session: Its session.
+            turn: What `begin` returned for the run, so that a later run is left alone; the one at work by default.
+        """
+        run, present = self._turns.get(session, (None, None))
+        if turn is not None:
+            turn.leave()
+        if run is not None and present is not None and turn in (None, present):
+            del self._turns[session]
+            present.leave()
+            self._end_run(session, run)
+
+    def _end_run(self, session: str, run: ActiveRun) -> None:
+        if self._runs.leave(session, run) and (journal := self._kept.get(session)) is not None:
             journal.release_when_idle()
 
     async def open_turns(self) -> AsyncIterator[OpenTurn]:
@@ -528,9 +398,10 @@ class Driver:
             if info.mark.status == SessionStatus.RUNNING
         ]
         for session in found:
-            journal, records = await self._load(session)
+            journal = self._make_journal(session)
+            records = await journal.load()
             is_ours = journal.state.driver == self.name and self._may_go_on(journal.state)
-            if is_ours and session not in self._busy:
+            if is_ours and session not in self._runs:
                 opened = _opening_of(records)
                 yield OpenTurn(session, opened.message, opened.stream, opened.at)
 
@@ -541,18 +412,25 @@ class Driver:
             SessionBusyError: It is running in this process. Nothing was changed.
             LeaseHeldError: Another process is working on it. Nothing was changed.
         """
-        if session in self._busy:
-            raise SessionBusyError(f"a turn of session {session!r} is running in this process")
-        journal, records = await self._load(session)
-        self._kept.pop(session, None)
-        ended: tuple[Record, ...] = ()
-        if journal.state.driver == self.name and journal.state.is_live:
+        require_session_id(session)
+        await self.open()
+        if await self.store.find(session) is None:
+            return ()
+        run = await self._runs.enter(session)
+        journal = None
+        try:
+            journal = await self._journal(session)
+            await journal.begin_run()
+            if journal.state.driver != self.name or not journal.state.is_live:
+                return ()
             number = journal.state.turns
-            closed = await journal.submit(_decision(EndTurn(TurnStatus.INTERRUPTED, {})))
-            ended = (*_records_of(records, number), *closed)
-        journal.release_when_idle()
-        await journal.settle()
-        return ended
+            records = await self._read(journal)
+            closed = await journal.submit(decision_of(EndTurn(TurnStatus.INTERRUPTED, {})))
+            return (*_records_of(records, number), *closed)
+        finally:
+            self._end_run(session, run)
+            if journal is not None:
+                await journal.settle()
 
     async def follow(self, session: str, *, after: int = 0) -> AsyncIterator[StoredRecord]:
         """Iterate over a session's records from position `after` on, for ever: as they are written here.
@@ -574,55 +452,42 @@ class Driver:
     # --- finding the turn -------------------------------------------------------------------------------------
 
     async def _begin_turn(
-        self, session: str, message: UserMessage | None, key: str, digest: str, *, cancels: bool
+        self, journal: DrivenJournal, message: UserMessage | None, key: str, digest: str, *, cancels: bool
     ) -> DrivenTurn:
-        kept = self._kept.get(session)
-        is_usable = kept is not None and not kept.failed and kept.is_here and not kept.was_cancelled
-        if kept and is_usable and message and not kept.state.is_live and key not in kept.state.streams:
-            found = await self.store.find(session)
-            if found is not None and found.end == kept.journal.newest.position:
-                turn = await self._open_turn(kept, message, key, digest)
-                turn.cancelled = ()
-                return turn
-        journal, records = await self._load(session)
-        state = journal.state
-        if key and message and key in state.streams:
+        session, state = journal.journal.session_id, journal.state
+        if key and key in state.streams:
             try:
-                decide(state, Begin(message, self.name, key, digest), epoch=state.epoch, at=0.0)
+                if message is not None:
+                    decide(state, Begin(message, self.name, key, digest), epoch=state.epoch, at=0.0)
             except Refused as refused:  # another message under this key
                 raise refused.error from refused
-            number = state.streams[key].turn
-            is_over = not state.is_live or number != state.turns
+            is_over = _is_over(state, key)
             if not is_over:
                 self._refuse_other_agent(session, state)
-            return self._take_up(journal, records, number, is_over=is_over)
+            return await self._take_up(journal, state.streams[key].turn, is_over=is_over)
         if not state.is_live:
             if message is None:
                 raise UsageError(f"no turn of session {session!r} is open, so nothing can be continued")
-            turn = await self._open_turn(journal, message, key, digest)
-            turn.cancelled = _cancellations_before(records, turn.number)
-            return turn
-        if state.driver == self.name and message == _opening_of(records).message:
-            self._refuse_other_agent(session, state)
-            return self._take_up(journal, records, state.turns, is_over=False)
-        if state.driver == self.name and cancels and message is not None:
-            turn = await self._open_turn(
-                journal, message, key, digest, first=EndTurn(TurnStatus.CANCELLED, {})
-            )
-            closed = [(0, record) for record in turn.cancelled]
-            turn.cancelled = _cancellations_before([*records, *closed], turn.number)
-            return turn
+            was_cancelled = state.last_turn is not None and state.last_turn.status is TurnStatus.CANCELLED
+            return await self._open_turn(journal, message, key, digest, has_cancelled=was_cancelled)
+        if state.driver == self.name and message is not None:
+            if message == _opening_of(await self._read(journal)).message:
+                self._refuse_other_agent(session, state)
+                return await self._take_up(journal, state.turns, is_over=False)
+            if cancels:
+                first = EndTurn(TurnStatus.CANCELLED, {})
+                return await self._open_turn(journal, message, key, digest, first=first, has_cancelled=True)
         raise SessionBusyError(
             f"a turn of session {session!r} was left open: run it again with its own message to continue it, or "
             "abandon it"
         )
 
-    async def _continue_turn(self, session: str) -> DrivenTurn | None:
-        journal, records = await self._load(session)
-        if journal.state.driver != self.name:
+    async def _continue_turn(self, journal: DrivenJournal) -> DrivenTurn | None:
+        state = journal.state
+        if state.driver != self.name or not state.is_live:
             return None
-        self._refuse_other_agent(session, journal.state)
-        return self._take_up(journal, records, journal.state.turns, is_over=False)
+        self._refuse_other_agent(journal.journal.session_id, state)
+        return await self._take_up(journal, state.turns, is_over=False)
 
     def _may_go_on(self, state: Session) -> bool:
         return not self.agent or state.is_agent(self.agent, self.agent_version)
@@ -644,34 +509,40 @@ class Driver:
         digest: str,
         *,
         first: EndTurn | None = None,
+        has_cancelled: bool = False,
     ) -> DrivenTurn:
-        journal.is_wanted = True
-        begin = _decision(Begin(message, self.name, key, digest))
-        decided = await journal.submit(_both(_decision(first), begin) if first else begin, is_patient=False)
-        self._keep(journal)
-        if not any(isinstance(record, MessageAccepted) for record in decided):
-            raise SessionBusyError("another process just took this message; try again")
+        begin = decision_of(Begin(message, self.name, key, digest))
+        await journal.submit(_both(decision_of(first), begin) if first else begin, is_patient=False)
         turn = DrivenTurn(journal, self.world, journal.state.turns)
-        turn.cancelled = tuple(decided)
+        journal.on_records = turn.note
+        if has_cancelled:
+            turn.cancelled = _cancellations_before(await self._read(journal), turn.number)
         return turn
 
-    def _take_up(
-        self, journal: DrivenJournal, records: Sequence[tuple[int, Record]], number: int, *, is_over: bool
-    ) -> DrivenTurn:
+    async def _take_up(self, journal: DrivenJournal, number: int, *, is_over: bool) -> DrivenTurn:
+        turn = DrivenTurn(journal, self.world, number, is_over=is_over)
+        journal.on_records = turn.note
+        records = await self._read(journal)
         status = _status_of(records, number)
         if is_over and status is None:
             raise EventGoneError(f"turn {number} is over, and its result is no longer kept")
         if is_over and status is not TurnStatus.COMPLETED:
             raise UsageError(f"turn {number} ended as {status}; give the next attempt its own key")
-        self._keep(journal)
-        turn = DrivenTurn(journal, self.world, number, is_over=is_over)
-        turn.restore(records)
+        turn.note(records)
         turn.cancelled = _cancellations_before(records, number)
         return turn
 
-    async def _load(self, session: str) -> tuple[DrivenJournal, list[tuple[int, Record]]]:
-        await self.open()
-        journal = DrivenJournal(
+    async def _journal(self, session: str) -> DrivenJournal:
+        """Return the journal that this process has of a session, or load it."""
+        journal = self._kept.pop(session, None)
+        if journal is None or not journal.is_usable:
+            journal = self._make_journal(session)
+            await journal.load()
+        self._keep(journal)
+        return journal
+
+    def _make_journal(self, session: str) -> DrivenJournal:
+        return DrivenJournal(
             self.store,
             session,
             self.world,
@@ -679,22 +550,17 @@ class Driver:
             agent=(self.agent, self.agent_version),
             observers=self._observers,
         )
-        return journal, await journal.load()
+
+    async def _read(self, journal: DrivenJournal) -> list[tuple[int, Record]]:
+        """Read all records of a session anew."""
+        return await Journal(self.store, journal.journal.session_id, self.world).load()
 
     def _keep(self, journal: DrivenJournal) -> None:
-        name = journal.journal.session_id
-        self._kept.pop(name, None)
-        self._kept[name] = journal
+        self._kept[journal.journal.session_id] = journal
         if len(self._kept) > SESSIONS_KEPT_MAX:
-            idle = next((each for each in self._kept if each not in self._busy), None)
+            idle = next((each for each in self._kept if each not in self._runs), None)
             if idle is not None:
                 del self._kept[idle]
-
-
-def _decision(
-    command: Begin | RequestModelResponse | AddOutput | Responded | AttemptLost | BeginCall | Ended | EndTurn,
-) -> Decision:
-    return lambda state, epoch, at: decide(state, command, epoch=epoch, at=at)
 
 
 def _both(first: Decision, second: Decision) -> Decision:
@@ -709,6 +575,16 @@ def _both(first: Decision, second: Decision) -> Decision:
     return decided
 
 
+def _is_over(state: Session, key: str) -> bool:
+    """Whether the turn of a message is over, so that nothing but its journal is needed."""
+    known = state.streams.get(key)
+    return known is not None and (not state.is_live or known.turn != state.turns)
+
+
+def _loop_id(call: ToolCall) -> str:
+    return call.provider_id or call.id
+
+
 def _records_of(records: Sequence[tuple[int, Record]], number: int) -> tuple[Record, ...]:
     return tuple(record for _, record in records if getattr(record, "turn", 0) == number)
 
@@ -719,17 +595,6 @@ def _cancellations_before(records: Sequence[tuple[int, Record]], number: int) ->
     while first > 1 and _status_of(records, first - 1) is TurnStatus.CANCELLED:
         first -= 1
     return tuple(record for _, record in records if first <= getattr(record, "turn", 0) < number)
-
-
-def _merge(questions: Sequence[_Question]) -> list[_Question]:
-    """Join neighbouring words, so that a fast model costs one record and not hundreds."""
-    merged: list[_Question] = []
-    for question in questions:
-        if merged and question.deltas and merged[-1].deltas:
-            deltas = merge_deltas((*merged.pop().deltas, *question.deltas))
-            question = _Question(_decision(AddOutput(deltas)), None, deltas)
-        merged.append(question)
-    return merged
 
 
 def _opening_of(records: Sequence[tuple[int, Record]]) -> MessageAccepted:

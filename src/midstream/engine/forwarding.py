@@ -7,17 +7,26 @@ and the sender's client tries again later.
 from __future__ import annotations
 
 import asyncio
-from typing import get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.engine.journal import Journal
 from midstream.environment import World
 from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError, error_of
 from midstream.protocol.frames import secret_digest_of
 from midstream.session.session import Received, Session
-from midstream.session.turn.commands import Cancel, Command, Resume
+from midstream.session.turn.commands import (
+    Answer,
+    CallFinished,
+    Cancel,
+    Command,
+    Resume,
+    SendMessage,
+    SendTranscript,
+    Withdraw,
+)
 from midstream.session.turn.states import Idle
 
 
@@ -55,7 +64,19 @@ HAND_OVER_S = 10.0
 GIVE_UP = b'{"give_up":true}'
 """Not for the turn but for the node itself: give up a session in which no turn runs, so that it can be deleted."""
 
-_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
+BY_NODE = "node "
+"""Begins the name of who answered a question, where a server without authentication forwarded the answer."""
+CLIENT_COMMANDS: tuple[type[Command], ...] = (
+    SendMessage,
+    SendTranscript,
+    Withdraw,
+    CallFinished,
+    Answer,
+    Cancel,
+    Resume,
+)
+"""What clients may send. What a node decides by itself (a model's response, an expired question) is never forwarded."""
+_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in CLIENT_COMMANDS}
 
 
 def once(command: Command | Received, seen: Session, world: World) -> Command | Received | None:
@@ -153,12 +174,12 @@ def decode_command(body: bytes) -> Command | Received:
     """Return the command that `encode_command` made these bytes of.
 
     Raises:
-        UnavailableError: It is unknown to this version.
+        UnavailableError: It is unknown to this version, or none that clients may send.
     """
     try:
         handed = msgspec.json.decode(body, type=_Handed)
         command = None if handed.said is None else _command(handed.said)
-    except (msgspec.MsgspecError, KeyError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, RecursionError) as error:
         raise UnavailableError("another version of this server runs the session; retry later") from error
     if handed.stream:
         return Received(
@@ -173,6 +194,15 @@ def decode_command(body: bytes) -> Command | Received:
     if command is None:
         raise UnavailableError("an empty command was forwarded")
     return command
+
+
+def name_approver(command: Command | Received, sender: str) -> Command | Received:
+    """Return a command in which an answer without a principal names the node that took it from its client."""
+    said = command.command if isinstance(command, Received) else command
+    if not isinstance(said, Answer) or said.by:
+        return command
+    named = replace(said, by=f"{BY_NODE}{sender}")
+    return replace(command, command=named) if isinstance(command, Received) else named
 
 
 def encode_answer(answer: int | MidstreamError) -> bytes:
@@ -193,7 +223,12 @@ def position_of(body: bytes) -> int:
     Raises:
         MidstreamError: What the node refused the command with.
     """
-    answer = msgspec.json.decode(body, type=_Answer)
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnavailableError(
+            "the answer of another node cannot be read; try again", retry_after_s=1.0
+        ) from error
     if not answer.code:
         return answer.position
     if answer.code == SeqnoGapError.code:

@@ -43,6 +43,7 @@ from midstream.session.session import Session, fold
 from midstream.session.turn.commands import WhenBusy, WhenBusyName
 from midstream.session.turn.states import LOOK_BACK_S, RunningCalls
 from midstream.store.contract import SessionInfo, Store
+from midstream.store.guard.guarded_store import guard_store
 from midstream.store.store_registry import open_store
 
 HAND_ON_S = 1.0
@@ -90,7 +91,7 @@ class Host:
     ) -> None:
         self.agent = require_agent(agent)
         self.world = world or World()
-        self.store = store = open_store(store, world=self.world)
+        self.store = store = guard_store(open_store(store, world=self.world), world=self.world)
         self.observers = Observers()
         """Receives every record that is appended here."""
         self.look_back_s = look_back_s

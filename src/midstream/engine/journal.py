@@ -23,7 +23,8 @@ from midstream.errors import (
 from midstream.observability.observers import Observers
 from midstream.protocol.frames import START, EventId
 from midstream.protocol.stream_settings import TAIL_BYTES
-from midstream.session.records import JournalPruned, JournalReader, OutcomeDamaged, Record, encode, is_pruned
+from midstream.session.journal_reading import JournalReader
+from midstream.session.records import JournalPruned, OutcomeDamaged, Record, encode, is_pruned
 from midstream.session.session import Session, restore_session
 from midstream.store.contract import Attempt, Batch, Store, StoredRecord
 

@@ -13,12 +13,13 @@ from collections.abc import Coroutine, Iterable, Mapping
 from itertools import groupby
 from typing import Protocol
 
-from midstream.engine.forwarding import GIVE_UP, decode_command, encode_answer
+from midstream.engine.forwarding import GIVE_UP, decode_command, encode_answer, name_approver
 from midstream.engine.pruning import Pruner
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import (
     DrainingError,
+    InternalError,
     LeaseHeldError,
     MidstreamError,
     SessionLockedError,
@@ -256,6 +257,9 @@ class Caretaker:
                 continue  # its node, or the next one that takes it, is notified as well
             except MidstreamError as error:
                 answer = error
+            except Exception:  # noqa: BLE001 - one row must not cost those behind it
+                _log.exception("a defect stopped a forwarded command", extra={"session": forwarded.session})
+                answer = InternalError("a defect of the server stopped this command")
             try:
                 await self._store.answer(forwarded.number, encode_answer(answer))
             except MidstreamError as error:
@@ -265,7 +269,7 @@ class Caretaker:
         if forwarded.body == GIVE_UP:
             await self._sessions.give_up(forwarded.session)
             return 0
-        command = decode_command(forwarded.body)
+        command = name_approver(decode_command(forwarded.body), forwarded.sender)
         runner = await self._sessions.session(forwarded.session, create=True)
         return await runner.decide(command)
 

@@ -27,7 +27,8 @@ from midstream.errors import (
 )
 from midstream.protocol.frames import EventId
 from midstream.session.child_names import PART_MARK
-from midstream.session.records import OPEN_STATUSES, JournalReader, OutcomeDamaged, encode
+from midstream.session.journal_reading import JournalReader
+from midstream.session.records import OPEN_STATUSES, OutcomeDamaged, encode
 from midstream.session.retention import PruningSurvey, Retention
 from midstream.session.session import Session, evolve, is_prunable, prune_session, restore_session
 from midstream.store.contract import SessionInfo, Store, StoredRecord

@@ -12,7 +12,9 @@ there: `functools.partial(repair_messages, profile="anthropic")`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, overload
 
 import msgspec
@@ -24,7 +26,14 @@ from midstream.history.profiles import find_profile, profile_for
 from midstream.history.repair.modes import CallerKnowledge, Mode, repair_in_mode
 
 with extra("langgraph"):
-    from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage, messages_from_dict
+    from langchain_core.messages import (
+        AIMessage,
+        BaseMessage,
+        RemoveMessage,
+        SystemMessage,
+        ToolMessage,
+        messages_from_dict,
+    )
     from langchain_core.prompt_values import PromptValue
 
 _FORMAT = "langchain"
@@ -36,6 +45,20 @@ _FIELDS = ("content", "name", "tool_calls", "invalid_tool_calls", "tool_call_id"
 """What a repair reads and writes of a message. All else of it (artifacts, metadata) may be no JSON."""
 
 OnRepair = Callable[[Repaired], None]
+FindResult = Callable[[AIMessage, Any], ToolMessage | None]
+"""Returns the result of a call of a message, where a journal has it."""
+
+_find_result: ContextVar[FindResult | None] = ContextVar("midstream_langchain_results", default=None)
+
+
+@contextmanager
+def journaled_results(find: FindResult) -> Generator[None, None, None]:
+    """Let `repair_messages` inside give a call without a result the one that a journal has."""
+    token = _find_result.set(find)
+    try:
+        yield
+    finally:
+        _find_result.reset(token)
 
 
 class State(Protocol):
@@ -75,7 +98,8 @@ def repair_messages(
 
     Of a list, the very list comes back where nothing is wrong; otherwise a new one, in which every message that
     needed no change is still the same object. Of a state (anything that holds `messages`) an update comes back:
-    no messages where nothing is wrong, otherwise the removal of all and the repaired ones.
+    no messages where nothing is wrong, otherwise the removal of all and the repaired ones. Inside `run` of a guard
+    (`midstream.frameworks.langgraph`), a call without a result gets the one that the journal has.
 
     Args:
         given: The messages.
@@ -91,11 +115,11 @@ def repair_messages(
         UsageError: There is no profile or mode of this name.
     """
     if isinstance(given, PromptValue):
-        return _repair(given.to_messages(), profile, mode, on_repair)
+        return _repair(_with_journaled(given.to_messages()), profile, mode, on_repair)
     if isinstance(given, list):
-        return _repair(given, profile, mode, on_repair)
+        return _repair(_with_journaled(given), profile, mode, on_repair)
     stored: list[BaseMessage] = given["messages"] if isinstance(given, Mapping) else given.messages
-    kept = _repair(stored, profile, mode, on_repair)
+    kept = _repair(_with_journaled(stored), profile, mode, on_repair)
     return {"messages": [] if kept is stored else [RemoveMessage(id=_ALL), *kept]}
 
 
@@ -115,6 +139,37 @@ def _repair(
         edits = tuple(msgspec.structs.replace(edit, at=edit.at + top) for edit in done.edits)
         on_repair(msgspec.structs.replace(done, messages=loaded, edits=edits))
     return loaded
+
+
+def _with_journaled(messages: list[BaseMessage]) -> list[BaseMessage]:
+    """Return the messages with the results that a journal has of their calls; the very list where it has none."""
+    find = _find_result.get()
+    if find is None:
+        return messages
+    complete: list[BaseMessage] = []
+    missing: list[ToolMessage] = []
+    for place, message in enumerate(messages):
+        if missing and not isinstance(message, ToolMessage):
+            complete += missing
+            missing = []
+        complete.append(message)
+        if isinstance(message, AIMessage):
+            answered = _answered_after(messages, place)
+            calls = (call for call in message.tool_calls if call["id"] not in answered)
+            missing = [found for call in calls if (found := find(message, call)) is not None]
+    complete += missing
+    return complete if len(complete) > len(messages) else messages
+
+
+def _answered_after(messages: list[BaseMessage], place: int) -> set[str]:
+    """Return the ids of the calls that have a result before the next response."""
+    answered: set[str] = set()
+    for message in messages[place + 1 :]:
+        if isinstance(message, AIMessage):
+            break
+        if isinstance(message, ToolMessage):
+            answered.add(message.tool_call_id)
+    return answered
 
 
 def _systems_at_top(messages: list[BaseMessage]) -> int:

@@ -2,7 +2,11 @@
 
     from midstream.frameworks.langgraph import at_most_once
 
-    node = ToolNode(tools, awrap_tool_call=at_most_once("calls.db"))
+    guard = at_most_once("calls.db")
+    builder.add_node("tools", guard.tool_node(tools))
+
+    async with guard.run(thread):
+        state = await graph.ainvoke(given, config, durability="sync")
 
 LangGraph runs the whole tools node again after a crash: calls that had ended run a second time. With this, a call
 that ended gives its result from the journal, and a call that was cut is handled by its policy. For asynchronous
@@ -11,18 +15,23 @@ graphs with a checkpointer, whose thread id names the session.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
+from midstream.engine.active_runs import ActiveRun
 from midstream.engine.call_cache import SUSPENDED, CallBook
 from midstream.engine.journal import require_session_id
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.extras import extra
+from midstream.frameworks.langchain import journaled_results
 from midstream.history.messages import Outcome, ToolCall, ToolResult, storable
 from midstream.observability.observers import Observer
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
@@ -34,9 +43,17 @@ from midstream.tools.function_tools import running
 with extra("langgraph"):
     from langchain_core.messages import AIMessage, ToolMessage
     from langgraph.errors import GraphBubbleUp
+    from langgraph.prebuilt import ToolNode
 
 DRIVER = "langgraph"
+WRITING_S = 5.0
+"""Seconds that a cancelled graph has to write its checkpoints, before its thread is released."""
 _NOT_KEPT = "This tool finished, but what it returned is no message and was lost when the process died."
+_DURABILITY = "__pregel_durability"
+"""Where LangGraph keeps a run's `durability` in its config, for subgraphs; absent for the default, "async"."""
+
+_run: ContextVar[tuple[str, ActiveRun] | None] = ContextVar("midstream_langgraph_run", default=None)
+"""The session whose run is at work here, and the run."""
 
 
 class ToolCallRequest(Protocol):
@@ -48,7 +65,102 @@ class ToolCallRequest(Protocol):
 
 
 Execute = Callable[[Any], Awaitable[Any]]
-Wrapper = Callable[[Any, Execute], Awaitable[Any]]
+
+
+class ToolGuard:
+    """Lets each call of a graph's tools start at most once; `at_most_once` makes it.
+
+    Called by LangGraph as the asynchronous wrapper of tool calls.
+    """
+
+    def __init__(self, book: CallBook, policies: Mapping[str, OnDoubt]) -> None:
+        self._book = book
+        self._policies = policies
+
+    def tool_node(self, tools: Sequence[Any], **options: Any) -> ToolNode:  # noqa: ANN401 - LangGraph's options
+        """Make a `ToolNode` whose calls are guarded; `invoke` and `stream` without `async` raise `UsageError`."""
+        return ToolNode(
+            tools, wrap_tool_call=self.refuse_synchronous_call, awrap_tool_call=self.__call__, **options
+        )
+
+    @asynccontextmanager
+    async def run(self, thread: str) -> AsyncGenerator[None, None]:
+        """Claim a thread for the runs of its graph inside: no other process can run it meanwhile.
+
+        Leaving it without an error settles calls in doubt that the graph did not request again: their outcome is
+        unknown for good.
+
+        Args:
+            thread: The thread id of the graph's config.
+
+        Raises:
+            SessionBusyError: The thread is running in this process. Nothing was changed.
+            LeaseHeldError: Another process runs it. Nothing was changed.
+        """
+        session = _session_of(thread)
+        run = await self._book.begin_run(session)
+        token = _run.set((session, run))
+        is_complete = False
+        try:
+            with journaled_results(lambda message, call: self._find_result(session, message, call)):
+                yield
+            is_complete = True
+        except asyncio.CancelledError as error:
+            await _settle(error)
+            raise
+        finally:
+            _run.reset(token)
+            await self._book.end_run(session, run, is_complete=is_complete)
+
+    async def close(self) -> None:
+        """Close the store. Calls that run are in doubt for the next process."""
+        await self._book.close()
+
+    def refuse_synchronous_call(self, request: Any, execute: Any) -> NoReturn:  # noqa: ANN401, ARG002 - LangGraph's
+        """Refuse a call of a graph that runs without `async`, before its tool starts.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            "tools run at most once in asynchronous graphs only: use `ainvoke` or `astream` inside `guard.run(thread)`"
+        )
+
+    async def __call__(self, request: ToolCallRequest, execute: Execute) -> Any:  # noqa: ANN401 - what LangGraph takes
+        """Run a call, or return its outcome from the journal.
+
+        Raises:
+            UsageError: The graph has no thread id, is not run inside `run`, or not with `durability="sync"`. The tool
+                was not started.
+            CallReusedError: An id comes again with other arguments. The tool was not started.
+        """
+        session, run = _require_run(request)
+        call = _call_of(request)
+        policy = self._policies.get(call.name, OnDoubt.UNKNOWN)
+        plan = CallPlan(call.id, digest_of(call.name, call.arguments), on_doubt=policy)
+        started = await self._book.start(session, run, call, plan)
+        if isinstance(started, CallEnded):
+            return _message_of(started, request.tool_call)
+        try:
+            with running(started):
+                value = await execute(request)
+        except GraphBubbleUp:  # an interrupt: a person decides, then the tool begins anew
+            waits = ToolResult(call.id, "It waits for somebody.", Outcome.CANCELLED)
+            await self._book.finish(started, waits, SUSPENDED)
+            raise
+        except Exception as error:
+            failed = ToolResult(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
+            await self._book.finish(started, failed)
+            raise
+        except BaseException:
+            self._book.leave_in_doubt(started)
+            raise
+        await self._book.finish(started, *_result_of(call.id, value))
+        return value
+
+    def _find_result(self, session: str, message: AIMessage, call: Any) -> ToolMessage | None:  # noqa: ANN401 - LangChain's
+        ended = self._book.end_overtaken(session, _call_id(message, call))
+        return _message_of(ended, call) if ended is not None else None
 
 
 def at_most_once(
@@ -57,8 +169,8 @@ def at_most_once(
     on_doubt: Mapping[str, OnDoubt | OnDoubtName] | None = None,
     world: World | None = None,
     observers: Iterable[Observer] = (),
-) -> Wrapper:
-    """Make a wrapper for `ToolNode(awrap_tool_call=...)` or for `awrap_tool_call` of a LangChain middleware.
+) -> ToolGuard:
+    """Make a guard of tool calls: `guard.tool_node(tools)`, and `async with guard.run(thread)` around each run.
 
     Args:
         store: Where the journals live: a store, or the path of an SQLite file. Not the checkpointer's.
@@ -66,46 +178,45 @@ def at_most_once(
             the model is informed), `rerun`, `rerun_with_key`.
         world: Clock, chance and tasks; the real ones by default.
         observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`.
-
-    The wrapper raises `UsageError` where the graph runs without a thread id, `CallReusedError` where an id comes again
-    with other arguments, `LeaseHeldError` where another process works on the thread.
     """
     opened = open_store(store, world=world or World())
     book = CallBook(DRIVER, opened, world=world, observers=observers)
-    policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
-
-    async def wrapped(request: ToolCallRequest, execute: Execute) -> Any:  # noqa: ANN401 - what LangGraph takes
-        call = _call_of(request)
-        policy = policies.get(call.name, OnDoubt.UNKNOWN)
-        plan = CallPlan(call.id, digest_of(call.name, call.arguments), on_doubt=policy)
-        started = await book.start(_session_of(request), call, plan)
-        if isinstance(started, CallEnded):
-            return _message_of(started, request)
-        try:
-            with running(started):
-                value = await execute(request)
-        except GraphBubbleUp:  # an interrupt: a person decides, then the tool begins anew
-            waits = ToolResult(call.id, "It waits for somebody.", Outcome.CANCELLED)
-            await book.finish(started, waits, SUSPENDED)
-            raise
-        except Exception as error:
-            failed = ToolResult(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
-            await book.finish(started, failed)
-            raise
-        except BaseException:
-            book.leave_in_doubt(started)
-            raise
-        await book.finish(started, *_result_of(call.id, value))
-        return value
-
-    return wrapped
+    return ToolGuard(book, {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()})
 
 
-def _session_of(request: ToolCallRequest) -> str:
+async def _settle(error: asyncio.CancelledError) -> None:
+    """Wait for what a cancelled graph still writes: LangGraph hands over the task in the cancellation."""
+    writing = [each for each in error.args if isinstance(each, asyncio.Task)]
+    if writing:
+        await asyncio.wait(writing, timeout=WRITING_S)
+
+
+def _require_run(request: ToolCallRequest) -> tuple[str, ActiveRun]:
+    """Return the session of a call, and its run.
+
+    Raises:
+        UsageError: Its graph is not run as it must be for a call to run at most once.
+    """
     config = getattr(request.runtime, "config", None) or {}
-    thread = str(config.get("configurable", {}).get("thread_id", ""))
+    known = config.get("configurable", {})
+    thread = str(known.get("thread_id", ""))
     if not thread:
         raise UsageError("a graph needs a checkpointer and a thread id for its tools to run at most once")
+    claimed = _run.get()
+    if claimed is None or claimed[0] != _session_of(thread):
+        raise UsageError(
+            f"thread {thread!r} is not claimed for this run: run the graph inside `async with guard.run({thread!r})`"
+        )
+    durability = known.get(_DURABILITY, "async")
+    if durability != "sync":
+        raise UsageError(
+            f'the graph runs with durability="{durability}": after a kill its model is asked again, and the calls run '
+            'twice under other ids. Pass durability="sync" to `ainvoke` or `astream`.'
+        )
+    return claimed
+
+
+def _session_of(thread: str) -> str:
     name = f"{DRIVER}:{thread}"
     try:
         require_session_id(name)
@@ -122,10 +233,14 @@ def _call_of(request: ToolCallRequest) -> ToolCall:
     messages = state.get("messages", []) if isinstance(state, Mapping) else getattr(state, "messages", state)
     for message in reversed(messages if isinstance(messages, list) else []):
         if isinstance(message, AIMessage) and any(each["id"] == asked["id"] for each in message.tool_calls):
-            call_id = f"{message.id}/{call_id}"
+            call_id = _call_id(message, asked)
             break
     arguments = msgspec.json.encode(asked["args"], order="deterministic").decode()
     return ToolCall(storable(call_id) or "call", storable(str(asked["name"])), arguments)
+
+
+def _call_id(message: AIMessage, call: Any) -> str:  # noqa: ANN401 - LangChain's
+    return storable(f"{message.id}/{call['id'] or ''}")
 
 
 def _result_of(call_id: str, value: object) -> tuple[ToolResult, str]:
@@ -139,13 +254,13 @@ def _result_of(call_id: str, value: object) -> tuple[ToolResult, str]:
     return ToolResult(call_id, storable(str(value.text)), outcome), native
 
 
-def _message_of(ended: CallEnded, request: ToolCallRequest) -> ToolMessage:
+def _message_of(ended: CallEnded, call: Any) -> ToolMessage:  # noqa: ANN401 - LangChain's
     if ended.native:
         return ToolMessage.model_validate_json(ended.native)
     status = "success" if ended.result.outcome is Outcome.OK else "error"
     return ToolMessage(
         ended.result.content,
-        tool_call_id=request.tool_call["id"],
-        name=request.tool_call["name"],
+        tool_call_id=call["id"],
+        name=call["name"],
         status=status,
     )

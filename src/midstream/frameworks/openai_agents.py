@@ -9,16 +9,15 @@
         result = await Runner.run(agent, "Book a table")
 
 Run the same turn again after a crash: responses are replayed from the journal, so that call ids survive; tools that
-ended are not run again; a tool that was cut is handled by its policy. Give the run its input as a list or a text: a
-`Session` of the SDK would be written to again by each run.
+ended are not run again; a tool that was cut is handled by its policy. A turn has one run, and is complete when that has
+finished. Give the run its input as a list or a text: a `Session` of the SDK would be written to again by each run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,13 @@ from midstream.engine.driven_sessions import DrivenTurn, Driver, OpenTurn
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.extras import extra
+from midstream.frameworks.openai_agents_runs import (
+    TurnScope,
+    current_turn,
+    entered,
+    inside_tool,
+    install_runner,
+)
 from midstream.history.messages import (
     Finish,
     Outcome,
@@ -43,7 +49,14 @@ from midstream.history.messages import (
 from midstream.history.messages import Usage as Tokens
 from midstream.observability.observers import Observer
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
-from midstream.session.records import CallEnded, Delta, TurnStatus
+from midstream.session.records import (
+    CallEnded,
+    Delta,
+    MessageAccepted,
+    Record,
+    ResponseCompleted,
+    TurnStatus,
+)
 from midstream.store.contract import Store
 from midstream.store.store_registry import open_store
 from midstream.tools.function_tools import running
@@ -65,7 +78,6 @@ with extra("openai-agents"):
 
 DRIVER = "openai-agents"
 _items: TypeAdapter[list[ResponseOutputItem]] = TypeAdapter(list[ResponseOutputItem])
-_turn: ContextVar[DrivenTurn | None] = ContextVar("midstream_openai_agents_turn", default=None)
 
 
 class DurableAgents:
@@ -100,7 +112,10 @@ class DurableAgents:
 
     @asynccontextmanager
     async def turn(self, session: str, message: str, *, key: str = "") -> AsyncGenerator[None, None]:
-        """Make the run inside one turn of `session`. Leaving it without an error ends the turn.
+        """Make the one run inside the run of a turn of `session`.
+
+        The turn ends when this run has its final output. It stays open, to be entered again with the same message,
+        where the run raises, is cut, waits for approvals, or is streamed and not read to its end inside.
 
         Args:
             session: 1 to 128 of letters, digits and `._:-`.
@@ -108,21 +123,32 @@ class DurableAgents:
             key: The message's own name: with it, it is accepted once, and a turn that has ended is replayed.
 
         Raises:
-            SessionBusyError: Another turn of this session is open. Nothing was changed.
+            SessionBusyError: Another turn of this session is running. Nothing was changed.
             SeqnoReusedError: The key had another message. Nothing was changed.
             LeaseHeldError: Another process works on it. Nothing was changed.
+
+        A turn that an abort or an error left open is ended by the next message. What was finished of it stands before
+        the message in the input of that run, unless the application put it there itself. A second `Runner.run` inside,
+        apart from one that continues with approvals, raises `UsageError`.
         """
+        install_runner()
         said = UserMessage.of(storable(message))
         turn = await self._driver.begin(
-            session, said, key=key, digest=digest_of("message", storable(message))
+            session, said, key=key, digest=digest_of("message", storable(message)), cancels=True
         )
-        token = _turn.set(turn)
+        scope = TurnScope(turn, finished_items(turn.cancelled))
         try:
-            yield
-            await turn.close(TurnStatus.COMPLETED, {})
+            with entered(scope):
+                yield
         finally:
-            _turn.reset(token)
-            self._driver.leave(session)
+            try:
+                await scope.leave()
+                if scope.is_finished:
+                    await turn.close(TurnStatus.COMPLETED, {})
+                elif scope.is_waiting:
+                    await turn.pause()
+            finally:
+                self._driver.leave(session, turn)
 
     def model(self, model: Model) -> Model:
         """Return a model that asks the journal first. Outside of a `turn` it is what it was."""
@@ -136,13 +162,16 @@ class DurableAgents:
         """Iterate over the turns that were begun and have not ended: what to run again."""
         return self._driver.open_turns()
 
-    async def abandon(self, session: str) -> None:
-        """End the open turn of a session, if any, as interrupted.
+    async def abandon(self, session: str) -> list[Any]:
+        """End the open turn of a session, if any, as interrupted; what its tools did stays in the journal.
+
+        Returns what was finished of it, as items to be put behind the application's history: the message, the
+        responses, and an output for each call. A later run does not get it otherwise.
 
         Raises:
             SessionBusyError, LeaseHeldError: It is running. Nothing was changed.
         """
-        await self._driver.abandon(session)
+        return finished_items(await self._driver.abandon(session))
 
     async def close(self) -> None:
         """Close the store. Turns that are open stay so."""
@@ -161,7 +190,7 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
         *args: Any,  # noqa: ANN401
         **keywords: Any,  # noqa: ANN401
     ) -> ModelResponse:
-        turn = _turn.get()
+        turn = current_turn()
         if turn is None:
             return await self._wrapped.get_response(system_instructions, input, *args, **keywords)
         if (known := await turn.request_response(_answers(input))) is not None:
@@ -181,7 +210,7 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
         *args: Any,  # noqa: ANN401
         **keywords: Any,  # noqa: ANN401
     ) -> AsyncIterator[Any]:
-        turn = _turn.get()
+        turn = current_turn()
         known = await turn.request_response(_answers(input)) if turn else None
         if known is not None:
             yield _completed_event(_response_of(known.native))
@@ -229,15 +258,16 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
 
 def _durable(tool: FunctionTool) -> FunctionTool:
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:  # noqa: ANN401 - what the tool returns
-        turn = _turn.get()
+        turn = current_turn()
         if turn is None:
             return await tool.on_invoke_tool(context, arguments)
         started = await turn.start(context.tool_call_id)
         if isinstance(started, CallEnded):
             return msgspec.json.decode(started.native) if started.native else started.result.content
         try:
-            with running(started):
+            with running(started), inside_tool() as runs:
                 value = await tool.on_invoke_tool(context, arguments)
+            _require_whole(tool, runs)
         except Exception as error:
             failed = storable(f"{type(error).__name__}: {error}")
             await turn.journal_outcome(ToolResult(started.call_id, failed, Outcome.ERROR), "")
@@ -246,6 +276,15 @@ def _durable(tool: FunctionTool) -> FunctionTool:
         return value
 
     return dataclasses.replace(tool, on_invoke_tool=invoke)
+
+
+def _require_whole(tool: FunctionTool, runs: Iterable[Any]) -> None:
+    """Refuse a sub-agent that waits for approvals: what it did so far is in no journal."""
+    if any(run.interruptions for run in runs):
+        raise UsageError(
+            f"a tool of the agent behind {tool.name!r} needs an approval, which a run inside a tool cannot wait for; "
+            f"let the tool {tool.name!r} itself need it"
+        )
 
 
 def _result_of(call_id: str, value: object) -> tuple[ToolResult, str]:
@@ -267,6 +306,32 @@ def _answers(items: object) -> dict[str, ToolResult]:
         for item in found
         if item.get("type") == "function_call_output"
     }
+
+
+def finished_items(records: Sequence[Record]) -> list[Any]:
+    """Return the items of turns that have ended: messages, responses, and an output for each of their calls."""
+    ended = {
+        (each.turn, each.response, each.result.call_id): each
+        for each in records
+        if isinstance(each, CallEnded)
+    }
+    items: list[Any] = []
+    for record in records:
+        if isinstance(record, MessageAccepted):
+            text = "".join(part.text for part in record.message.parts if isinstance(part, Text))
+            items.append({"role": "user", "content": text})
+        elif isinstance(record, ResponseCompleted):
+            if record.native:
+                items += _response_of(record.native).to_input_items()
+            elif record.body.text:  # it was cut: its words are there
+                items.append({"role": "assistant", "content": record.body.text})
+            for call in record.body.calls:
+                known = ended.get((record.turn, record.response, call.id))
+                if known is not None:
+                    output = str(msgspec.json.decode(known.native)) if known.native else known.result.content
+                    call_id = call.provider_id or call.id
+                    items.append({"type": "function_call_output", "call_id": call_id, "output": output})
+    return items
 
 
 def _our_response_of(response: ModelResponse, number: int) -> Response:

@@ -18,62 +18,56 @@ hands a streamed our_response over when it has ended: there a live stream is no 
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
 
 from midstream.engine.driven_sessions import DrivenTurn, Driver, OpenTurn
 from midstream.environment import World
 from midstream.errors import LeaseLostError, UsageError
 from midstream.extras import extra
+from midstream.frameworks.pydantic_ai_messages import (
+    answers_in,
+    failure_of,
+    finished_messages,
+    message_of,
+    our_response_of,
+    response_of,
+    success_of,
+    value_of,
+)
 from midstream.history.messages import (
-    File,
-    Finish,
     Outcome,
-    Response,
-    ResponsePart,
-    Text,
-    Thinking,
     ToolCall,
     ToolResult,
-    Usage,
-    UserMessage,
-    UserPart,
     storable,
-    with_distinct_ids,
 )
 from midstream.observability.observers import Observer
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
-from midstream.session.records import CallEnded, Delta, MessageAccepted, Record, ResponseCompleted, TurnStatus
+from midstream.session.records import CallEnded, Delta, TurnStatus
 from midstream.store.contract import Store, StoredRecord
 from midstream.store.store_registry import open_store
-from midstream.tools.function_tools import RESULT_CHARS_MAX, current_call, running
+from midstream.tools.function_tools import current_call, running
 
 with extra("pydantic-ai"):
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
     from pydantic_ai.capabilities import (
         AbstractCapability,
         CapabilityOrdering,
         ReinjectSystemPrompt,
         WrapRunHandler,
+        WrapToolValidateHandler,
     )
     from pydantic_ai.durable_exec import record_durable_unit, replay_scope
     from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, RunCancelled, ToolFailed
     from pydantic_ai.messages import (
-        AudioUrl,
-        BinaryContent,
-        DocumentUrl,
-        FileUrl,
-        ImageUrl,
         ModelMessage,
         ModelMessagesTypeAdapter,
         ModelRequest,
@@ -81,19 +75,13 @@ with extra("pydantic-ai"):
         ModelResponseStreamEvent,
         PartDeltaEvent,
         PartStartEvent,
-        RetryPromptPart,
         SystemPromptPart,
-        TextContent,
         TextPart,
         TextPartDelta,
         ThinkingPart,
         ThinkingPartDelta,
         ToolCallPart,
-        ToolReturn,
-        ToolReturnPart,
         UserContent,
-        UserPromptPart,
-        VideoUrl,
     )
     from pydantic_ai.models import (
         CompletedStreamedResponse,
@@ -111,22 +99,13 @@ with extra("pydantic-ai"):
 DRIVER = "pydantic-ai"
 METADATA_KEY = "midstream"
 """A tool's metadata under this key is its policy: `metadata={"midstream": "rerun"}`."""
-_FINISHES = {
-    "stop": Finish.STOP,
-    "tool_call": Finish.CALLS,
-    "length": Finish.LENGTH,
-    "content_filter": Finish.FILTER,
-}
-_NO_JSON = "This tool finished, but its answer has no JSON form and was lost when the process died."
-_tool_returns: TypeAdapter[ToolReturn[Any]] = TypeAdapter(ToolReturn)
-
-
-class _Native(Struct, frozen=True, omit_defaults=True):
-    """How a tool ended, where text alone would not bring it back."""
-
-    kind: Literal["value", "return", "retry", "failed"]
-    value: msgspec.Raw = msgspec.Raw(b"null")
-    """A `ToolReturn` in pydantic-ai's JSON."""
+_REMOVED_KEY = "midstream_removed"
+"""In the metadata of a tool: the agent has it no more, and calls of it are in the journal."""
+_REMOVED_CONTENT = (
+    "The process running this tool stopped before its outcome was recorded, and the tool, or these parameters of it, "
+    "exist no more. It may or may not have taken effect."
+)
+_any_arguments: Any = TypeAdapter(Any).validator
 
 
 class _Scope:
@@ -136,6 +115,8 @@ class _Scope:
         self.driver = driver
         self.session = session
         self.key = key
+        self.owner = asyncio.current_task()
+        """The task whose cancellation ends the runs inside: pydantic-ai begins them in tasks of its own."""
         self.turn: DrivenTurn | None = None
 
     @property
@@ -147,6 +128,8 @@ class _Scope:
 
 
 _scope: ContextVar[_Scope | None] = ContextVar("midstream_pydantic_ai_turn", default=None)
+_running: ContextVar[_Scope | None] = ContextVar("midstream_pydantic_ai_run", default=None)
+"""The scope whose run is at work here; pydantic-ai hands it on from `wrap_run` to all that the run does."""
 
 
 @dataclass(init=False)
@@ -218,6 +201,8 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
             raise
         finally:
             _scope.reset(token)
+            if scope.turn is not None:  # a run that was cut in the middle of its end has not left by itself
+                self._driver.leave(session, scope.turn)
 
     def open_turns(self) -> AsyncIterator[OpenTurn]:
         """Iterate over the turns that were begun and have not ended, last changed first: what to run again."""
@@ -253,6 +238,8 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         scope = _scope.get()
         if scope is None or scope.driver is not self._driver or scope.is_inside_a_tool:
             return self
+        if _running.get() is scope:  # of a validator or a hook: it is part of the run
+            return self
         bound = copy.copy(self)
         bound._run = _Run(scope, self._policies)  # noqa: SLF001 - a copy of ourselves
         prompts = ReinjectSystemPrompt[AgentDepsT](replace_existing=self._own_prompts)
@@ -278,18 +265,40 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         """Put the journal between the agent and its tools."""
         return _DurableToolset(toolset, self._run) if self._run else None
 
+    async def wrap_tool_validate(
+        self,
+        ctx: RunContext[AgentDepsT],  # noqa: ARG002 - pydantic-ai's parameters
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,  # noqa: ARG002 - the same
+        args: str | dict[str, Any],
+        handler: WrapToolValidateHandler,
+    ) -> dict[str, Any]:
+        """Ask the journal before the arguments are checked: a tool may have other parameters by now."""
+        if self._run is None or (known := self._run.started_call(call.tool_call_id)) is None:
+            return await handler(args)
+        if not self._run.has_outcome(known):
+            try:
+                return await handler(args)
+            except (ValidationError, ModelRetry, ToolFailed):
+                self._run.unfit.add(call.tool_call_id)
+        return args if isinstance(args, dict) else {}
+
     async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
         """Open or take up the turn, run, and end it where the run has a result."""
         run = self._run
         if run is None:
             return await handler()
         await run.begin(ctx.prompt, ctx.messages)
-        run.go_on_from(ctx.messages)
         try:
+            _running.set(_scope.get())
+            run.go_on_from(ctx.messages)
             with replay_scope():
                 result = await handler()
-            if not isinstance(result.output, DeferredToolRequests):
-                await run.turn.close(TurnStatus.COMPLETED, _answers(result.new_messages()))
+            if isinstance(result.output, DeferredToolRequests):
+                await run.turn.pause()
+            else:
+                await run.turn.close(TurnStatus.COMPLETED, answers_in(result.new_messages()))
             return result
         finally:
             run.leave()
@@ -305,6 +314,8 @@ class _Run:
         """Whether the history that the run was given has system prompts."""
         self.is_continuing_alone = False
         """Whether the run has no history but the turn that was cancelled: then pydantic-ai adds no system prompt."""
+        self.unfit: set[str] = set()
+        """Calls in doubt whose arguments do not fit their tools any more."""
 
     @property
     def turn(self) -> DrivenTurn:
@@ -320,20 +331,27 @@ class _Run:
         asked for them, where that is open.
         """
         scope, asked = self._scope, _unanswered_response(messages)
-        message = _message_of(prompt, messages)
+        message = message_of(prompt, messages)
         digest = digest_of("message", msgspec.json.encode(message).decode())
         scope.turn = await scope.driver.begin(
-            scope.session, message, key=scope.key, digest=digest, goes_on=asked is not None, cancels=True
+            scope.session,
+            message,
+            key=scope.key,
+            digest=digest,
+            goes_on=asked is not None,
+            cancels=True,
+            owner=scope.owner,
         )
-        if asked is not None and scope.turn.recorded:
-            try:
-                scope.turn.skip(_number_of(asked, scope.turn))
-            except UsageError:
-                self.leave()
-                raise
 
     def go_on_from(self, messages: list[ModelMessage]) -> None:
-        """Put what was finished of cancelled turns directly before this one behind the history, if it lacks it."""
+        """Begin where the history ends; what was finished of cancelled turns before this one is put behind it.
+
+        Raises:
+            UsageError: The history ends in calls of another turn.
+        """
+        asked = _unanswered_response(messages)
+        if asked is not None and self.turn.recorded:
+            self.turn.skip(_number_of(asked, self.turn))
         self.is_prompted = any(
             isinstance(part, SystemPromptPart) for message in messages for part in message.parts
         )
@@ -345,20 +363,34 @@ class _Run:
 
     def leave(self) -> None:
         """Release the session for other processes."""
-        self._scope.driver.leave(self._scope.session)
+        self._scope.driver.leave(self._scope.session, self._scope.turn)
+
+    def started_call(self, call_id: str) -> ToolCall | None:
+        """Return a call of the present response, where it was started in an earlier run."""
+        return self.turn.started_calls(self.turn.response_no).get(call_id)
+
+    def has_outcome(self, call: ToolCall) -> bool:
+        """Whether a call of the present response has its outcome."""
+        return self.turn.has_outcome(self.turn.response_no, call.id)
+
+    def removed_tools(self, present: Mapping[str, object]) -> set[str]:
+        """Return the tools of started calls, of this response or the recorded next one, that the agent has no more."""
+        number = self.turn.response_no
+        started = (call for each in (number, number + 1) for call in self.turn.started_calls(each).values())
+        return {call.name for call in started} - present.keys()
 
     async def find_response(self, messages: Sequence[ModelMessage]) -> ModelResponse | None:
         """Return the next our_response where the journal has it; else it is announced that the model is asked."""
-        known = await self.turn.request_response(_answers(messages))
+        known = await self.turn.request_response(answers_in(messages))
         if known is None:
             return None
         record_durable_unit(executed=False)
-        return _response_of(known.native)
+        return response_of(known.native)
 
     async def journal_response(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
         """Journal a whole our_response."""
         _, number, _ = self.turn.next_place
-        our_response = _our_response_of(response, number)
+        our_response = our_response_of(response, number)
         tools = {tool.name: tool for tool in parameters.function_tools}
         plans = [self._plan(call, tools.get(call.name)) for call in our_response.calls]
         await self.turn.journal_response(
@@ -384,7 +416,7 @@ class _Run:
 
 def _unanswered_response(messages: Sequence[ModelMessage]) -> ModelResponse | None:
     """Return the last our_response, if some of its calls have no result in the history."""
-    answered = _answers(messages)
+    answered = answers_in(messages)
     last = next((each for each in reversed(messages) if isinstance(each, ModelResponse)), None)
     is_open = last is not None and any(call.tool_call_id not in answered for call in last.tool_calls)
     return last if is_open else None
@@ -393,7 +425,7 @@ def _unanswered_response(messages: Sequence[ModelMessage]) -> ModelResponse | No
 def _number_of(response: ModelResponse, turn: DrivenTurn) -> int:
     """Return which our_response of the open turn the history given to a run ends in."""
     for number, recorded in turn.recorded.items():
-        known = _response_of(recorded.native)
+        known = response_of(recorded.native)
         if known.timestamp == response.timestamp and _call_ids(known) == _call_ids(response):
             return number
     raise UsageError(
@@ -423,6 +455,7 @@ class _DurableModel(WrapperModel):
     ) -> ModelResponse:
         if (known := await self._run.find_response(messages)) is not None:
             return known
+        model_request_parameters = _without_removed(model_request_parameters)
         try:
             response = await super().request(messages, model_settings, model_request_parameters)
         except Exception as error:
@@ -444,6 +477,7 @@ class _DurableModel(WrapperModel):
                 known, model_request_parameters=model_request_parameters, replay_events=True
             )
             return
+        model_request_parameters = _without_removed(model_request_parameters)
         ear = _Ear(self._run.turn)
         try:
             async with super().request_stream(
@@ -459,6 +493,14 @@ class _DurableModel(WrapperModel):
             raise
         if ear.is_done:
             await self._run.journal_response(streamed.get(), model_request_parameters)
+
+
+def _without_removed(parameters: ModelRequestParameters) -> ModelRequestParameters:
+    """Return the parameters of a request without tools that are there for calls of the past only."""
+    tools = [tool for tool in parameters.function_tools if not (tool.metadata or {}).get(_REMOVED_KEY)]
+    if len(tools) == len(parameters.function_tools):
+        return parameters
+    return replace(parameters, function_tools=tools)
 
 
 class _Ear:
@@ -517,6 +559,16 @@ class _DurableToolset(WrapperToolset[AgentDepsT]):
 
     run: _Run
 
+    async def get_tools(self, ctx: RunContext[AgentDepsT]) -> dict[str, ToolsetTool[AgentDepsT]]:
+        """Return the tools, and one for each name that is gone and has calls in the journal: these are answered."""
+        tools = await super().get_tools(ctx)
+        removed = self.run.removed_tools(tools)
+        return {**tools, **{name: self._removed_tool(name) for name in removed}} if removed else tools
+
+    def _removed_tool(self, name: str) -> ToolsetTool[AgentDepsT]:
+        definition = ToolDefinition(name=name, metadata={_REMOVED_KEY: True})
+        return ToolsetTool(toolset=self, tool_def=definition, max_retries=1, args_validator=_any_arguments)
+
     async def call_tool(
         self,
         name: str,
@@ -528,210 +580,22 @@ class _DurableToolset(WrapperToolset[AgentDepsT]):
         started = await turn.start(ctx.tool_call_id or "", is_approved=ctx.tool_call_approved)
         if isinstance(started, CallEnded):
             record_durable_unit(executed=False)
-            return _value_of(started)
+            return value_of(started)
+        if tool.toolset is self or ctx.tool_call_id in self.run.unfit:
+            lost = ToolResult(started.call_id, _REMOVED_CONTENT, Outcome.UNKNOWN)
+            await turn.journal_outcome(lost, "")
+            raise ToolFailed(_REMOVED_CONTENT)
         try:
             with running(started):
                 value = await self.wrapped.call_tool(name, tool_args, ctx, tool)
         except (ApprovalRequired, CallDeferred):
             raise  # it waits for a person; its call stays open
         except Exception as error:
-            await turn.journal_outcome(*_failure(started.call_id, error))
+            await turn.journal_outcome(*failure_of(started.call_id, error))
             raise
-        await turn.journal_outcome(*_success(started.call_id, name, value))
+        await turn.journal_outcome(*success_of(started.call_id, name, value))
         record_durable_unit(executed=True)
         return value
-
-
-def _success(call_id: str, name: str, value: object) -> tuple[ToolResult, str]:
-    """Return a tool's value as readers see it, and as it comes back; text is both."""
-    if isinstance(value, str) and value == storable(value):
-        return ToolResult(call_id, value), ""
-    returned = value if isinstance(value, ToolReturn) else ToolReturn(return_value=value)
-    try:
-        part = ToolReturnPart(name, returned.return_value, call_id)
-        content = storable(part.model_response_str())
-        raw = msgspec.Raw(_tool_returns.dump_json(returned))
-    except (TypeError, ValueError, RecursionError):
-        return ToolResult(call_id, _NO_JSON, Outcome.ERROR), ""
-    if len(content) > RESULT_CHARS_MAX:
-        content = f"{content[:RESULT_CHARS_MAX]}\n[+{len(content) - RESULT_CHARS_MAX} characters]"
-    native = _Native("return" if value is returned else "value", raw)
-    return ToolResult(call_id, content), msgspec.json.encode(native).decode()
-
-
-def _failure(call_id: str, error: Exception) -> tuple[ToolResult, str]:
-    """Return how a tool failed. Its exception ends this run; when the turn is replayed, the model gets it as a
-    result instead.
-    """
-    if isinstance(error, ModelRetry | ToolFailed):
-        native = _Native("retry" if isinstance(error, ModelRetry) else "failed")
-        content = storable(error.message)
-        return ToolResult(call_id, content, Outcome.ERROR), msgspec.json.encode(native).decode()
-    return ToolResult(call_id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR), ""
-
-
-def _value_of(ended: CallEnded) -> object:
-    """Return what a tool returned, or raise what it raised."""
-    result = ended.result
-    if not ended.native:
-        if result.outcome is Outcome.OK:
-            return result.content
-        raise ToolFailed(result.content)
-    native = msgspec.json.decode(ended.native, type=_Native)
-    match native.kind:
-        case "retry":
-            raise ModelRetry(result.content)
-        case "failed":
-            raise ToolFailed(result.content)
-        case "value":
-            return _tool_returns.validate_json(bytes(native.value)).return_value
-        case "return":
-            return _tool_returns.validate_json(bytes(native.value))
-
-
-# --- words ----------------------------------------------------------------------------------------------------
-
-
-def _message_of(
-    prompt: str | Sequence[UserContent] | None, messages: Sequence[ModelMessage]
-) -> UserMessage | None:
-    """Return the user's message: the prompt, or the end of the history where the run has none."""
-    if prompt is None:
-        last = messages[-1] if messages else None
-        parts = last.parts if isinstance(last, ModelRequest) else ()
-        said = [part.content for part in parts if isinstance(part, UserPromptPart)]
-        if not said:
-            return None
-        prompt = said[-1]
-    if isinstance(prompt, str):
-        return UserMessage.of(storable(prompt))
-    return UserMessage(tuple(_part_of(each) for each in prompt))
-
-
-def _part_of(content: UserContent) -> UserPart:
-    match content:
-        case str():
-            return Text(storable(content))
-        case TextContent(content=text):
-            return Text(storable(text))
-        case BinaryContent():
-            return File(content.media_type, data=content.base64)
-        case FileUrl():
-            return File(content.media_type, url=content.url)
-        case _:
-            return Text(f"[{type(content).__name__}]")
-
-
-def _our_response_of(response: ModelResponse, number: int) -> Response:
-    parts: list[ResponsePart] = []
-    for part in response.parts:
-        match part:
-            case TextPart():
-                parts.append(Text(storable(part.content)))
-            case ThinkingPart():
-                parts.append(Thinking(storable(part.content), part.signature))
-            case ToolCallPart():
-                arguments = storable(part.args_as_json_str())
-                parts.append(ToolCall(storable(part.tool_call_id), storable(part.tool_name), arguments))
-            case _:
-                pass  # the native form has it
-    used = response.usage
-    usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
-    distinct = with_distinct_ids(tuple(parts), response_no=number)
-    finish = _FINISHES.get(response.finish_reason or "", Finish.STOP)
-    if finish is Finish.STOP and any(isinstance(part, ToolCall) for part in distinct):
-        finish = Finish.CALLS
-    return Response(distinct, finish, response.model_name or "", usage)
-
-
-def _response_of(native: str) -> ModelResponse:
-    (response,) = ModelMessagesTypeAdapter.validate_json(native)
-    assert isinstance(response, ModelResponse)
-    return response
-
-
-def _answers(messages: Sequence[ModelMessage]) -> dict[str, ToolResult]:
-    """Return what the last requests of a history answer to calls, by call id."""
-    answers: dict[str, ToolResult] = {}
-    for message in reversed(messages):
-        if isinstance(message, ModelResponse):
-            break
-        for part in message.parts:
-            if isinstance(part, ToolReturnPart):
-                outcome = Outcome.OK if part.outcome == "success" else Outcome.ERROR
-                content = storable(part.model_response_str())
-                answers[part.tool_call_id] = ToolResult(part.tool_call_id, content, outcome)
-            elif isinstance(part, RetryPromptPart):
-                content = storable(part.model_response())
-                answers[part.tool_call_id] = ToolResult(part.tool_call_id, content, Outcome.ERROR)
-    return answers
-
-
-# --- what was finished of a turn ------------------------------------------------------------------------------
-
-
-def finished_messages(records: Sequence[Record]) -> list[ModelMessage]:
-    """Return the messages of turns that have ended: prompts, responses, and a result for each of their calls."""
-    messages: list[ModelMessage] = []
-    answers: dict[tuple[int, int, str], CallEnded] = {
-        (each.turn, each.response, each.result.call_id): each
-        for each in records
-        if isinstance(each, CallEnded)
-    }
-    for record in records:
-        if isinstance(record, MessageAccepted):
-            at = datetime.fromtimestamp(record.at, UTC)
-            content = [_content_of(part) for part in record.message.parts]
-            prompt = content[0] if len(content) == 1 and isinstance(content[0], str) else content
-            messages.append(ModelRequest([UserPromptPart(prompt, timestamp=at)], timestamp=at))
-        elif isinstance(record, ResponseCompleted):
-            messages.append(_recorded_response(record))
-            calls = record.body.calls
-            ended = ((call, answers.get((record.turn, record.response, call.id))) for call in calls)
-            parts = [_return_of(call, each) for call, each in ended if each is not None]
-            if parts:
-                messages.append(ModelRequest(parts, timestamp=parts[-1].timestamp))
-    return messages
-
-
-def _content_of(part: UserPart) -> UserContent:
-    if isinstance(part, Text):
-        return part.text
-    if part.data:
-        return BinaryContent(base64.b64decode(part.data), media_type=part.media_type)
-    match part.media_type.partition("/")[0]:
-        case "image":
-            return ImageUrl(part.url or "", media_type=part.media_type)
-        case "audio":
-            return AudioUrl(part.url or "", media_type=part.media_type)
-        case "video":
-            return VideoUrl(part.url or "", media_type=part.media_type)
-        case _:
-            return DocumentUrl(part.url or "", media_type=part.media_type)
-
-
-def _recorded_response(record: ResponseCompleted) -> ModelResponse:
-    """Return a whole response as the model gave it, or the words of one that was cut."""
-    if record.native:
-        return _response_of(record.native)
-    said: list[Any] = [TextPart(part.text) for part in record.body.parts if isinstance(part, Text)]
-    return ModelResponse(said, timestamp=datetime.fromtimestamp(record.at, UTC))
-
-
-def _return_of(call: ToolCall, ended: CallEnded) -> ToolReturnPart:
-    """Return the result of a call; one that failed has that in its text and in its outcome."""
-    try:
-        value = _value_of(ended)
-    except (ModelRetry, ToolFailed) as error:
-        value = error.message
-    content = value.return_value if isinstance(value, ToolReturn) else value
-    return ToolReturnPart(
-        call.name,
-        content,
-        call.provider_id or call.id,
-        timestamp=datetime.fromtimestamp(ended.at, UTC),
-        outcome="success" if ended.result.outcome is Outcome.OK else "failed",
-    )
 
 
 async def _has_prompts(ctx: RunContext[Any], request_context: ModelRequestContext) -> bool:

@@ -57,11 +57,10 @@ from midstream.history.repair.placeholders import (
 from midstream.history.repair.report import Advice
 from midstream.history.repair.walk import repair_messages
 from midstream.history.upstream_calls import words_of
+from midstream.json_depth import is_text_too_deep
 
 NAME_CHARS_MAX = 64
 """Characters of a tool's name; OpenAI and Anthropic both refuse longer ones, also in a call that failed."""
-ARGUMENTS_DEPTH_MAX = 100
-"""Levels of nesting of arguments that are sent as they are; deeper ones travel as text."""
 
 _ODD_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _DATE = re.compile(r"[-@:]v?[0-9.:-]+").fullmatch
@@ -292,9 +291,9 @@ _OUTCOMES = {
 
 
 def arguments_of(call: ToolCall) -> tuple[Json, str]:
-    """Return a call's arguments as an object and as its text; what is no object travels inside one, whole."""
+    """Return a call's arguments as an object and as its text; what is no object, or too deep, travels inside one."""
     text = storable(call.arguments) or "{}"
-    if _depth_of(text) > ARGUMENTS_DEPTH_MAX:
+    if is_text_too_deep(text):
         return _raw(text)
     try:
         return _object(text), text
@@ -308,20 +307,6 @@ def arguments_of(call: ToolCall) -> tuple[Json, str]:
 def _raw(text: str) -> tuple[Json, str]:
     found: Json = {RAW: text}
     return found, msgspec.json.encode(found).decode()
-
-
-def _depth_of(text: str) -> int:
-    """Return how deep a JSON text is nested at most; brackets within strings count as well."""
-    if text.count("{") + text.count("[") <= ARGUMENTS_DEPTH_MAX:
-        return 0
-    depth = deepest = 0
-    for char in text:
-        if char in "{[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "}]":
-            depth -= 1
-    return deepest
 
 
 def _is_of(response: Response, model: str) -> bool:

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from midstream.errors import ContextOverflowError, ModelFilteredError, ModelUnavailableError
 from midstream.history.codecs.codec_spec import Json
 from midstream.history.messages import Finish, Outcome, ToolSpec, Usage
+from midstream.json_depth import require_shallow_text
 from midstream.models.provider_errors import error_of
 from midstream.models.responses import (
     Finished,
@@ -88,6 +89,7 @@ class MessageReader:
             ModelError: Another end of the provider's own: see `midstream.models.provider_errors`.
         """
         try:
+            require_shallow_text(data)
             event = msgspec.json.decode(data, type=AnthropicEvent)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ModelUnavailableError("the server sent data that is not an event of a message") from error

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from midstream.errors import ModelError, ModelFilteredError, ModelUnavailableError
 from midstream.history.messages import Finish, Outcome, ToolSpec, Usage
+from midstream.json_depth import require_shallow_text
 from midstream.models.provider_errors import error_of
 from midstream.models.responses import (
     Finished,
@@ -86,6 +87,7 @@ class ResponsesReader:
             ModelUnavailableError: It is no event of the Responses API.
         """
         try:
+            require_shallow_text(data)
             event = msgspec.json.decode(data, type=ResponsesEvent)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ModelUnavailableError("the server sent data that is not an event of a response") from error

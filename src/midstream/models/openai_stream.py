@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from midstream.errors import ModelFilteredError, ModelUnavailableError
 from midstream.history.messages import Finish, Usage
+from midstream.json_depth import require_shallow_text
 from midstream.models.provider_errors import error_of
 from midstream.models.responses import (
     Finished,
@@ -107,6 +108,7 @@ class ChatStreamReader:
             self._finish = self._finish or Finish.STOP
             return []
         try:
+            require_shallow_text(data)
             chunk = _chunk_of(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ModelUnavailableError("the server sent data that is not a chat completion chunk") from error

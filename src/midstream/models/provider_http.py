@@ -26,6 +26,7 @@ from midstream.errors import (
     ModelUnavailableError,
     UsageError,
 )
+from midstream.json_depth import require_shallow
 from midstream.models.http_limits import HttpLimits
 from midstream.models.network_log import NetworkLog
 from midstream.models.provider_errors import error_of
@@ -364,6 +365,7 @@ class Provider:
         self._network.log_piece(bytes(body))
         try:
             parsed = msgspec.json.decode(bytes(body))
+            require_shallow(parsed)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             parsed = None  # a proxy's page: the status is enough
         error = parsed.get("error", parsed) if isinstance(parsed, dict) else None

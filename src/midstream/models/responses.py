@@ -104,7 +104,10 @@ class ToolCallRequested(Struct, frozen=True):
 
 
 class UpstreamCallStarted(Struct, frozen=True):
-    """The upstream runs a tool of its own. It is shown and not run here. `id` is unique within the response."""
+    """The upstream runs a tool of its own. It is shown and not run here. `id` is unique within the response.
+
+    A second one with the id of a call that still runs has its arguments as they are by then.
+    """
 
     id: str
     name: str
@@ -240,7 +243,7 @@ class ResponseBuilder:
                 call = ToolCall(*named, signature=signature)
                 self._parts.append(call)
                 return self._announce(len(self._parts) - 1, requested=call)
-            case UpstreamCallStarted() if event.id not in self._open:
+            case UpstreamCallStarted():
                 return self._start(start_call(event.id, event.name, event.arguments))
             case UpstreamCallEnded():
                 return self._end(event)
@@ -248,7 +251,7 @@ class ResponseBuilder:
                 return self._finish(event)
             case Working() if not self._has_begun:
                 return self._announce(len(self._parts))
-            case Working() | KeepAlive() | ReuseReported() | Resumable() | UpstreamCallStarted():
+            case Working() | KeepAlive() | ReuseReported() | Resumable():
                 pass
         return ()
 
@@ -313,6 +316,13 @@ class ResponseBuilder:
         return [Delta(*self._ids, part, kind, piece) for piece in pieces]
 
     def _start(self, call: UpstreamCall) -> Sequence[Delta]:
+        if (part := self._open.get(call.id)) is not None:
+            begun = self._parts[part]
+            assert isinstance(begun, UpstreamCall)
+            if begun.arguments == call.arguments:
+                return ()
+            self._parts[part] = call = replace(begun, arguments=call.arguments)
+            return self._show_call(part, call)
         self._close_part()
         part = self._open[call.id] = len(self._parts)
         self._parts.append(call)

@@ -30,10 +30,11 @@ from midstream.server.api.metrics import Metrics, MetricsPage
 from midstream.server.api.probe_endpoint import ProbeEndpoints
 from midstream.server.api.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.api.route_table import OpenApiEndpoint, routes_of
+from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access
 from midstream.server.auth.access_routes import AccessRoutes
 from midstream.server.auth.cors import Cors
-from midstream.server.auth.middleware import SESSION_PATH, AuthMiddleware, path_of
+from midstream.server.auth.middleware import SESSION_PATH, TRAIL, AuthMiddleware, path_of
 from midstream.server.auth.origins import origins_of
 from midstream.server.auth.unlocking import HELD, unlock_for
 from midstream.server.auth.viewer_routes import ViewerRoutes
@@ -77,6 +78,7 @@ def asgi(
     limits: Limits = Limits(),
     observers: Sequence[Observer] = (),
     allow_unauthenticated: bool = False,
+    audit: AuditLog | None = None,
 ) -> App:
     """Make the ASGI app that hosts an agent: run it with `midstream serve`, or mount it in your own.
 
@@ -96,6 +98,7 @@ def asgi(
             is a `MetricsPage` too is served at `/metrics`.
         allow_unauthenticated: Serve clients of other machines without `access`: for an app that is mounted in one with
             a login of its own. By default they are refused.
+        audit: Where acts of principals and refusals are written, one JSON line each.
 
     Raises:
         UsageError: `access` is given, and the store keeps no small values (`KeyValue`); or one of `allowed_origins` is
@@ -118,7 +121,9 @@ def asgi(
     for observer in observers:
         host.observers.add(observer)
     page = next((each for each in observers if isinstance(each, MetricsPage)), None)
-    door = AuthMiddleware(host, access, limits, allowed_origins, allow_unauthenticated=allow_unauthenticated)
+    door = AuthMiddleware(
+        host, access, limits, allowed_origins, allow_unauthenticated=allow_unauthenticated, audit=audit
+    )
     connections = Connections(limit=limits.connections_max, settings=settings)
     return App(host, connections, door, page, allowed_origins=allowed_origins)
 
@@ -224,6 +229,7 @@ class App:
     async def stop(self, *, grace_s: float = GRACE_S) -> None:
         """Drain, give running tools `grace_s` seconds, close the store. Calling it again is harmless."""
         self.drain()
+        await self.door.close()
         await self.host.stop(grace_s=grace_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -291,16 +297,23 @@ class App:
         }
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.door.check_scope(scope)
-        if self._cors.is_preflight(scope):
-            await self._cors.allow(send)
-            return
-        if not self._is_started:
-            await self._start_late()
-        scope = await self.door.admit(scope)  # and not the former one besides: a stream lasts
-        with await unlock_for(self.host, scope) as held:
-            scope["app"], scope[HELD], scope["starlette.exception_handlers"] = self, held, _NO_HANDLERS
-            await self._router(scope, receive, send)
+        trail = self.door.trail_of(scope)
+        try:
+            self.door.check_scope(scope)
+            if self._cors.is_preflight(scope):
+                await self._cors.allow(send)
+                return
+            if not self._is_started:
+                await self._start_late()
+            scope = await self.door.admit(
+                {**scope, TRAIL: trail}
+            )  # and not the former one besides: a stream lasts
+            with await unlock_for(self.host, scope) as held:
+                scope["app"], scope[HELD], scope["starlette.exception_handlers"] = self, held, _NO_HANDLERS
+                await self._router(scope, receive, send)
+        except MidstreamError as error:
+            trail.note_failure(error.code)
+            raise
 
 
 def _draining() -> DrainingError:

@@ -25,8 +25,8 @@ from midstream.dialects.gateway_bodies import (
     GoneError,
     RefusedError,
     body_of,
-    check_token,
     headers_of,
+    is_local,
 )
 from midstream.dialects.live_responses import GRACE_S, LiveResponses
 from midstream.dialects.response_reader import ResponseReader, refuse, send_whole
@@ -40,6 +40,7 @@ from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.history.codecs.codec_spec import Json
 from midstream.models.model import Model
 from midstream.server.auth.origins import check_origin, origins_of
+from midstream.server.client_keys import ClientKey
 from midstream.server.lifespan import live
 from midstream.session.retention import Retention
 from midstream.store.contract import Store
@@ -74,7 +75,7 @@ def gateway(
 
     Args:
         model: What answers; closed with the app where it has an `aclose`.
-        token: What clients show as their API key; None admits every client that can reach it.
+        token: What clients send as their API key, 16 characters at least; None admits every client that can reach it.
         store: Where responses are kept, and what conversations are known by: a store, or the URL or path of one (see
             `open_store`); in memory by default, and lost with the process.
         names: The models' names that client applications may ask for; any by default.
@@ -85,7 +86,7 @@ def gateway(
         world: Clock, chance and tasks; the real ones by default.
 
     Raises:
-        UsageError: No such store is known, or what stands in `allowed_origins` is no origin.
+        UsageError: No such store is known, what stands in `allowed_origins` is no origin, or the token is too short.
     """
     world = world or World()
     return Gateway(
@@ -144,7 +145,7 @@ class Gateway:
         )
         self._durable = ApplicationSessions(durable, world, "durable", is_durable=is_durable)
         self._private = ApplicationSessions(private, world, "private", is_durable=False)
-        self._token = token
+        self._key = None if token is None else ClientKey(token, world)
         self._names = frozenset(names)
         self._allowed_origins = origins_of(allowed_origins)
         self._accepting = Accepting(
@@ -167,7 +168,7 @@ class Gateway:
     @property
     def requires_authentication(self) -> bool:
         """Whether strangers are kept out."""
-        return self._token is not None
+        return self._key is not None
 
     @property
     def open_streams(self) -> int:
@@ -268,15 +269,16 @@ class Gateway:
         if parts in (["health"], ["ready"]) and method == "GET":
             await self._health(parts[0], send)
             return
-        if self._token is None:
+        if self._key is None:
             check_origin(scope, self._allowed_origins)
         else:
-            check_token(headers, self._token)
+            self._key.check(headers, scope)
         await self.start()
         body = await body_of(headers, receive) if method == "POST" else b""
         said = scope["query_string"].decode("latin-1")
         query = dict(parse_qsl(said, keep_blank_values=True)) if said else {}
-        arrived = Arrived(method, "/" + "/".join(parts), query, headers, body)
+        path = "/" + "/".join(parts)
+        arrived = Arrived(method, path, query, headers, body, is_local(scope, headers))
         await self._answer(parts, arrived, receive, send)
 
     async def _answer(self, parts: list[str], arrived: Arrived, receive: Receive, send: Send) -> None:

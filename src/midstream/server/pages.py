@@ -16,8 +16,10 @@ FOLDER = Path(__file__).parent / "static"
 HEADERS = [
     (
         b"content-security-policy",
-        b"default-src 'self'; connect-src 'self' ws: wss:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        b"default-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
     # A file may change with the next release, and an entity tag makes asking cheap.

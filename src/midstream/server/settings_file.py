@@ -12,6 +12,7 @@ import msgspec
 
 from midstream.environment import World
 from midstream.errors import UsageError
+from midstream.file_safety import read_own
 from midstream.protocol.stream_settings import StreamSettings
 
 LOOK_S = 1.0
@@ -43,7 +44,7 @@ class SettingsFile:
         """
         try:
             self._mark = _mark_of(self._path)
-            told = tomllib.loads(self._path.read_text(encoding="utf-8"))
+            told = tomllib.loads(read_own(self._path, "the file of settings", is_named=True).decode())
             return msgspec.convert(told, StreamSettings)
         except OSError as error:
             raise UsageError(f"the settings in {self._path} cannot be read: {error.strerror}") from error

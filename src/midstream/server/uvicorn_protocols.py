@@ -2,6 +2,7 @@
 
 - Headers, trailers and handshakes without an end are refused; uvicorn waits for them and keeps them.
 - A refusal below the app is a problem, as all others are, and never quotes what was sent.
+- Connections and the bytes that they hold are counted before any request is authenticated (`raw_connections`).
 - An answer that is cut looks cut, in HTTP/1.0 too (STREAM-27), where a body has no chunks.
 
 uvicorn has no public hook for these: they stand in methods that it calls and attributes that it has. Each has a
@@ -15,8 +16,9 @@ import contextlib
 import os
 import socket
 import struct
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -28,6 +30,7 @@ from websockets.http11 import Response
 from websockets.server import ServerProtocol
 
 from midstream.server.api.problems import MEDIA_TYPE, Problem, internal_problem, problem_of_http
+from midstream.server.raw_connections import RawConnections
 
 try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
@@ -57,17 +60,34 @@ class PlainHttp(HttpProtocol):
     """Bytes that came since the last request or piece of a body was read."""
     _is_reset_at_end = False
 
+    def __init__(self, *args: Any, raw: RawConnections, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
+        super().__init__(*args, **kwargs)
+        self._raw = raw
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Begin to wait for a request, or refuse the connection where there are too many."""
         super().connection_made(transport)
-        self._watch()
+        if self._raw.enter(transport, self.client[0] if self.client else ""):
+            self._watch()
+        else:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer, and let a whole answer end as such."""
         if self._is_reset_at_end and self._is_answered:
             self._close_with(_END)
         super().connection_lost(exc)
+        self._raw.leave(self.transport)
         self._stop_watching()
+
+    def on_headers_complete(self) -> None:
+        """Begin a request. One whose body is coded in another way than in chunks is refused: its size means nothing."""
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if any(coding != b"chunked" for coding in codings):
+            raise ValueError(
+                "only the transfer coding `chunked` is accepted"
+            )  # uvicorn refuses what it cannot parse
+        super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
         """Take what came, and wait for the rest of a request's headers, or no longer."""
@@ -76,11 +96,14 @@ class PlainHttp(HttpProtocol):
         super().data_received(data)
         if self.transport.get_protocol() is not self:
             self._stop_watching()
+            self._raw.hold(self.transport, 0)
             self.parser: Any = None  # they refer to each other: only the garbage collector would free both
             return
         begun: Any = self.cycle
         has_read = begun is not before or (begun is not None and len(begun.body) > read)
         self._held_bytes = 0 if has_read else self._held_bytes + len(data)
+        if not self._raw.hold(self.transport, self._held_bytes) and not self.transport.is_closing():
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
         if self._held_bytes > HELD_BYTES_MAX and not self.transport.is_closing():
             is_address = len(self.url) > HELD_BYTES_MAX // 2
             self._refuse(HTTPStatus(414 if is_address else 431))
@@ -175,9 +198,15 @@ def _within_chunks(data: bytes) -> bytes:
 class WebSockets(WebSocketsSansIOProtocol):
     """WebSockets of uvicorn."""
 
-    def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
+    def __init__(self, config: Config, *args: Any, raw: RawConnections, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
         super().__init__(config, *args, **kwargs)
+        self._raw = raw
         self.conn = _Protocol(max_size=config.ws_max_size, logger=self.logger)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count the connection no longer."""
+        super().connection_lost(exc)
+        self._raw.leave(self.transport)
 
     def data_received(self, data: bytes) -> None:
         """Take what came. A handshake comes whole: one that is none by now is refused, where uvicorn would wait."""
@@ -216,5 +245,10 @@ class _Protocol(ServerProtocol):
         return _response_of(internal_problem() if is_ours else problem_of_http(HTTPException(int(status))))
 
 
-HTTP: type[asyncio.Protocol] = PlainHttp
-WEBSOCKETS: type[asyncio.Protocol] = WebSockets
+def protocols(raw: RawConnections) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
+    """Return the protocols for HTTP and for WebSockets of a server whose connections are counted here.
+
+    uvicorn takes classes, and only calls them.
+    """
+    http, websockets = partial(PlainHttp, raw=raw), partial(WebSockets, raw=raw)
+    return cast("type[asyncio.Protocol]", http), cast("type[asyncio.Protocol]", websockets)

@@ -12,19 +12,24 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Collection
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 import uvicorn
+from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from midstream.environment import World
 from midstream.errors import PortTakenError, UsageError
+from midstream.file_safety import read_secret_text
 from midstream.protocol.frames import FRAME_BYTES_MAX
 from midstream.server.auth.origins import LOOPBACK_NAMES, HostGuard
+from midstream.server.raw_connections import RawConnections, RawLimits
 from midstream.server.uvicorn_logs import PeerNoise
-from midstream.server.uvicorn_protocols import HTTP, WEBSOCKETS
+from midstream.server.uvicorn_protocols import PlainHttp, protocols
 
 STOP_WITHIN_S = 10.0
 """Seconds from the signal to the end of the process; supervisors kill after 10 (containers) to 90 (systemd)."""
@@ -44,6 +49,13 @@ that: a large answer would stay in memory as long as somebody does not read it. 
 systems without such an option too."""
 PING_S = 20.0
 """Seconds between WebSocket pings, and for the answer to one: finds peers that went without a word."""
+
+
+class TlsFiles(Struct, frozen=True):
+    """The certificate of a server and its key, as PEM files."""
+
+    certificate: Path
+    key: Path
 
 
 class Servable(Protocol):
@@ -82,9 +94,12 @@ async def serve(
     shares_port: bool = False,
     allowed_hosts: Collection[str] = (),
     trusted_proxies: Collection[str] = (),
+    tls: TlsFiles | None = None,
+    allows_plain_text: bool = False,
     stop_within_s: float = STOP_WITHIN_S,
     on_listening: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
+    raw_limits: RawLimits = RawLimits(),  # noqa: B008 - frozen
 ) -> None:
     """Serve until SIGINT or SIGTERM (or `stop`), then drain and return within `stop_within_s` seconds.
 
@@ -99,15 +114,18 @@ async def serve(
             `host` is not loopback.
         trusted_proxies: Addresses of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; none by
             default.
+        tls: Speak TLS with this certificate; without it plain text.
+        allows_plain_text: Speak plain text also where `host` is not loopback: a proxy in front has TLS.
         stop_within_s: Bound of the whole shutdown.
         on_listening: Called with the address, such as `http://127.0.0.1:8000`, once connections are accepted.
         stop: Set it to end as by a signal.
+        raw_limits: Limits of connections and of what they hold before a request is authenticated.
 
     Raises:
         PortTakenError: Another program listens there. Nothing was started.
-        UsageError: There is no such address; or it is open to the network, and the app has no authentication or
-        `allowed_hosts` is empty. StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened.
-        Nothing was changed.
+        UsageError: There is no such address, or the files of `tls` cannot be used; or it is open to the network, and
+        the app has no authentication, `allowed_hosts` is empty, or neither TLS nor plain text was chosen.
+        StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
     """
     is_local = host in LOOPBACK_NAMES
     if not is_local and not app.requires_authentication:
@@ -118,10 +136,27 @@ async def serve(
         raise UsageError(
             f"listening on {host!r} opens the server to the network; list the host names that clients use (`*` for any)"
         )
+    if not is_local and tls is None and not allows_plain_text:
+        raise UsageError(
+            f"listening on {host!r} opens the server to the network in plain text; give a certificate (--tls-cert, "
+            "--tls-key), or --allow-plain-text where a proxy in front has TLS"
+        )
+    if tls is not None:
+        require_tls_files(tls)
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
     listener = listen(host, port, shares_port=shares_port)
     grace_s = max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S)
-    server = _Server(app, names, listener, trusted_proxies, on_listening, stop, grace_s)
+    server = _Server(
+        app,
+        names,
+        listener,
+        trusted_proxies,
+        tls,
+        on_listening,
+        stop,
+        grace_s,
+        RawConnections(raw_limits),
+    )
     noise = PeerNoise(app.world)
     logging.getLogger("uvicorn.error").addFilter(noise)
     try:
@@ -131,6 +166,22 @@ async def serve(
         logging.getLogger("uvicorn.error").removeFilter(noise)
         listener.close()
         await app.stop(grace_s=grace_s)  # where it was not served to its end
+
+
+def require_tls_files(tls: TlsFiles) -> None:
+    """Require that a server can be started with these files.
+
+    Raises:
+        UsageError: One cannot be read, they do not belong together, or other users may read the key.
+    """
+    try:
+        read_secret_text(tls.key, "the key of the certificate", is_named=True)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
+    except (OSError, ssl.SSLError) as error:
+        reason = (
+            error.strerror if isinstance(error, FileNotFoundError) else ""
+        ) or "no certificate with its key"
+        raise UsageError(f"TLS cannot be used with {tls.certificate} and {tls.key}: {reason}") from error
 
 
 def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
@@ -173,10 +224,13 @@ class _Server(uvicorn.Server):
         names: Collection[str],
         listener: socket.socket,
         trusted_proxies: Collection[str],
+        tls: TlsFiles | None,
         on_listening: Callable[[str], None] | None,
         stop: asyncio.Event | None,
         grace_s: float,
+        raw: RawConnections,
     ) -> None:
+        http, websockets = protocols(raw)
         config = uvicorn.Config(
             HostGuard(app, names),
             interface="asgi3",
@@ -187,14 +241,16 @@ class _Server(uvicorn.Server):
             # uvicorn would trust these headers of every request from this machine.
             proxy_headers=bool(trusted_proxies),
             forwarded_allow_ips=[*trusted_proxies],
-            http=HTTP,
-            ws=WEBSOCKETS,
+            http=http,
+            ws=websockets,
             ws_max_size=WS_FRAME_BYTES_MAX,
             # Half the client's time and much of the memory, for words that come a few at a time.
             ws_per_message_deflate=False,
             ws_ping_interval=PING_S,
             ws_ping_timeout=PING_S,
             timeout_graceful_shutdown=CUT_S,
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
         )
         super().__init__(config)
         self._app = app
@@ -208,7 +264,9 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self._on_listening is not None:
             address, port = self._listener.getsockname()[:2]
-            self._on_listening(f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}")
+            scheme = "https" if self.config.is_ssl else "http"
+            place = f"[{address}]" if ":" in address else address
+            self._on_listening(f"{scheme}://{place}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
         """Look whether it is time to end; uvicorn asks ten times a second."""
@@ -225,7 +283,9 @@ class _Server(uvicorn.Server):
             server.close()
         self._app.drain()
         for connection in [*self.server_state.connections]:
-            if isinstance(connection, HTTP):  # it ends after its answer, or now: no request may follow on it
+            if isinstance(
+                connection, PlainHttp
+            ):  # it ends after its answer, or now: no request may follow on it
                 connection.shutdown()
         try:
             async with asyncio.timeout(GOODBYE_S):

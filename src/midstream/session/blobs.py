@@ -35,7 +35,12 @@ class Blob(Struct, frozen=True):
 def blob_of(content: str) -> Blob:
     """Return a text as it is kept; the same text has the same digest."""
     body = content.encode()
-    return Blob(hashlib.blake2b(body, digest_size=32, person=b"midstream-blob").hexdigest(), body)
+    return Blob(digest_of(body), body)
+
+
+def digest_of(body: bytes) -> str:
+    """Return the digest of a large result."""
+    return hashlib.blake2b(body, digest_size=32, person=b"midstream-blob").hexdigest()
 
 
 def is_digest(text: str) -> bool:

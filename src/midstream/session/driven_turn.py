@@ -90,10 +90,15 @@ class AttemptLost(Struct, frozen=True):
 
 
 class BeginCall(Struct, frozen=True):
-    """The loop is about to run a call. `is_approved`: a person let it run, also after it was begun before."""
+    """The loop is about to run a call.
+
+    `is_approved`: a person allowed this run. `is_suspended`: its last run stopped by itself to wait for that person, so
+    that it is not in doubt.
+    """
 
     call_id: str
     is_approved: bool = False
+    is_suspended: bool = False
 
 
 class Ended(Struct, frozen=True):
@@ -199,12 +204,18 @@ def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) ->
     if call is None:
         raise Refused(UsageError(f"no call {command.call_id!r} in response {state.response_no}"))
     started = CallStarted(
-        state.turn, state.response_no, call.call.id, call.runs + 1, at, call.plan.has_effects
+        state.turn,
+        state.response_no,
+        call.call.id,
+        call.runs + 1,
+        at,
+        call.plan.has_effects,
+        call.call.arguments if command.is_approved else None,
     )
     verdict = judge(call, epoch=epoch)
     if verdict is CallVerdict.DONE:
         return ()
-    if verdict in (CallVerdict.START, CallVerdict.RERUN) or command.is_approved:
+    if verdict in (CallVerdict.START, CallVerdict.RERUN) or command.is_suspended:
         return (started,)
     if verdict is CallVerdict.LEAVE:
         raise Refused(SessionBusyError(f"call {command.call_id!r} is running already"))

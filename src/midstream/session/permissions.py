@@ -7,6 +7,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from midstream.errors import UsageError
+from midstream.timing import WAIT_S_MAX
+
 Kind = Literal["read", "search", "think", "fetch", "edit", "delete", "move", "execute", "other"]
 
 
@@ -35,11 +38,18 @@ class Ask(Struct, frozen=True):
 
     Args:
         text: Text that is shown beside the act.
-        answer_s: Seconds they have; 0 for no limit. After that the agent is refused.
+        answer_s: Seconds they have, 366 days at most; 0 for no limit. After that the agent is refused.
+
+    Raises:
+        UsageError: `answer_s` is out of its bounds.
     """
 
     text: str = ""
     answer_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.answer_s <= WAIT_S_MAX:
+            raise UsageError(f"`answer_s` is {self.answer_s:g}; expected 0 to {WAIT_S_MAX:g} seconds")
 
 
 class Allowed(Struct, frozen=True):

@@ -7,13 +7,12 @@ renamed or given another meaning; a new kind of record is a new tag.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from midstream.errors import RecordUndecodableError
 from midstream.history.messages import (
@@ -27,7 +26,7 @@ from midstream.history.messages import (
 )
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind
-from midstream.timing import StalledOn
+from midstream.timing import WAIT_S_MAX, StalledOn
 
 VERSION = 1
 """Version of the record format, written into every `EpochStarted`."""
@@ -74,6 +73,10 @@ OPEN_STATUSES = frozenset((SessionStatus.RUNNING, SessionStatus.WAITING, Session
 """Those of a session with an open turn."""
 
 
+# `SendPayload` verifies the bounds, here they are for schemas: a journal of before may have other numbers.
+LimitS = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": WAIT_S_MAX})]
+
+
 class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool that the client of this turn runs itself.
 
@@ -87,10 +90,10 @@ class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     spec: ToolSpec
     has_effects: bool = True
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
-    timeout_s: float = 0.0
+    timeout_s: LimitS = 0.0
     needs_approval: bool = False
     """A person must allow each call before the client may run it."""
-    answer_s: float = 0.0
+    answer_s: LimitS = 0.0
     """Seconds a person has to allow it; 0 for no limit."""
 
 
@@ -271,9 +274,10 @@ class AttemptStarted(
 class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_defaults=True):
     """Words of a response that is being made. `part` counts the parts of the response from 0.
 
-    A part that is a tool run by the upstream has `call`: once when it starts, and once more, whole, when it has ended.
-    Then `kind` is `thinking` and `text` empty, so that a reader without support for `call` shows nothing. So is it with
-    `requested` and `signature`, which only the response to a client application has.
+    A part that is a tool run by the upstream has `call`: when it starts, when its arguments change while it runs, and
+    once more, whole, when it has ended. Then `kind` is `thinking` and `text` empty, so that a reader without support
+    for `call` shows nothing. So is it with `requested` and `signature`, which only the response to a client application
+    has.
     """
 
     turn: int
@@ -455,7 +459,8 @@ class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="
     has_effects: bool = True
     """Whether it may do something that could be there without this record, so that this must reach the disk first."""
     arguments: str | None = None
-    """The arguments to run with (JSON text), where a person changed the model's."""
+    """The arguments to run with (JSON text), where a person changed the model's; in a turn that another loop drives,
+    also where a person allowed this run."""
 
 
 class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_field="type"):
@@ -704,50 +709,6 @@ def is_of_unknown_type(body: bytes) -> bool:
         return _typed.decode(body).type not in _TYPES
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-
-
-_OUTCOME = re.compile(
-    rb'\{"type":"(?:call_ended|result_arrived_late)","turn":(\d{1,18}),"response":(\d{1,18}),'
-    rb'"result":\{"call_id":("(?:[^"\\]|\\.)*")'
-)
-
-
-def salvage(body: bytes) -> OutcomeDamaged | None:
-    """Return which call's outcome a body was that `decode` refuses, or None where that is not certain."""
-    found = _OUTCOME.match(body)
-    if found is None:
-        return None
-    try:
-        call_id = msgspec.json.decode(found[3], type=str)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return OutcomeDamaged(int(found[1]), int(found[2]), call_id)
-
-
-class JournalReader:
-    """Reads the records of one journal, in order, so that a damaged outcome costs only itself."""
-
-    def __init__(self) -> None:
-        self._version = VERSION
-        """Of the writer of the records that were read last."""
-
-    def read(self, body: bytes) -> Record:
-        """Return the next record; `OutcomeDamaged` in the place of an outcome that cannot be read any more.
-
-        Raises:
-            RecordUndecodableError: A record of a newer version, or damage. Of a newer version nothing is taken for
-                damaged: what cannot be read there is not understood.
-        """
-        try:
-            record = decode(body)
-        except RecordUndecodableError:
-            found = salvage(body) if self._version <= VERSION else None
-            if found is None:
-                raise
-            return found
-        if isinstance(record, EpochStarted | JournalPruned):
-            self._version = record.version
-        return record
 
 
 _PRUNED = b'{"type":"journal_pruned",'

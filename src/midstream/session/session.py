@@ -423,10 +423,12 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
         command = Cancel(known.turn)  # STREAM-15: a stream stops its own turn, not one that came after it
     elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
         command = Withdraw(known.queued)  # nor one that came before it
-    if isinstance(command, CallFinished) and not _is_for_client(session, command):
+    if isinstance(command, CallFinished):
         if (refusal := _find_refusal(session, command)) is not None:
             raise Refused(refusal)
-        command = None  # TURN-15: only the server sends results of the server's tools
+        is_own = known is not None and known.turn == command.turn
+        if not (is_own and _is_for_client(session, command)):
+            command = None  # TURN-15, SEC-84: neither the server's tools nor those of another client
     begun = _take_stream(known, received) if known else (_open_stream(received),)
     taken = CommandAccepted(received.stream, received.seqno, received.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.session.child_names import root_of
 from midstream.store.contract import ESCROW, KeyValueEntry, SessionInfo, StoredRecord, StoreReader
+from midstream.store.guard.guarded_store import GuardedReader
 
 T = TypeVar("T")
 
@@ -101,6 +103,9 @@ def decrypt_reader(reader: StoreReader, key_file: Path) -> StoreReader:
     try:
         from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
         from midstream.store.encryption.encrypted_store import EncryptedReader, OneForAll  # noqa: PLC0415 - see above
+        from midstream.store.encryption.store_secret import WrappedKeySource  # noqa: PLC0415 - see above
     except ModuleNotFoundError as error:
         raise UsageError("encryption needs an extra: pip install 'midstream[crypto]'") from error
-    return EncryptedReader(reader, OneForAll(FileKeys(key_file)))
+    keys = FileKeys(key_file)
+    guarded = GuardedReader(reader, WrappedKeySource(keys, is_mixed=False, world=World()))
+    return EncryptedReader(guarded, OneForAll(keys))

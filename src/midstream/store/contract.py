@@ -34,6 +34,7 @@ records or none, only at the expected position, only under the newest epoch. A r
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
@@ -55,11 +56,12 @@ OF_SESSIONS = (ESCROW, PRINCIPAL_OF, GRAPHS)
 
 
 class StoredRecord(Struct, frozen=True, gc=False):
-    """A record as it lies in the journal; `body` is its JSON."""
+    """A record as it lies in the journal; `body` is its JSON, `link` was stored with it (see `Batch.links`)."""
 
     position: int
     epoch: int
     body: bytes
+    link: bytes = b""
 
 
 class SessionListing(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -91,6 +93,7 @@ class Batch(Struct, frozen=True):
         mark: The session's new line in listings, if it changed.
         blobs: Large results that the records name; one that is there already is left as it is.
         seal: Kept beside the end in the same step, for a store in front of this one; b"" leaves what is there.
+        links: Stored with the records, one for each, for a store in front of this one; () stores empty ones.
     """
 
     bodies: Sequence[bytes]
@@ -100,6 +103,7 @@ class Batch(Struct, frozen=True):
     mark: SessionListing | None = None
     blobs: Sequence[Blob] = ()
     seal: bytes = b""
+    links: Sequence[bytes] = ()
 
     @property
     def end(self) -> int:
@@ -124,11 +128,22 @@ class SessionInfo(Struct, frozen=True, gc=False):
 
 
 class ForwardedCommand(Struct, frozen=True, gc=False):
-    """A command that was handed over: for a session that the reader owns, or that no living node holds."""
+    """A command that was handed over: for a session that the reader owns, or that no living node holds.
+
+    `sender` is the node that waits for the answer, as the store has it.
+    """
 
     number: int
     session: str
     body: bytes
+    sender: str = ""
+
+
+class ListPlace(Struct, frozen=True):
+    """A place in a listing: behind the session of this name that was changed at this time, in seconds since 1970."""
+
+    at: float
+    session: str
 
 
 class News(Struct, frozen=True):
@@ -202,13 +217,21 @@ class StoreReader(KeyValueReader, Protocol):
         """Return the session's line, or None where there is no such session."""
 
     def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
+        self,
+        *,
+        live: bool | None = None,
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
-        """Iterate over the sessions, last changed first.
+        """Iterate over the sessions, last changed first; those of one instant by name, the greatest first.
 
         Args:
             live: Only those with (or without) an open turn.
             of: Only these sessions and their parts. What it costs depends on how many they are, and on no others.
+            after: Only those behind this place, whether or not its session still exists. The cost does not depend on
+                how many are before it.
+            limit: How many at most; None for all.
         """
 
 
@@ -248,7 +271,9 @@ class Store(StoreReader, KeyValue, Protocol):
             UsageError: This store keeps a seal of its own, and was given one. Nothing was written.
         """
 
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
         """Remove the records before `position`, put `body` in the place of that one, and return whether it was done.
 
         Its node is not disturbed: what follows, the end and the epoch stay. Survives the death of the
@@ -258,6 +283,7 @@ class Store(StoreReader, KeyValue, Protocol):
             body: What the records up to and with `position` fold to, which nothing but they decide.
             position, epoch: Of the record. Where there is no such one (the session was deleted, or pruned further),
                 nothing is done.
+            link: Stored with the record in the place of its link; None leaves that.
 
         Raises:
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was changed.
@@ -294,6 +320,17 @@ class Store(StoreReader, KeyValue, Protocol):
 
         Without effect where another living node holds its session by now, or the sender does not wait any more.
         """
+
+    node: str = ""
+    """Name of this store's node while it is open, which no other node ever has; "" before and after."""
+
+    @property
+    def key_file(self) -> Path | None:
+        """Path of the file for the store's own key, outside what is stored.
+
+        None where only this process can write to the store. See `store.guard`.
+        """
+        return None
 
     @property
     def transactional(self) -> Transactional | None:

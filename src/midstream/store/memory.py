@@ -21,6 +21,7 @@ from midstream.store.contract import (
     Immediate,
     KeyValue,
     KeyValueEntry,
+    ListPlace,
     News,
     SessionInfo,
     SessionListing,
@@ -206,14 +207,17 @@ class MemoryStore(Store):
         return self._append(found, batch)
 
     @override
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
         found = self._require_open().sessions.get(session)
         if found is None:
             return False
         going = found.records[: position - found.oldest + 1]
         if not going or (going[-1].position, going[-1].epoch) != (position, epoch):
             return False
-        found.records[: len(going)] = [StoredRecord(position, epoch, body)]
+        kept = going[-1].link if link is None else link
+        found.records[: len(going)] = [StoredRecord(position, epoch, body, kept)]
         return True
 
     @override
@@ -236,14 +240,21 @@ class MemoryStore(Store):
 
     @override
     async def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
+        self,
+        *,
+        live: bool | None = None,
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
         lines = [
-            (found.mark.at, found.number, _line_of(session, found))
+            (found.mark.at, session, _line_of(session, found))
             for session, found in self._require_open().sessions.items()
             if (live is None or found.mark.is_live == live) and (of is None or _is_of(session, of))
         ]
-        for _, _, line in sorted(lines, key=lambda line: line[:2], reverse=True):
+        if after is not None:
+            lines = [line for line in lines if line[:2] < (after.at, after.session)]
+        for _, _, line in sorted(lines, key=lambda line: line[:2], reverse=True)[:limit]:
             yield line
 
     @override
@@ -298,7 +309,7 @@ class MemoryStore(Store):
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._memory.forwarded_commands[number] = _Handed(
-            self.node, ForwardedCommand(number, session, body), answer
+            self.node, ForwardedCommand(number, session, body, self.node), answer
         )
         self._memory.wake_watchers()
         try:
@@ -335,7 +346,8 @@ class MemoryStore(Store):
 
     def _append(self, found: _Session, batch: Batch) -> int:
         positions = range(batch.expected + 1, batch.end + 1)
-        found.records += map(StoredRecord, positions, repeat(batch.epoch), batch.bodies)
+        links = batch.links or repeat(b"")
+        found.records += map(StoredRecord, positions, repeat(batch.epoch), batch.bodies, links)
         found.blobs |= {blob.digest: blob.body for blob in batch.blobs}
         if batch.mark is not None:
             found.mark = replace(batch.mark, title=batch.mark.title or found.mark.title)

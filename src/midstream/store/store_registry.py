@@ -97,6 +97,18 @@ def read_store(named: str | Path, *, key_file: Path | None = None) -> Iterator[C
         yield ClosedStore(reader, reader if key_file is None else decrypt_reader(reader, key_file), loop)
 
 
+@contextlib.contextmanager
+def read_stored(named: str | Path) -> Iterator[StoreReader]:
+    """Open a store for reading, as it is stored; a server may work on it meanwhile.
+
+    Raises:
+        NotFoundError, UsageError, StoreDamagedError: As `read_store`.
+    """
+    backend, address = _find_backend(named)
+    with backend.read(address) as reader:
+        yield reader
+
+
 def file_of(named: str | Path) -> Path | None:
     """Return the file that a store is, where it is one; see `read_store`."""
     backend, address = _find_backend(named)

@@ -72,6 +72,8 @@ class UpstreamFault(StrEnum):
     NONE = "none"
     EXPIRED = "expired"
     """It has forgotten all its conversations."""
+    ENDED = "ended"
+    """Its processes have ended since the last message."""
     BUSY = "busy"
     """The conversation is in another run."""
     WRONG_ID = "wrong-id"
@@ -111,7 +113,12 @@ class Case(Struct, frozen=True):
 
 _REPLAYED = {PoolSituation.EDITED, PoolSituation.REPEATED, PoolSituation.REBASED}
 """Situations in which a fresh agent is sent everything, unless the upstream can fork or take other instructions."""
-_TOUCHES_RESUMED = {UpstreamFault.EXPIRED, UpstreamFault.BUSY, UpstreamFault.WRONG_ID}
+_TOUCHES_RESUMED = {
+    UpstreamFault.EXPIRED,
+    UpstreamFault.ENDED,
+    UpstreamFault.BUSY,
+    UpstreamFault.WRONG_ID,
+}
 """Faults that only an agent with a past can have."""
 
 
@@ -139,6 +146,8 @@ def _case(situation: PoolSituation, fault: UpstreamFault) -> Case:
 def _can_occur(situation: PoolSituation, fault: UpstreamFault) -> bool:
     if fault is UpstreamFault.WRONG_ID:
         return situation is PoolSituation.RESTARTED  # the only resumption
+    if fault is UpstreamFault.ENDED:
+        return situation in {PoolSituation.CONTINUED, PoolSituation.EDITED}  # an agent is open
     return not (fault in _TOUCHES_RESUMED and situation is PoolSituation.FIRST)
 
 
@@ -168,7 +177,7 @@ class PoolPeer(Protocol):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """Traits that this kind of upstream cannot have: "busy", "echo", "verify" matter here."""
+        """Traits that this kind of upstream cannot have: "busy", "echo", "process", "verify" matter here."""
 
     def upstream(self) -> Upstream:
         """Return another upstream that talks to this peer: what another process would make."""
@@ -178,6 +187,9 @@ class PoolPeer(Protocol):
 
     def expire(self, agent: str) -> None:
         """Delete a conversation."""
+
+    def end_processes(self) -> None:
+        """End the processes that upstreams of this peer have started."""
 
     def be_busy(self, agent: str) -> None:
         """Refuse messages to a conversation until its run is ended by force."""
@@ -372,6 +384,8 @@ def _break(host: _Host, case: Case) -> None:
         case UpstreamFault.EXPIRED:
             for agent in agents:
                 host.peer.expire(agent)
+        case UpstreamFault.ENDED:
+            host.peer.end_processes()
         case UpstreamFault.BUSY:
             for agent in agents:
                 host.peer.be_busy(agent)
@@ -392,6 +406,7 @@ def _break(host: _Host, case: Case) -> None:
 def _needs(peer: PoolPeer, fault: UpstreamFault) -> None:
     lacking = {
         UpstreamFault.BUSY: "busy",
+        UpstreamFault.ENDED: "process",
         UpstreamFault.WRONG_ID: "echo",
         UpstreamFault.KEY_REFUSED: "verify",
     }.get(fault)
@@ -407,6 +422,8 @@ def _check(host: _Host, before: int, case: Case) -> None:
     if case.situation is PoolSituation.FIRST:  # where the message is all there is
         return
     assert replays <= case.replays_max
+    if case.fault is UpstreamFault.ENDED and case.situation is PoolSituation.CONTINUED:
+        assert not replays  # it is resumed by its name
     can = host.peer.upstream().abilities
     if not (
         can.can_fork or can.can_reinstruct or case.fault in (UpstreamFault.KEY_REFUSED, UpstreamFault.LOST)

@@ -15,6 +15,7 @@ from midstream.agents.abilities import Abilities
 from midstream.agents.prior_transcript import DONE
 from midstream.agents.upstreams import (
     Marked,
+    MessageDropped,
     MessageTaken,
     Setup,
     UpstreamAgent,
@@ -69,6 +70,8 @@ class Trouble(StrEnum):
     """A tool of the upstream never ends."""
     DIES_OPENED = "dies_opened"
     """The run fails after the message was taken, before the first word."""
+    OUTAGE_OPENED = "outage_opened"
+    """The provider behind the agent fails after the message was taken, before the first word."""
     DIES_SPEAKING = "dies_speaking"
     """The run fails after the first words."""
     CUT = "cut"
@@ -166,6 +169,7 @@ class ScriptedUpstream:
         identity, abilities, name: As `Upstream` has them.
         troubles: What goes wrong with the next messages, in order; None for one with which nothing does.
         world: Where others get a turn between two of its events.
+        drops: Its agents remove a message again whose answer does not come to its end.
     """
 
     def __init__(
@@ -178,6 +182,7 @@ class ScriptedUpstream:
         name: str = "scripted",
         troubles: Iterable[Trouble | None] = (),
         world: World = World(),
+        drops: bool = False,
     ) -> None:
         self.memory = UpstreamMemory() if memory is None else memory
         self.name = name
@@ -186,6 +191,7 @@ class ScriptedUpstream:
         self.answer = answer
         self.troubles: deque[Trouble | None] = deque(troubles)
         self.world = world
+        self.drops = drops
         self.is_key_good = True
         self.opened: list[str] = []
         """What was opened so far: the agent that was resumed, or "" for a fresh one."""
@@ -288,8 +294,14 @@ class ScriptedAgent(UpstreamAgent):
         try:
             self._name = self._came_from = talk.name
             # Some software reports what it goes on from only where it is set so, not from one message to the next.
-            yield MessageTaken(talk.name, "" if self._has_spoken else resumed)
+            resumed = "" if self._has_spoken else resumed
+            yield MessageTaken(talk.name, resumed, is_provisional=self._upstream.drops)
             self._has_spoken = True
+            if trouble is Trouble.OUTAGE_OPENED:
+                if self._upstream.drops:
+                    talk.heard.remove(heard)
+                    yield MessageDropped()
+                raise ModelUnavailableError("the provider is overloaded")
             async for event in self._answer(talk, trouble):
                 if talk.run != run:
                     raise UpstreamFailedError("another run took its place")

@@ -42,6 +42,7 @@ from midstream.store.contract import (
 )
 from midstream.testing.immediate_contract import ImmediateContract
 from midstream.testing.key_value_contract import KeyValueContract
+from midstream.testing.listing_contract import ListingContract
 from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, open_store
 
 WORLD = World()
@@ -49,7 +50,7 @@ NEWS_S = 30.0
 """Seconds after which news that should be there are missing."""
 
 
-class StoreContract(KeyValueContract, ImmediateContract):
+class StoreContract(KeyValueContract, ImmediateContract, ListingContract):
     """The tests. Each one gets a fresh `place`."""
 
     pytestmark = pytest.mark.asyncio
@@ -539,48 +540,6 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await _append(store, "s", b"c", expected=2, epoch=epoch, mark=ended)
             kept = SessionListing(is_live=False, at=3.0, title="Hello", turns=1, status="completed")
             assert await store.find("s") == SessionInfo("s", 3, epoch, 1.0, kept, oldest=1)
-
-    async def test_the_last_changed_session_is_listed_first(self, place: Storage) -> None:
-        async with open_store(place) as store:
-            assert await _list(store) == []
-            for number, name in enumerate(("a", "b", "c")):
-                await store.claim(name, at=float(number))
-            epoch = await store.claim("a", at=10.0)
-            assert [line.session for line in await _list(store)] == ["c", "b", "a"]
-            await _append(store, "a", expected=0, epoch=epoch, mark=_mark(at=11.0))
-            assert [line.session for line in await _list(store)] == ["a", "c", "b"]
-
-    async def test_a_listing_filters_by_open_turn(self, place: Storage) -> None:
-        async with open_store(place) as store:
-            for number, name in enumerate(("a", "b", "c")):
-                epoch = await store.claim(name, at=float(number))
-                mark = SessionListing(is_live=name != "b", at=float(number))
-                await _append(store, name, b"x", expected=0, epoch=epoch, mark=mark)
-            assert [line.session for line in await _list(store, live=True)] == ["c", "a"]
-            assert [line.session for line in await _list(store, live=False)] == ["b"]
-
-    async def test_a_listing_filters_by_session_name_and_includes_parts(self, place: Storage) -> None:
-        async with open_store(place) as store:
-            for number, name in enumerate(("a", "ab", "a::1", "a::1::2", "a:", "b", "it's")):
-                epoch = await store.claim(name, at=1.0)
-                mark = SessionListing(is_live=name == "a::1", at=float(number))
-                await _append(store, name, expected=0, epoch=epoch, mark=mark)
-            for live, names in ((None, ["it's", "a::1::2", "a::1", "a"]), (True, ["a::1"])):
-                found = [line.session async for line in store.list(live=live, of=["a", "it's", "none"])]
-                assert found == names
-            assert [line async for line in store.list(of=[])] == []
-
-    async def test_a_long_listing_is_complete_despite_concurrent_changes(self, place: Storage) -> None:
-        async with open_store(place) as store:
-            names = [f"s{number}" for number in range(450)]
-            epochs = await asyncio.gather(*(store.claim(name, at=float(at)) for at, name in enumerate(names)))
-            listing = store.list()
-            seen = [(await anext(listing)).session]
-            mark = _mark(at=1e6)
-            await _append(store, "s1", expected=0, epoch=epochs[1], mark=mark)
-            await store.delete("s0")
-            seen += [line.session async for line in listing]
-            assert [name for name in seen if name != "s0"] == names[:0:-1]
 
     # --- deleting
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from midstream.errors import MidstreamError
-from midstream.store.contract import Batch, KeyValueEntry, News, SessionInfo, Store, StoredRecord
+from midstream.store.contract import Batch, KeyValueEntry, ListPlace, News, SessionInfo, Store, StoredRecord
 
 ODD_NAMES = ("s", "a/b", "it's", '"', "%_", "naïve ☃ 😀", "x" * 500, "line\nbreak", " ")
 ODD_BODIES = (b"", b"{}", b"\x00\xff\r\n'", b"x" * 300_000)
@@ -46,6 +46,11 @@ class StoreInFront(Store):
     def __init__(self, store: Store) -> None:
         self.store = store
 
+    @property
+    def node(self) -> str:  # type: ignore[override]  # that of the store behind it
+        """See `Store.node`."""
+        return self.store.node
+
     async def before_operation(self, operation: str, session: str) -> None:
         """Called before each operation, by its name in `Store`; whatever it raises is raised instead."""
 
@@ -80,9 +85,11 @@ class StoreInFront(Store):
         return await self.store.read(session, after=after, limit=limit)
 
     @override
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
         await self.before_operation("prune", session)
-        return await self.store.prune(session, body, position=position, epoch=epoch)
+        return await self.store.prune(session, body, position=position, epoch=epoch, link=link)
 
     @override
     async def blob(self, session: str, digest: str) -> bytes | None:
@@ -96,10 +103,15 @@ class StoreInFront(Store):
 
     @override
     async def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
+        self,
+        *,
+        live: bool | None = None,
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
         await self.before_operation("list", "")
-        async for each in self.store.list(live=live, of=of):
+        async for each in self.store.list(live=live, of=of, after=after, limit=limit):
             yield each
 
     @override

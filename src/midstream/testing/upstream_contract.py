@@ -101,6 +101,8 @@ class Trait(StrEnum):
     """It receives the idempotency key."""
     STARTS = "starts"
     """It takes a while to start, such as a program does, and may be closed meanwhile."""
+    PROCESS = "process"
+    """It has a process on this machine, which can end between two messages."""
     VERIFY = "verify"
     """Its credential can be refused."""
 
@@ -157,6 +159,9 @@ class UpstreamPeer(Protocol):
 
     def die_mid_stream(self) -> None:
         """Break off the next answer after its first words: the process dies, the connection drops."""
+
+    def end_processes(self) -> None:
+        """End the processes that upstreams of this peer have started, as the system does where memory is short."""
 
     def refuse_key(self) -> None:
         """Refuse the credential from now on."""
@@ -217,6 +222,19 @@ class UpstreamContract:
             if Trait.ECHO not in peer.lacks:
                 assert events[0].resumed == name
         assert [told.text for told in peer.messages()] == ["one", "two", "three"]
+
+    async def test_conversations_go_on_when_the_process_of_an_idle_agent_has_ended(
+        self, peer: UpstreamPeer
+    ) -> None:
+        _needs(peer, Trait.PROCESS)
+        async with _connect(peer) as upstream, _fresh(upstream) as first, _fresh(upstream) as second:
+            names = [_opening_of(await _send(agent, "one")).agent for agent in (first, second)]
+            peer.end_processes()
+            for name, agent in zip(names, (first, second), strict=True):
+                events = await _send(agent, "two")
+                assert _text(events) == _join("one", "two")
+                assert _opening_of(events) == MessageTaken(name, name)
+        assert [told.text for told in peer.messages()] == ["one", "one", "two", "two"]
 
     async def test_each_answer_has_a_name_to_resume_by(self, peer: UpstreamPeer) -> None:
         name = await _begin(peer, "one")

@@ -23,9 +23,11 @@ from msgspec import Struct
 
 from midstream.errors import ToolDefinitionError, UsageError
 from midstream.history.messages import Outcome, ToolCall, ToolResult, ToolSpec, storable
+from midstream.json_depth import require_shallow_text
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, Site, digest_of
 from midstream.session.records import ClientTool
 from midstream.store.contract import Transaction
+from midstream.timing import WAIT_S_MAX
 
 TIMEOUT_S = 120.0
 """Seconds a tool may run where it names no timeout (the longest build the originals' users waited for)."""
@@ -244,7 +246,8 @@ def tool(
         needs_approval: Whether a person must allow each call: `True`, or a function of the same arguments.
         probe: Asks the outside world about a call in doubt: a function of the same arguments that returns `Happened`,
             `DidNotHappen` or None.
-        answer_s: Seconds a person has to allow a call, or to decide about one in doubt; 0 for no limit.
+        answer_s: Seconds a person has to allow a call, or to decide about one in doubt, 366 days at most; 0 for no
+            limit.
 
     Raises:
         ToolDefinitionError: A parameter has no type hint, or one without a JSON form; `on_doubt` is none of the
@@ -256,6 +259,9 @@ def tool(
     if (policy is OnDoubt.PROBE) != (probe is not None):
         raise ToolDefinitionError("a tool with on_doubt='probe' needs a probe, and no other takes one")
 
+    _check_time("timeout_s", timeout_s)
+    _check_time("answer_s", answer_s)
+
     def make(function: Callable[..., Any]) -> Tool:
         if policy is OnDoubt.IN_TRANSACTION and inspect.iscoroutinefunction(function):
             raise ToolDefinitionError(
@@ -266,6 +272,11 @@ def tool(
         return Tool(spec, function, arguments, has_effects, policy, limit_s, needs_approval, probe, answer_s)
 
     return make(function) if function is not None else make
+
+
+def _check_time(name: str, seconds: float) -> None:
+    if not 0 <= seconds <= WAIT_S_MAX:
+        raise ToolDefinitionError(f"`{name}` is {seconds:g}; expected 0 to {WAIT_S_MAX:g} seconds (366 days)")
 
 
 def _policy(on_doubt: str) -> OnDoubt:
@@ -287,8 +298,12 @@ def question(
     Args:
         name: The name the model sees.
         description: The description for the model.
-        answer_s: Seconds a person has to answer; 0 for no limit.
+        answer_s: Seconds a person has to answer, 366 days at most; 0 for no limit.
+
+    Raises:
+        ToolDefinitionError: `answer_s` is out of its bounds.
     """
+    _check_time("answer_s", answer_s)
     options: tuple[str, Any, Any] = ("options", list[str], msgspec.field(default_factory=list))
     arguments = msgspec.defstruct("Arguments", [("question", str), options], kw_only=True)
     spec = ToolSpec(name, description, _plain_schema(arguments))
@@ -462,6 +477,7 @@ def _unfit(call: ToolCall, error: Exception) -> ToolResult:
 
 
 def _read_arguments(found: Tool, call: ToolCall) -> dict[str, Any]:
+    require_shallow_text(call.arguments)
     if found.arguments is None:
         return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     arguments = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)

@@ -28,6 +28,7 @@ from midstream.environment import World
 from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.extras import extra
 from midstream.history.messages import Outcome, ToolSpec, storable
+from midstream.json_depth import TOO_DEEP, is_too_deep
 from midstream.retries import MCP_BACKOFF
 from midstream.session.calls import OnDoubt
 from midstream.tools.function_tools import (
@@ -268,6 +269,9 @@ class McpServer:
     def _tool_of(self, remote: wire.Tool) -> Tool | None:
         """Make a tool, or none where its schema is so wrong that a provider would refuse every request with it."""
         schema = remote.input_schema
+        if is_too_deep(schema):
+            _log.warning("a tool of %r is left out: its schema is %s", self.name, TOO_DEEP)
+            return None
         try:
             validator_for(schema).check_schema(schema)
         except Exception:  # noqa: BLE001 - a foreign schema in a foreign validator, which raises more than SchemaError
@@ -402,7 +406,7 @@ async def _over_stdio(program: StdioServerParameters, name: str) -> _Streams:
 @contextlib.asynccontextmanager
 async def _over_http(url: str, headers: Mapping[str, str], auth: httpx2.Auth | None) -> _Streams:
     async with (
-        httpx2.AsyncClient(headers=headers, auth=auth, timeout=_TIMEOUT) as http,
+        httpx2.AsyncClient(headers=headers, auth=auth, timeout=_TIMEOUT, follow_redirects=False) as http,
         streamable_http_client(url, http_client=http) as streams,
     ):
         yield streams
@@ -469,6 +473,8 @@ def _progress_of(context: CallContext) -> ProgressFnT:
 def text_of(result: wire.CallToolResult) -> str:
     """Return what a model reads of a result: its texts; pictures and files by name, kind and size only."""
     if not result.content and result.structured_content is not None:
+        if is_too_deep(result.structured_content):
+            return f"[structured content, {TOO_DEEP}, not shown]"
         return msgspec.json.encode(result.structured_content).decode()
     return "\n".join(_text_of(block) for block in result.content)
 

@@ -9,6 +9,7 @@ from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.parsing import has_surrogates, mend_text
 from tests.history.repair.histories import FORMATS
 from tests.history.repair.reported import response, text, thought, user
+from tests.spec import spec
 
 
 def test_half_characters_are_replaced_and_halves_that_fit_are_joined() -> None:
@@ -49,6 +50,19 @@ def test_ten_thousand_levels_are_refused_with_their_place() -> None:
         deep = [deep]
     with pytest.raises(InvalidHistoryError, match="message 0"):
         repair([user(deep)])
+
+
+@spec("SEC-75")
+def test_more_levels_than_the_limit_are_refused_with_their_place() -> None:
+    def nested(levels: int) -> object:
+        deep: object = "x"
+        for _ in range(levels):
+            deep = {"a": deep}
+        return deep
+
+    repair([user("q"), {**user("q"), "other": nested(60)}])
+    with pytest.raises(InvalidHistoryError, match="message 1 is nested more than 64 levels deep"):
+        repair([user("q"), {**user("q"), "other": nested(100)}])
 
 
 def test_an_object_that_is_no_json_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager
 
 import httpx2
@@ -21,11 +21,11 @@ from midstream.errors import (
     StoreFullError,
 )
 from midstream.protocol.sse import ServerSentEvent, SseDecoder
-from midstream.session.records import SessionStatus
-from midstream.store.contract import StoredRecord
+from midstream.session.records import SessionStatus, Sync
+from midstream.store.contract import Batch, ListPlace, SessionInfo, SessionListing, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Gate, Script, Stall, calls, text
-from midstream.testing.store_fakes import FailingStore
+from midstream.testing.store_fakes import FailingStore, StoreInFront
 from midstream.testing.turns import records_until_end
 from midstream.tools.function_tools import tool
 from tests.house.source import ROOT
@@ -302,6 +302,37 @@ async def test_sessions_are_found_by_their_title_or_their_id_on_every_page() -> 
     assert [line["id"] for line in first["sessions"]] == ["s4", "s2"]
     assert ([line["id"] for line in second["sessions"]], second["next"]) == (["river-1"], None)
     assert none == {"sessions": [], "next": None}
+
+
+@spec("SEC-59")
+async def test_a_page_reads_the_store_from_its_cursor_on() -> None:
+    class Counting(StoreInFront):
+        listed: list[str] = []  # noqa: RUF012 - of this test
+
+        async def list(
+            self,
+            *,
+            live: bool | None = None,
+            of: Collection[str] | None = None,
+            after: ListPlace | None = None,
+            limit: int | None = None,
+        ) -> AsyncIterator[SessionInfo]:
+            async for each in self.store.list(live=live, of=of, after=after, limit=limit):
+                self.listed.append(each.session)
+                yield each
+
+    memory = MemoryStore()
+    await memory.open()
+    for number in range(450):
+        await memory.claim(f"s{number:03}", at=float(number))
+        epoch = memory._memory.sessions[f"s{number:03}"].epoch
+        batch = Batch([b"{}"], 0, epoch, Sync.FULL, SessionListing(is_live=False, at=float(number)))
+        await memory.append(f"s{number:03}", batch)
+    store = Counting(memory)
+    async with called(make_app(store=store)) as client:
+        first = (await client.get("/v1/sessions?limit=50&after=100.0~s100")).json()
+    assert [line["id"] for line in first["sessions"]] == [f"s{number:03}" for number in range(99, 49, -1)]
+    assert "s100" not in store.listed
 
 
 class Stopped(World):

@@ -38,10 +38,11 @@ ASKED_FOR_MORE = {"commands", "ticket"}
 """What depends on what it is about: a reader may have a ticket for looking."""
 OF_NO_SESSION = {
     *("openapi", "questions", "sessions", "me", "login_link", "logout"),
+    *("credentials", "revoke", "revoke_all"),
     *("probe_events", "probe_poll", "probe_chunks"),
 }
 """For whoever is known."""
-OPEN = {"health", "ready", "login"}
+OPEN = {"health", "ready", "login", "challenge"}
 OF_SESSIONS = [each for each in OPERATIONS if "{session_id}" in each.path]
 
 
@@ -73,8 +74,10 @@ async def _asked(
     server: Served, operation: Operation, who: dict[str, str], *, with_stream: bool = True
 ) -> tuple[int, str]:
     """Ask once; return the status, and the code of a problem."""
-    path = operation.path.format(session_id="s1", digest=DIGEST, reader="bob")
+    path = operation.path.format(session_id="s1", digest=DIGEST, reader="bob", credential="0" * 16)
     body = command() if operation.name == "commands" else {}
+    if operation.name == "challenge":
+        body = {"nonce": "n" * 43}
     if operation.name.startswith("open_"):
         body = opening() if with_stream else {"type": "open"}
     keys = KEYS if with_stream else {}
@@ -117,7 +120,9 @@ async def test_who_is_not_known_is_let_in_nowhere(who: dict[str, str]) -> None:
         before = await _state_of(server)
         for operation in OPERATIONS:
             told = await _asked(server, operation, who)
-            if operation.name in OPEN - {"login"}:
+            if operation.name == "challenge":
+                assert told == (404, "not_found"), "this server does not authenticate the user of its machine"
+            elif operation.name in OPEN - {"login"}:
                 assert told == (200, ""), operation.name
             else:
                 assert told == (401, "unauthorized"), operation.name
@@ -172,10 +177,12 @@ async def test_a_reader_looks_and_does_nothing_on_any_endpoint() -> None:
 @pytest.mark.parametrize("who", [ADA, OPERATOR], ids=["owner", "operator"])
 async def test_an_owner_and_an_operator_get_all_there_is(who: dict[str, str]) -> None:
     async with _shared() as server:
-        last = {"delete", "logout"}
+        last = {"delete", "logout", "revoke_all"}
         for operation in sorted(OPERATIONS, key=lambda each: each.name in last):
             status, code = await _asked(server, operation, who, with_stream=operation.name == "commands")
-            if operation.name == "metrics" and who is ADA:
+            if operation.name in {"challenge", "revoke"}:
+                assert (status, code) == (404, "not_found"), operation.name
+            elif operation.name == "metrics" and who is ADA:
                 assert (status, code) == (403, "access")
             else:
                 assert status not in {401, 403, 404}, (operation.name, status, code)

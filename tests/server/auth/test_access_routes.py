@@ -54,7 +54,14 @@ async def test_a_link_logs_in_as_whoever_asked_for_it() -> None:
         link = (await client.post("/v1/login-links", headers=BOB)).json()
         assert link["for_s"] == 3600
         logged_in = await client.post("/v1/login", json={"login": link["word"]})
-        assert logged_in.json() == {"id": "bob", "tenant": "", "is_operator": False, "session": ""}
+        assert logged_in.json() == {
+            "id": "bob",
+            "tenant": "",
+            "is_operator": False,
+            "session": "",
+            "is_approver": False,
+            "scope": {"actions": ["read", "speak", "approve", "own"], "sessions": "*"},
+        }
         assert (await client.get("/v1/me")).json()["id"] == "bob"
         assert (await client.post("/v1/logout", headers={"x-midstream": "test"})).status_code == 204
         assert told(await client.get("/v1/me")) == (401, "unauthorized")

@@ -7,8 +7,10 @@ import pytest
 from midstream.errors import AccessError, SessionNotFoundError
 from midstream.server.auth.access import Access, Authorize
 from midstream.server.auth.authorizer import AccessLevel, Authorizer
+from midstream.server.auth.credential_sources import source_of
 from midstream.server.auth.ownership import Owner, Ownership
-from midstream.server.auth.principals import Action, Principal
+from midstream.server.auth.principals import Action, Principal, Scope
+from midstream.server.auth.revocations import Revocations
 from midstream.server.auth.tokens import AccessTokens
 from midstream.store.memory import MemoryStore
 from midstream.testing.worlds import FakeWorld
@@ -28,7 +30,9 @@ async def _authorizer(authorize: Authorize | None = None) -> Authorizer:
     for session in ("acme:s1", "acme:old"):
         await store.claim(session, at=world.now())
     access = Access(authenticate=lambda _: None, authorize=authorize)
-    return Authorizer(access, store, ownership, AccessTokens(store, world))
+    source = source_of(access.authenticate)
+    issued = AccessTokens(store, world, Revocations(store, world), source.is_current)
+    return Authorizer(access, source, store, ownership, issued)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,13 @@ async def _authorizer(authorize: Authorize | None = None) -> Authorizer:
         (Principal("v", tenant="acme", session="acme:s1"), "acme:s1", AccessLevel.LOOK),
         (Principal("v", tenant="acme", session="acme:s1"), "acme:new", AccessLevel.NOTHING),
         (Principal("ada", tenant="acme", session="acme:s1"), "acme:s1", AccessLevel.LOOK),
+        (Principal("eve", tenant="acme", is_approver=True), "acme:s1", AccessLevel.APPROVE),
+        (Principal("eve", tenant="acme", is_approver=True), "acme:old", AccessLevel.NOTHING),
+        (Principal("eve", tenant="other", is_approver=True), "acme:s1", AccessLevel.NOTHING),
+        (Principal("ada", tenant="acme", scope=Scope(sessions="s1")), "acme:s1::1.1.0", AccessLevel.ALL),
+        (Principal("ada", tenant="acme", scope=Scope(sessions="s*")), "acme:s1", AccessLevel.ALL),
+        (Principal("ada", tenant="acme", scope=Scope(sessions="s")), "acme:s1", AccessLevel.NOTHING),
+        (Principal("root", is_operator=True, scope=Scope(sessions="t*")), "acme:s1", AccessLevel.NOTHING),
     ],
 )
 async def test_who_may_do_what(principal: Principal, session: str, verdict: AccessLevel) -> None:

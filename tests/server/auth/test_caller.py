@@ -12,9 +12,19 @@ from midstream.engine.host import Host
 from midstream.errors import LimitReachedError, SessionNotFoundError, UnauthorizedError, UsageError
 from midstream.server.auth.access import Access, Authorize
 from midstream.server.auth.authorizer import Authorizer
-from midstream.server.auth.caller import VISIT, Counters, KnownCaller, Stranger, visit_of, visitor_of
+from midstream.server.auth.caller import (
+    VISIT,
+    Counters,
+    KnownCaller,
+    LiveCallers,
+    Stranger,
+    visit_of,
+    visitor_of,
+)
+from midstream.server.auth.credential_sources import source_of
 from midstream.server.auth.ownership import Ownership
 from midstream.server.auth.principals import Action, Principal
+from midstream.server.auth.revocations import Revocations
 from midstream.server.auth.tokens import AccessTokens
 from midstream.server.limits import Limits
 from midstream.session.turn.commands import Cancel, Resume
@@ -33,9 +43,12 @@ class House:
         self.ownership = Ownership(self.store, self.world)
         self.known: Principal | None = Principal("ada")
         access = Access(authenticate=lambda _: self.known, authorize=authorize)
-        self.authorizer = Authorizer(access, self.store, self.ownership, AccessTokens(self.store, self.world))
+        source = source_of(access.authenticate)
+        revocations = Revocations(self.store, self.world)
+        issued = AccessTokens(self.store, self.world, revocations, source.is_current)
+        self.authorizer = Authorizer(access, source, self.store, self.ownership, issued)
         self.counters = Counters(limits or Limits(), self.world)
-        self.living: set[KnownCaller] = set()
+        self.living = LiveCallers()
 
     def visit(self, principal: Principal, session: str = "s1") -> KnownCaller:
         connection = HTTPConnection({"type": "http", "path": "/", "headers": []})
@@ -142,7 +155,7 @@ async def test_streams_are_counted_while_they_last_and_an_operators_are_not() ->
     house = House(Limits(streams_per_principal_max=1, turns_per_principal_max=1))
     first, second = house.visit(Principal("ada")), house.visit(Principal("ada"), "s2")
     first.enter()
-    assert house.living == {first}
+    assert len(house.living) == 1
     with pytest.raises(LimitReachedError):
         second.enter()
     first.leave()

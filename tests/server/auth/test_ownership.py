@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.errors import LimitReachedError, SessionNotFoundError
+from midstream.errors import AccessError, LimitReachedError, SessionNotFoundError
 from midstream.server.auth import ownership as rights_module
 from midstream.server.auth.ownership import READERS_MAX, Ownership, is_of_tenant, name_in_store, name_outside
 from midstream.server.auth.principals import Principal
@@ -49,13 +49,14 @@ async def test_a_session_is_shared_with_so_many() -> None:
     assert found.readers == ("bob",)
 
 
-async def test_a_lock_out_is_remembered_with_its_time() -> None:
+async def test_principals_with_and_without_a_tenant_begin_no_sessions_in_one_store() -> None:
     ownership = await _ownership()
-    assert await ownership.locked_out_at(Principal("ada")) == 0.0
-    for _ in range(2):
-        await ownership.lock_out(Principal("ada"))
-    assert await ownership.locked_out_at(Principal("ada")) == FakeWorld().now()
-    assert await ownership.locked_out_at(Principal("ada", tenant="other")) == 0.0
+    await ownership.claim("acme:s1", Principal("ada", tenant="acme"))
+    await ownership.claim("other:s1", Principal("eve", tenant="other"))
+    await ownership.claim("s9", Principal("root", is_operator=True))
+    with pytest.raises(AccessError, match="give every principal a tenant"):
+        await ownership.claim("acme:s2", Principal("bob"))
+    assert await ownership.owner_of("acme:s2") is None
 
 
 @given(NAMES, st.sampled_from(["a", "b", "a-b"]), st.sampled_from(["a", "b", "a-b"]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from midstream.errors import KeyMissingError, StoreDamagedError, UsageError
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import DataKey, FileKeys
 from midstream.testing.worlds import FakeWorld
+from tests.spec import spec
 
 HERE, THERE = b"record 1 3 s", b"record 2 3 s"
 
@@ -134,3 +137,41 @@ def test_a_file_that_holds_no_keys_is_refused_without_telling_them(tmp_path: Pat
     assert "AAAA" not in refused.value.message
     with pytest.raises(UsageError):
         FileKeys(tmp_path / "nothing")
+
+
+@spec("SEC-53")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_no_keys_and_its_parent_keeps_them(keys: FileKeys) -> None:
+    key = _key()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = b"it encrypted"
+        try:
+            key.encrypt(b"body", HERE)
+        except UsageError as error:
+            try:
+                asyncio.run(keys.wrap(b"k" * 32, context=b""))
+            except UsageError:
+                said = error.message.encode()
+        finally:
+            os.write(writing, said)
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert b"forked" in pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    assert key.decrypt(key.encrypt(b"body", HERE), HERE) == b"body"
+
+
+@spec("SEC-55", "SEC-56")
+def test_a_key_file_is_a_file_of_this_user(tmp_path: Path) -> None:
+    FileKeys.make(tmp_path / "keys")
+    (tmp_path / "link").symlink_to("keys")
+    assert FileKeys(tmp_path / "link").generation == "1"
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UsageError, match="not a regular file"):
+        FileKeys(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="cannot be made"):
+        FileKeys.make(tmp_path / "link")

@@ -103,7 +103,9 @@ CHANGED = {
         delete from blob where {OF_S};
         update blob set session_id = {S} where session_id = {T};
     """,
-    "put there": f"insert into record values ({S}, {END} + 1, 1, cast('{{}}' as blob))",
+    "put there": f"""
+        insert into record (session_id, position, epoch, body) values ({S}, {END} + 1, 1, cast('{{}}' as blob));
+    """,
 }
 
 

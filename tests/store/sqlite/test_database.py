@@ -23,7 +23,7 @@ async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:
 
 
 async def test_a_folder_is_no_database(folder: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be opened"):
+    with pytest.raises(UsageError, match="not a regular file"):
         await SQLiteStore(folder).open()
 
 

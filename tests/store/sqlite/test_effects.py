@@ -129,7 +129,7 @@ async def test_work_with_a_bug_leaves_nothing_and_the_store_goes_on(store: SQLit
 
 OUT_OF_REACH = [
     "delete from record",
-    "insert into record values (1, 99, 1, x'00')",
+    "insert into record values (1, 99, 1, x'00', x'')",
     "update session set epoch = 99",
     "update SESSION set epoch = 99",
     "select * from session",

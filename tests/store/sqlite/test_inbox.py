@@ -103,7 +103,7 @@ def test_looking_for_open_turns_does_not_read_all_sessions(db: apsw.Connection) 
 
 def test_a_session_has_moved_if_its_end_is_another_or_it_is_gone(db: apsw.Connection) -> None:
     _session(db, "s", "us")
-    db.execute("insert into record select id, 1, 1, x'7b7d' from session")
+    db.execute("insert into record select id, 1, 1, x'7b7d', x'' from session")
     sight = _sight(db)
     assert sight.find_moved({"s": 1, "never": 0}) == frozenset()
     assert sight.find_moved({"s": 0}) == {"s"}

@@ -10,6 +10,7 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.store.sqlite.liveness import NodeLock, Peers, is_alive, sweep
+from tests.spec import spec
 
 
 def test_an_node_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
@@ -61,8 +62,10 @@ def test_a_sweep_never_takes_away_what_is_just_being_locked(tmp_path: Path) -> N
 
 def test_a_lock_that_cannot_be_taken_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="local file system"):
+    with pytest.raises(UsageError, match="is not a folder"):
         NodeLock(tmp_path / "file", "o1")
+    with pytest.raises(UsageError, match="local file system"):
+        NodeLock(tmp_path / "no" / "folder", "o1")
 
 
 class Circle:
@@ -186,3 +189,25 @@ def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> N
         os.waitpid(child, 0)
         os.close(ready)
         os.close(is_ready)
+
+
+@spec("SEC-55", "SEC-56", "SEC-57")
+def test_what_is_no_lock_file_holds_no_lock_and_stays(tmp_path: Path) -> None:
+    target = tmp_path / "target.lock"
+    target.write_text("precious")
+    folder = tmp_path / "nodes"
+    folder.mkdir()
+    (folder / "link.lock").symlink_to(target)
+    (folder / "folder.lock").mkdir()
+    os.mkfifo(folder / "pipe.lock")
+    for node in ("link", "folder", "pipe", "../target", "..", "", "x" * 500, "a\0b"):
+        assert not is_alive(folder, node)
+    sweep(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["folder.lock", "link.lock", "pipe.lock"]
+    assert target.read_text() == "precious"
+    with pytest.raises(UsageError, match=r"link\.lock"):
+        NodeLock(folder, "link")
+    linked = tmp_path / "linked"
+    linked.symlink_to(folder)
+    with pytest.raises(UsageError, match="is not a folder"):
+        NodeLock(linked, "o1")

@@ -77,7 +77,7 @@ async def test_what_cannot_be_copied_leaves_nothing_behind(store: SQLiteStore, f
         await append(store, b"%d" % number * 1000, expected=number, epoch=epoch)
     await store.close()
     damaged = bytearray((folder / "x.db").read_bytes())
-    damaged[len(damaged) // 2 : len(damaged) // 2 + 4096] = bytes(4096)
+    damaged[len(damaged) // 2 : len(damaged) // 2 + 16_384] = bytes(16_384)
     (folder / "damaged.db").write_bytes(damaged)
     before = _names(folder)
     with pytest.raises(NotFoundError, match="no database"):

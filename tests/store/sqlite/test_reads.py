@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import apsw
 import pytest
 
 from midstream.errors import NotFoundError
 from midstream.store.contract import StoredRecord
-from midstream.store.sqlite import SQLiteStore
+from midstream.store.sqlite import SQLiteStore, reads
+from midstream.store.sqlite.database import schema
 from midstream.store.sqlite.reads import reading
+from tests.spec import spec
 from tests.store.stores import append
 
 
@@ -29,3 +32,23 @@ def test_a_reader_makes_nothing(folder: Path) -> None:
     with pytest.raises(NotFoundError, match="nothing was stored"), reading(folder / "x.db"):
         pass
     assert sorted(path.name for path in folder.iterdir()) == ["x.db"]
+
+
+@spec("SEC-59")
+@pytest.mark.parametrize(
+    ("query", "values", "is_found_by"),
+    [
+        (reads.LIST_NUMBERS, (None, 2.0, "s", 200), "session_changed"),
+        (reads.LIST_NUMBERS_OF, (None, 2.0, "s", 200, "[]", "a", "b"), "sqlite_autoindex_session_1"),
+    ],
+)
+def test_a_page_reads_no_session_before_its_place_or_of_others(
+    tmp_path: Path, query: str, values: tuple[object, ...], is_found_by: str
+) -> None:
+    db = apsw.Connection(str(tmp_path / "x.db"))
+    db.execute(schema())
+    steps = [row[3] for row in db.execute(f"explain query plan {query}", values)]
+    of_sessions = [step for step in steps if " session " in f"{step} "]
+    assert of_sessions != []
+    assert all(step.startswith("SEARCH session USING INDEX " + is_found_by) for step in of_sessions), steps
+    db.close()

@@ -112,7 +112,7 @@ async def test_a_locked_database_is_busy_and_then_works_again(store: SQLiteStore
 async def test_a_foreign_write_at_our_position_is_a_conflict(store: SQLiteStore, folder: Path) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a", expected=0, epoch=epoch)
-    _execute(folder / "x.db", f"insert into record values (1, 2, {epoch}, x'00')")
+    _execute(folder / "x.db", f"insert into record values (1, 2, {epoch}, x'00', x'')")
     second = await store.claim("t", at=1.0)
     results = await asyncio.gather(
         append(store, b"b", expected=1, epoch=epoch),

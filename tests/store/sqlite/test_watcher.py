@@ -81,7 +81,7 @@ async def test_more_letters_than_one_look_tells_are_told_by_the_next(tmp_path: P
     async with _watching(tmp_path, tables) as watcher:
         first, second = await watcher.watch({}), await watcher.watch({})
     assert len(first.forwarded_commands) == LETTERS_MAX
-    assert second.forwarded_commands == (ForwardedCommand(LETTERS_MAX, "s", b"x"),)
+    assert second.forwarded_commands == (ForwardedCommand(LETTERS_MAX, "s", b"x", "us"),)
 
 
 async def test_a_letter_whose_sender_is_dead_is_told_to_nobody(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_a_letter_whose_sender_is_dead_is_told_to_nobody(tmp_path: Path) -
     async with _watching(tmp_path, tables) as watcher:
         news = await watcher.watch({})
     them.give_up()
-    assert news.forwarded_commands == (ForwardedCommand(2, "s", b"y"),)
+    assert news.forwarded_commands == (ForwardedCommand(2, "s", b"y", "them"),)
 
 
 async def test_a_busy_store_is_looked_at_again(tmp_path: Path) -> None:

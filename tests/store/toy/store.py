@@ -22,6 +22,7 @@ from midstream.store.contract import (
     Batch,
     ForwardedCommand,
     KeyValueEntry,
+    ListPlace,
     News,
     SessionInfo,
     SessionListing,
@@ -113,15 +114,27 @@ class ToyReader(StoreReader):
         return replace(_line(session, journal), seal=journal.seal) if journal else None
 
     async def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
+        self,
+        *,
+        live: bool | None = None,
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
         journals = sorted(
-            self._content.journals.items(), key=lambda item: (item[1].mark.at, item[1].number), reverse=True
+            ((journal.mark.at, session, journal) for session, journal in self._content.journals.items()),
+            key=lambda item: item[:2],
+            reverse=True,
         )
-        for session, journal in journals:
-            is_of = of is None or any(_is_part(session, each) for each in of)
-            if is_of and live in (None, journal.mark.is_live):
-                yield _line(session, journal)
+        found = [
+            _line(session, journal)
+            for at, session, journal in journals
+            if (of is None or any(_is_part(session, each) for each in of))
+            and live in (None, journal.mark.is_live)
+            and (after is None or (at, session) < (after.at, after.session))
+        ]
+        for line in found[:limit]:
+            yield line
 
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         return self._content.entries.get(namespace, {}).get(key)
@@ -179,8 +192,10 @@ class ToyStore(ToyReader, Store):
             raise LeaseLostError(f"session {session!r} has another epoch than {batch.epoch}")
         if journal.end != batch.expected:
             raise JournalMovedError(f"session {session!r} ends at {journal.end}, not at {batch.expected}")
-        for position, body in enumerate(batch.bodies, start=batch.expected + 1):
-            journal.records.append(StoredRecord(position, batch.epoch, body))
+        links = batch.links or [b""] * len(batch.bodies)
+        rows = enumerate(zip(batch.bodies, links, strict=True), start=batch.expected + 1)
+        for position, (body, link) in rows:
+            journal.records.append(StoredRecord(position, batch.epoch, body, link))
         for blob in batch.blobs:
             journal.blobs.setdefault(blob.digest, blob.body)
         if batch.mark is not None:
@@ -189,13 +204,16 @@ class ToyStore(ToyReader, Store):
         self.place.save()
         return batch.end
 
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
         journal = self._content.journals.get(session)
         records = journal.records if journal else []
-        if not any((each.position, each.epoch) == (position, epoch) for each in records):
+        links = [each.link for each in records if (each.position, each.epoch) == (position, epoch)]
+        if not links:
             return False
         records[:] = [
-            StoredRecord(position, epoch, body),
+            StoredRecord(position, epoch, body, links[0] if link is None else link),
             *(each for each in records if each.position > position),
         ]
         self.place.save()
@@ -248,7 +266,9 @@ class ToyStore(ToyReader, Store):
     async def forward(self, session: str, body: bytes) -> bytes:
         self._require_open()
         number = self.place.number()
-        command = self.place.commands[number] = Command(ForwardedCommand(number, session, body), self.node)
+        command = self.place.commands[number] = Command(
+            ForwardedCommand(number, session, body, self.node), self.node
+        )
         self.place.tell()
         try:
             return await command.answer

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from midstream.client.connection_headers import ConnectionHeaders
 from midstream.client.transport_selection import RememberedTransports, TransportKind, TransportSelection
 from midstream.client.transports import Transport
 from midstream.environment import World
@@ -33,7 +34,9 @@ class CoreSubject:
 
     async def begin(self, session: str, way: TransportKind) -> None:
         self._session, self._way = session, way
-        self._ways = TransportSelection(self._url, headers=dict, remembered=RememberedTransports(None))
+        self._ways = TransportSelection(
+            self._url, headers=ConnectionHeaders(self._url, {}), remembered=RememberedTransports(None)
+        )
         key, secret = self._world.new_id("stream"), self._world.new_secret()
         self._checkpoint: Checkpoint | None = Checkpoint(key, secret)
         self._lives, self._now = 0, 0.0

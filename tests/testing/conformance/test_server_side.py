@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from midstream.client.connection_headers import ConnectionHeaders
 from midstream.client.transport_selection import RememberedTransports, TransportKind, TransportSelection
 from midstream.environment import World
 from midstream.errors import AccessError, ConnectionLostError, DrainingError, LimitReachedError
@@ -50,7 +51,10 @@ async def test_our_server_keeps_every_script_over_every_transport(way: Transport
     async with served(make_app([text("ready")] * (3 * len(SERVER)))) as server:
         server.app.settings = StreamSettings(heartbeat_s=0.1)
         ways = TransportSelection(
-            server.url, transport=way, headers=dict, remembered=RememberedTransports(None)
+            server.url,
+            transport=way,
+            headers=ConnectionHeaders(server.url, {}),
+            remembered=RememberedTransports(None),
         )
         trial = ServerTrial(ways.connect, way=way, world=World(), wait_s=2 * WAIT_S)
         outcomes = [await trial.run(script) for script in SERVER if script.fits(way)]
@@ -307,7 +311,10 @@ async def test_a_server_whose_sessions_are_encrypted_is_no_worse(tmp_path: Path)
     async with served(escrowed_app(tmp_path, [text("ready")] * len(SERVER))) as server:
         server.app.settings = StreamSettings(heartbeat_s=0.1)
         ways = TransportSelection(
-            server.url, transport=TransportKind.WEBSOCKET, headers=dict, remembered=RememberedTransports(None)
+            server.url,
+            transport=TransportKind.WEBSOCKET,
+            headers=ConnectionHeaders(server.url, {}),
+            remembered=RememberedTransports(None),
         )
         trial = ServerTrial(ways.connect, world=World(), wait_s=2 * WAIT_S)
         outcomes = [await trial.run(script) for script in SERVER if script.fits(TransportKind.WEBSOCKET)]

@@ -9,9 +9,7 @@ from midstream.history.codecs.codec_spec import Json, MessageTurn, Role, Value, 
 from midstream.history.repair.mixed_formats import foreign_words, read_as_foreign
 from midstream.history.repair.roles import with_known_role
 from midstream.history.repair.shared_state import Task
-
-DEPTH_MAX = 200
-"""Levels of nesting in one message: deeper ones overflow the stack of JSON readers everywhere."""
+from midstream.json_depth import DEPTH_MAX, TOO_DEEP, is_too_deep
 
 
 def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value]:
@@ -25,11 +23,13 @@ def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value
     Raises:
         InvalidHistoryError: A message is no JSON: cyclic, too deep or holding other objects.
     """
-    if _is_json(messages):
+    if _is_json(messages) and not is_too_deep(messages):
         return messages
     clean: list[Value] = []
     for at, message in enumerate(messages, first):
         if _is_json(message):
+            if is_too_deep(message):
+                raise InvalidHistoryError(f"message {at} is {TOO_DEEP}")
             clean.append(message)
             continue
         try:

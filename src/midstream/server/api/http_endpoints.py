@@ -50,16 +50,19 @@ from midstream.server.transports.connection import Connection, Connections, Fram
 from midstream.server.transports.stream_headers import connection_name_of, open_of
 from midstream.session.blobs import is_digest
 from midstream.session.child_names import PART_MARK
+from midstream.session.journal_reading import salvage
 from midstream.session.questions import Question, questions_of
-from midstream.session.records import OPEN_STATUSES, Record, SessionStatus, is_pruned, salvage
+from midstream.session.records import OPEN_STATUSES, Record, SessionStatus, is_pruned
 from midstream.session.records import encode as encode_record
 from midstream.session.turn.commands import Cancel, Resume, Withdraw
-from midstream.store.contract import SessionInfo, StoredRecord
+from midstream.store.contract import ListPlace, SessionInfo, StoredRecord
 from midstream.version import __version__
 
 CURSOR_MARK = "~"
 """Stands between the time and the id of a session in the cursor of a listing."""
 CURSOR = rf"[0-9]{{1,12}}\.[0-9]{{1,9}}{CURSOR_MARK}[!-~]{{1,512}}"
+LIST_PAGE = 200
+"""Sessions of a listing that are read at once."""
 QUESTIONS_MAX = 500
 """Open questions in one answer; no person decides about more at a time."""
 RECORDS_PER_READ = 1000
@@ -211,7 +214,7 @@ class HttpEndpoints:
         wanted = query.q.strip().casefold()
         lines: list[SessionLine] = []
         visitor = visitor_of(request.scope)
-        async for line in _behind(self._lines_for(visitor), _cursor_of(query)):
+        async for line in self._lines_for(visitor, _place_of(query, visitor)):
             is_meant = wanted in line.id.casefold() or wanted in line.title.casefold()
             if not is_meant or not (query.children or PART_MARK not in line.id):
                 continue
@@ -225,11 +228,19 @@ class HttpEndpoints:
             lines.append(line)
         return SessionPage(lines, None)
 
-    async def _lines_for(self, visitor: Caller) -> AsyncIterator[SessionLine]:
-        async for info in self._host.store.list(of=await visitor.visible_sessions()):
-            if await self._may_list(visitor, info.session):
-                status = SessionStatus.LOCKED if self._host.is_locked(info) else info.mark.status
-                yield _line_of(info, visitor.public_name(info.session), status)
+    async def _lines_for(self, visitor: Caller, after: ListPlace | None) -> AsyncIterator[SessionLine]:
+        """Iterate over the sessions behind a place, a page at a time: what was listed is not read again."""
+        visible = await visitor.visible_sessions()
+        while True:
+            count = 0
+            async for info in self._host.store.list(of=visible, after=after, limit=LIST_PAGE):
+                count += 1
+                after = ListPlace(info.mark.at, info.session)
+                if await self._may_list(visitor, info.session):
+                    status = SessionStatus.LOCKED if self._host.is_locked(info) else info.mark.status
+                    yield _line_of(info, visitor.public_name(info.session), status)
+            if count < LIST_PAGE:
+                return
 
     async def _may_list(self, visitor: Caller, session: str) -> bool:
         """Whether a caller may see that a session exists: a stranger not one that requires a secret."""
@@ -339,8 +350,9 @@ class HttpEndpoints:
 
     async def answer(self, request: Request, body: AnswerPayload) -> CommandAnswer:
         """Answer the open question of a call: an approval, a question, or a call in doubt."""
+        answer = await visitor_of(request.scope).attribute(answer_of(body))
         runner = await self._host.session(request.path_params["session_id"])
-        await runner.submit(answer_of(body))
+        await runner.submit(answer)
         return _answer_accepted(runner)
 
     async def resume(self, request: Request, query: TurnQuery) -> CommandAnswer:
@@ -438,35 +450,12 @@ async def opening_of(request: Request) -> Open:
     return open_of(request)
 
 
-def _cursor_of(query: SessionsQuery) -> tuple[float, str] | None:
-    """Return the time and the id of the session after which a page begins."""
+def _place_of(query: SessionsQuery, visitor: Caller) -> ListPlace | None:
+    """Return the place in the listing behind which a page begins."""
     if query.after is UNSET:
         return None
     changed_at, _, session = query.after.partition(CURSOR_MARK)
-    return float(changed_at), session
-
-
-async def _behind(
-    lines: AsyncIterator[SessionLine], cursor: tuple[float, str] | None
-) -> AsyncIterator[SessionLine]:
-    """Leave out the sessions up to the cursor, the last changed first; others may have changed in the same instant."""
-    if cursor is None:
-        async for line in lines:
-            yield line
-        return
-    ties: list[SessionLine] = []
-    async for line in lines:
-        if (line.updated_at, line.id) == cursor:
-            ties.clear()
-        elif line.updated_at == cursor[0]:
-            ties.append(line)
-        elif line.updated_at < cursor[0]:
-            for tie in ties:
-                yield tie
-            ties.clear()
-            yield line
-    for tie in ties:
-        yield tie
+    return ListPlace(float(changed_at), visitor.stored_name(session))
 
 
 def _answer_accepted(runner: Runner) -> CommandAnswer:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from midstream.server.api.problems import MEDIA_TYPE, Problem
 from midstream.server.auth.authorizer import HOST_COOKIE
 from midstream.server.auth.principals import ID_CHARS_MAX
+from midstream.server.auth.tokens import ID_LENGTH
 from midstream.version import __version__
 
 Json = dict[str, Any]
@@ -60,6 +61,7 @@ class PathParameters(Struct):
     session_id: Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]
     digest: Annotated[str, Meta(min_length=1)]
     reader: Annotated[str, Meta(min_length=1, max_length=ID_CHARS_MAX, pattern="^[^/]*$")]
+    credential: Annotated[str, Meta(pattern=f"^[0-9a-f]{{{ID_LENGTH}}}$")]
 
 
 class Operation(Struct, frozen=True):

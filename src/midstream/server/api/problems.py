@@ -81,6 +81,7 @@ _NEXT = {
     "question_closed": "Read the session again: the question was answered, or its turn has ended.",
     "answer_mismatch": "Read the question again, and answer with one of its choices and its digest.",
     "nothing_to_resume": "Send a message; it opens a new turn.",
+    "other_login": "Log out first, or send the link again with `replace`.",
     "session_not_found": "Begin a session by sending its first message.",
     "store_busy": "Another process holds the database. Try again in a moment.",
     "store_damaged": "Run `midstream doctor`, or restore a copy of the database.",

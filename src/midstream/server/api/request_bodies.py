@@ -15,10 +15,15 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import Receive
 
 from midstream.errors import ConnectionLostError, FrameTooLargeError, MalformedFrameError, UsageError
+from midstream.json_depth import require_shallow_text
 from midstream.protocol.frames import FRAME_BYTES_MAX, REASON_CHARS_MAX
 
 _T = TypeVar("_T")
 
+BODY_BYTES_MAX = "midstream.body_bytes_max"
+"""Where a scope has how many bytes the body of its request may have; those of a frame where it has none."""
+STRANGER_BYTES_MAX = 4 * 1024
+"""Bytes of a body before its sender is authenticated: a login has a few hundred."""
 BODY_S = 30.0
 """Seconds for the body of one command: 1 MiB over a bad mobile network."""
 
@@ -44,11 +49,12 @@ async def decode_body(request: Request, kind: type[_T]) -> _T:
     """Decode the body of a request; an empty one stands for `{}`.
 
     Raises:
-        MalformedFrameError: It has another form.
+        MalformedFrameError: It has another form, or is nested too deeply.
         FrameTooLargeError, ConnectionLostError: As `body_of` does.
     """
     body = await body_of(request)
     try:
+        require_shallow_text(body)
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error)[:REASON_CHARS_MAX]
@@ -56,28 +62,29 @@ async def decode_body(request: Request, kind: type[_T]) -> _T:
 
 
 async def body_of(request: Request) -> bytes:
-    """Read a body, and not more of it than a frame may have.
+    """Read a body, and not more of it than a frame may have, or a sender that is not authenticated.
 
     Raises:
         FrameTooLargeError: The rest of it was not read.
         ConnectionLostError: It did not come whole in `BODY_S`.
         HTTPException: It is compressed: so little could become so much.
     """
+    most: int = request.scope.get(BODY_BYTES_MAX, FRAME_BYTES_MAX)
     for name, value in request.scope["headers"]:
         if name == b"content-encoding" and value.strip().lower() not in {b"", b"identity"}:
             raise HTTPException(
                 415, "compressed bodies are not accepted", headers={"accept-encoding": "identity"}
             )
-        if name == b"content-length" and value.isdigit() and int(value[:20]) > FRAME_BYTES_MAX:
-            raise _too_large()
+        if name == b"content-length" and value.isdigit() and int(value[:20]) > most:
+            raise _too_large(most)
     try:
         async with asyncio.timeout(BODY_S):
-            return await _read(request.receive)
+            return await _read(request.receive, most)
     except TimeoutError as error:
         raise ConnectionLostError(f"the command did not arrive within {BODY_S:g} s") from error
 
 
-async def _read(receive: Receive) -> bytes:
+async def _read(receive: Receive, most: int) -> bytes:
     pieces: list[bytes] = []
     size, is_whole = 0, False
     while not is_whole:
@@ -86,12 +93,12 @@ async def _read(receive: Receive) -> bytes:
             raise ConnectionLostError("the client left before its command was complete")
         piece: bytes = message.get("body", b"")
         size += len(piece)
-        if size > FRAME_BYTES_MAX:
-            raise _too_large()
+        if size > most:
+            raise _too_large(most)
         pieces.append(piece)
         is_whole = not message.get("more_body", False)
     return b"".join(pieces)
 
 
-def _too_large() -> FrameTooLargeError:
-    return FrameTooLargeError(f"a frame has {FRAME_BYTES_MAX} bytes at most")
+def _too_large(most: int) -> FrameTooLargeError:
+    return FrameTooLargeError(f"the body of this request has {most} bytes at most")

@@ -10,33 +10,28 @@ None for a stranger.
 from __future__ import annotations
 
 import hashlib
-import hmac
-import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 
 from midstream.errors import UsageError
-from midstream.local_keys import token_for
+from midstream.server.auth.bearer_tokens import TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, bearer_token
+from midstream.server.auth.credential_sources import Authenticate, FirstOf, StillValid, settle
+from midstream.server.auth.local_user import LocalUser
 from midstream.server.auth.ownership import Owner
-from midstream.server.auth.principals import OPERATOR, Action, Principal
+from midstream.server.auth.principals import Action, Principal
+from midstream.server.auth.token_file import KnownTokens, TokenFile, digest_of_token
 
-T = TypeVar("T")
-Authenticate = Callable[[HTTPConnection], Principal | Awaitable[Principal | None] | None]
-"""Return who makes this request; None for a stranger."""
 Verify = Callable[[str], Principal | Awaitable[Principal | None] | None]
 """Return who shows this token or cookie; None where it is not good."""
 Authorize = Callable[[Principal, Action, str, Owner | None], bool | Awaitable[bool]]
 """Return whether one may do something with a session (its name in the store), which has this owner or none yet."""
 
 RECHECK_S = 300.0
-"""Seconds after which a living stream is asked again whether it may live."""
-TOKEN_CHARS_MAX = 8192
-TOKEN_CHARS_MIN = 16
-"""Shortest token taken from a file: what is shorter can be guessed."""
+"""Seconds after which a living stream is checked again, where nothing announces a change of rights before."""
 
 
 class Access(Struct, frozen=True, kw_only=True):
@@ -48,12 +43,16 @@ class Access(Struct, frozen=True, kw_only=True):
             across tenants is refused, whatever it returns.
         recheck_s: Seconds between two looks at whether a living stream may live.
         login: A word drawn by `World.new_id("login")` that lets an operator log in once, within an hour.
+        still_valid: Decides whether a principal of your own `authenticate` may still use cookies, links, passes and
+            tickets that were issued to them. Called at each use. Without it they end with `expires_at`, with a lock-out
+            or a revocation, and with their own lifetime.
     """
 
     authenticate: Authenticate
     authorize: Authorize | None = None
     recheck_s: float = RECHECK_S
     login: str = ""
+    still_valid: StillValid | None = None
 
     def __repr__(self) -> str:
         return "Access(...)"
@@ -87,48 +86,37 @@ def tokens(known: Mapping[str, Principal]) -> Authenticate:
     """Authenticate each principal by its own bearer token. Kept are digests of the tokens.
 
     Raises:
-        UsageError: A token is shorter than 16 characters.
+        UsageError: A token is shorter than 16 characters; or some principals have a tenant and others have none.
     """
     if any(len(token) < TOKEN_CHARS_MIN for token in known):
         raise UsageError(f"a token has {TOKEN_CHARS_MIN} characters at least: shorter ones can be guessed")
-    principals = {_digest_of(token): principal for token, principal in known.items()}
-    return bearer(lambda token: principals.get(_digest_of(token)))
+    lines = {}
+    for token, principal in known.items():
+        digest = digest_of_token(token)
+        source = hashlib.blake2b(f"{digest} {principal!r}".encode(), digest_size=16).hexdigest()
+        lines[digest] = replace(principal, source=f"token:{source}")
+    return KnownTokens(lines)
 
 
 def token_file(path: Path) -> Authenticate:
-    """Authenticate by a file with a line `TOKEN SUBJECT [TENANT]` for each principal; read again when it has changed.
+    """Authenticate by a file with a line for each token, as `token_file.py` describes; read again when it has changed.
 
-    `*` instead of a tenant is an operator. Lines that begin with `#` are skipped. A line that is taken out ends its
-    streams within `recheck_s`.
+    A line that is removed ends its streams and all that was issued for it within 10 s.
 
     Raises:
         UsageError: It cannot be read, others than its owner may read it, or a line has another form.
     """
-    read_at: tuple[int, int] = _stamp_of(path)
-    known = tokens(_tokens_in(path))
-
-    async def authenticate(connection: HTTPConnection) -> Principal | None:
-        nonlocal read_at, known
-        stamp = _stamp_of(path)
-        if stamp != read_at:
-            known, read_at = tokens(_tokens_in(path)), stamp
-        return await settle(known(connection))
-
-    return authenticate
+    return TokenFile(path)
 
 
-def this_user(key: str) -> Authenticate:
-    """Authenticate the user of this machine, the operator, by a token derived from their key. See
-    `midstream.local_keys`.
+def this_user(key: str, *, shares_port: bool = False) -> Authenticate:
+    """Authenticate the user of this machine, the operator, by proofs under their key. See `midstream.local_keys`.
+
+    Args:
+        key: Of `read_or_make_key`.
+        shares_port: Other servers of this user listen on the same port, on the same store.
     """
-
-    def authenticate(connection: HTTPConnection) -> Principal | None:
-        server = connection.scope.get("server")
-        expected = token_for(key, server[1] if server else 0)
-        is_theirs = hmac.compare_digest(expected.encode(), bearer_token(connection).encode())
-        return OPERATOR if is_theirs else None
-
-    return authenticate
+    return LocalUser(key, shares_port=shares_port)
 
 
 def proxy_user(header: str, *, proxies: Collection[str] = ("127.0.0.1", "::1")) -> Authenticate:
@@ -151,59 +139,4 @@ def proxy_user(header: str, *, proxies: Collection[str] = ("127.0.0.1", "::1")) 
 
 def first_of(*ways: Authenticate) -> Authenticate:
     """Try one after the other, until one authenticates the caller."""
-
-    async def authenticate(connection: HTTPConnection) -> Principal | None:
-        for way in ways:
-            principal = await settle(way(connection))
-            if principal is not None:
-                return principal
-        return None
-
-    return authenticate
-
-
-def bearer_token(connection: HTTPConnection) -> str:
-    """Return the bearer token of a request, "" where it has none or several."""
-    values = connection.headers.getlist("authorization")
-    scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-    token = token.strip()
-    return token if scheme.lower() == "bearer" and len(token) <= TOKEN_CHARS_MAX else ""
-
-
-async def settle(value: T | Awaitable[T]) -> T:
-    """Return what a function of the application returned, which may be a coroutine."""
-    return await value if inspect.isawaitable(value) else value
-
-
-def _tokens_in(path: Path) -> dict[str, Principal]:
-    known: dict[str, Principal] = {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) not in (2, 3) or len(words[0]) < TOKEN_CHARS_MIN:
-            raise UsageError(
-                f"line {number} of {path} is not TOKEN SUBJECT [TENANT], with a token of {TOKEN_CHARS_MIN} characters"
-            )
-        is_operator = words[2:] == ["*"]
-        tenant = "" if is_operator else "".join(words[2:])
-        known[words[0]] = Principal(words[1], tenant=tenant, is_operator=is_operator)
-    return known
-
-
-def _stamp_of(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise UsageError(f"the tokens in {path} cannot be read: {error.strerror}") from error
-    if found.st_mode & 0o077:
-        raise UsageError(
-            f"the tokens in {path} are readable by other users; restrict the file with chmod 600"
-        )
-    return found.st_mtime_ns, found.st_size
-
-
-def _digest_of(token: str) -> bytes:
-    # Looked up by digest, so that its duration does not reveal how much was right.
-    return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+    return FirstOf(ways)

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from http.cookies import SimpleCookie
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from midstream.errors import AccessError, MalformedFrameError, SessionNotFoundError
+from midstream.errors import AccessError, MalformedFrameError, NotFoundError, SessionNotFoundError
 from midstream.server.api.http_endpoints import NO_STORE, json_response
+from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import cookie_name, cookie_of
 from midstream.server.auth.caller import visit_of
-from midstream.server.auth.middleware import AuthMiddleware
+from midstream.server.auth.credential_sources import ServerProof
+from midstream.server.auth.middleware import TRAIL, AuthMiddleware
 from midstream.server.auth.origins import page_of
 from midstream.server.auth.ownership import Owner
-from midstream.server.auth.principals import ID_CHARS_MAX, Action, Principal
-from midstream.server.auth.tokens import COOKIE_S, LOGIN_LINK_S, TICKET_S, TokenKind
+from midstream.server.auth.principals import ID_CHARS_MAX, Action, Principal, Scope
+from midstream.server.auth.revocations import EVERYONE
+from midstream.server.auth.tokens import (
+    COOKIE_IDLE_S,
+    COOKIE_S,
+    ID_LENGTH,
+    LOGIN_LINK_S,
+    TICKET_S,
+    AccessToken,
+    TokenKind,
+    key_of,
+)
+
+CREDENTIALS_MAX = 1000
+"""Credentials in one answer."""
 
 
 class TicketRequest(Struct, forbid_unknown_fields=True):
@@ -31,15 +45,25 @@ class LoginRequest(Struct, forbid_unknown_fields=True):
     """A link to log in with; without one the request shows a credential of its own."""
 
     login: str = ""
+    replace: bool = False
+    """Log in also where another principal is logged in by this browser."""
+
+
+class ChallengeRequest(Struct, forbid_unknown_fields=True):
+    """Request of a client of this machine for the proof that the server has its user's key."""
+
+    nonce: Annotated[str, Meta(min_length=22, max_length=128)]
 
 
 class CallerDescription(Struct, frozen=True):
-    """The principal of the caller."""
+    """The principal of the caller, and what their credential permits."""
 
     id: str
     tenant: str
     is_operator: bool
     session: str
+    is_approver: bool
+    scope: Scope
 
 
 class Issued(Struct, frozen=True):
@@ -47,6 +71,45 @@ class Issued(Struct, frozen=True):
 
     word: str
     for_s: float
+
+
+class CredentialLine(Struct, frozen=True):
+    """A credential that this server issued; times in seconds since 1970.
+
+    `principal` is whom it lets in, `issued_by` who answers for it, `parent` the id of the credential that it was issued
+    for. `session` is the only session that it permits.
+    """
+
+    id: str
+    kind: TokenKind
+    principal: str
+    issued_by: str
+    issued_at: float
+    used_at: float
+    ends_at: float
+    expires_at: float
+    parent: str
+    session: str
+    scope: Scope
+
+
+class CredentialPage(Struct, frozen=True):
+    """Credentials, last written first; `is_complete` unless there are more than `CREDENTIALS_MAX`."""
+
+    credentials: list[CredentialLine]
+    is_complete: bool
+
+
+class RevokeAllQuery(Struct, frozen=True):
+    """Principal whose credentials are revoked: the caller by default, `*` for all; others only by an operator."""
+
+    principal: str | UnsetType = UNSET
+
+
+class RevokedCredentials(Struct, frozen=True):
+    """How many credentials were revoked, with those that were issued for them."""
+
+    count: int
 
 
 class Owned(Struct, frozen=True):
@@ -67,15 +130,31 @@ class AccessRoutes:
         """Return the principal of the caller."""
         return _describe_caller(visit_of(request.scope).principal)
 
+    async def challenge(self, request: Request, body: ChallengeRequest) -> ServerProof:
+        """Prove to a client of this machine that this server has the key of its user."""
+        proof = self._door.source.prove(body.nonce, request)
+        if proof is None:
+            raise NotFoundError("this server does not authenticate the user of its machine")
+        return proof
+
     async def login(self, request: Request, body: LoginRequest) -> Response:
         """Set the login cookie of a browser, for a login link or any other credential."""
         if body.login:
-            principal = await self._door.principal_by_link(body.login, request.scope)
+            principal = await self._door.principal_by_link(body.login, request.scope, replaces=body.replace)
         else:
             principal = await self._door.principal_of(request.scope)
-        if not principal.session:  # else the cookie is good as long as the viewer's pass
-            principal = replace(principal, via="")
-        word = await self._door.access_tokens.issue(TokenKind.COOKIE, principal, for_s=COOKIE_S)
+        trail: AuditTrail = request.scope[TRAIL]
+        trail.note_login(principal)
+        former = cookie_of(request)
+        if former and principal.via == key_of(former):
+            # It takes the place of the former one: it is issued for what that one was issued for.
+            principal = await self._door.access_tokens.above_cookie(principal)
+        word = await self._door.access_tokens.issue(
+            TokenKind.COOKIE, principal, for_s=COOKIE_S, idle_s=COOKIE_IDLE_S
+        )
+        if former:
+            await self._door.access_tokens.withdraw(former)
+            await self._door.announce()
         told = json_response(_describe_caller(principal))
         told.headers["set-cookie"] = _set_cookie(request, word, for_s=COOKIE_S)
         return told
@@ -88,12 +167,56 @@ class AccessRoutes:
         return Issued(word, LOGIN_LINK_S)
 
     async def logout(self, request: Request) -> Response:
-        """Delete the login cookie of this browser, and end its connections."""
+        """Delete the login cookie of this browser, with all that was issued for it, and end its connections."""
         await self._door.access_tokens.withdraw(cookie_of(request))
-        self._door.recheck()
+        await self._door.announce()
         parting = Response(status_code=204, headers=NO_STORE)
         parting.headers["set-cookie"] = _set_cookie(request, "", for_s=0)
         return parting
+
+    async def credentials(self, request: Request) -> CredentialPage:
+        """List the credentials that were issued by the caller; an operator gets those of all principals."""
+        found = await self._manageable(request)
+        lines = [_line_of(key, token) for key, token in found[:CREDENTIALS_MAX]]
+        return CredentialPage(lines, is_complete=len(found) <= CREDENTIALS_MAX)
+
+    async def revoke(self, request: Request) -> RevokedCredentials:
+        """Revoke one credential, with all that were issued for it, and end their connections."""
+        name: str = request.path_params["credential"]
+        keys = [key for key, _ in await self._manageable(request) if key[:ID_LENGTH] == name]
+        if not keys:
+            raise NotFoundError(f"no credential {name!r} that you issued")
+        count = await self._door.access_tokens.revoke(keys)
+        await self._door.announce()
+        return RevokedCredentials(count)
+
+    async def revoke_all(self, request: Request, query: RevokeAllQuery) -> RevokedCredentials:
+        """Revoke all credentials of a principal, with all that were issued for them, and end their connections.
+
+        A token of the principal's own, such as a line of a token file, stays good: remove the line.
+        """
+        caller = visit_of(request.scope).principal
+        _require_whole(caller)
+        key = caller.key if query.principal is UNSET else _key_of_name(query.principal)
+        if key != caller.key and not _may_manage(caller, key):
+            raise AccessError("only an operator may revoke the credentials of another principal")
+        await self._door.revocations.lock_out(key)
+        found = await self._manageable(request)
+        mine = [digest for digest, token in found if key in (EVERYONE, token.issued_by)]
+        count = await self._door.access_tokens.revoke(mine)
+        await self._door.announce()
+        return RevokedCredentials(count)
+
+    async def _manageable(self, request: Request) -> list[tuple[str, AccessToken]]:
+        """Return the credentials that the caller may list and revoke."""
+        caller = visit_of(request.scope).principal
+        _require_whole(caller)
+        rows = await self._door.access_tokens.read_all()
+        return [
+            (key, token)
+            for key, token in rows
+            if token.issued_by == caller.key or _may_manage(caller, token.issued_by)
+        ]
 
     async def ticket(self, request: Request, body: TicketRequest) -> Issued:
         """Issue a ticket for one connection to this session, from the page of the request."""
@@ -125,7 +248,7 @@ class AccessRoutes:
         session, reader = visit_of(request.scope).session, _reader_of(request)
         owner = await owner_of(self._door, session)
         owner = await self._door.ownership.share(session, [each for each in owner.readers if each != reader])
-        self._door.recheck()
+        await self._door.announce()
         return _describe_owner(owner)
 
 
@@ -158,7 +281,41 @@ def _describe_owner(owner: Owner) -> Owned:
 
 
 def _describe_caller(principal: Principal) -> CallerDescription:
-    return CallerDescription(principal.id, principal.tenant, principal.is_operator, principal.session)
+    return CallerDescription(
+        principal.id,
+        principal.tenant,
+        principal.is_operator,
+        principal.session,
+        principal.is_approver,
+        principal.scope,
+    )
+
+
+def _line_of(key: str, token: AccessToken) -> CredentialLine:
+    return CredentialLine(
+        key[:ID_LENGTH],
+        token.kind,
+        token.principal.name,
+        token.issued_by.removeprefix(":"),
+        token.issued_at,
+        token.used_at,
+        token.ends_at,
+        token.expires_at,
+        token.parent[:ID_LENGTH],
+        token.session or token.principal.session,
+        token.principal.scope,
+    )
+
+
+def _key_of_name(name: str) -> str:
+    """Return the key of a principal that is named as `Principal.name` does."""
+    return name if name == EVERYONE or ":" in name else f":{name}"
+
+
+def _may_manage(caller: Principal, key: str) -> bool:
+    """Whether a caller may revoke what a principal issued."""
+    is_in_tenant = key.partition(":")[0] == caller.tenant and key != EVERYONE
+    return caller.is_operator and (not caller.tenant or is_in_tenant)
 
 
 def _set_cookie(connection: HTTPConnection, word: str, *, for_s: float) -> str:

@@ -12,11 +12,13 @@ from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 
 from midstream.errors import AccessError, SessionNotFoundError, UnauthorizedError
-from midstream.server.auth.access import Access, bearer_token, settle
+from midstream.server.auth.access import Access
+from midstream.server.auth.bearer_tokens import bearer_token
+from midstream.server.auth.credential_sources import CredentialSource, settle
 from midstream.server.auth.origins import page_of
-from midstream.server.auth.ownership import Owner, Ownership, is_of_tenant, name_in_store
+from midstream.server.auth.ownership import Owner, Ownership, is_of_tenant, name_in_store, name_outside
 from midstream.server.auth.principals import Action, Principal
-from midstream.server.auth.tokens import AccessToken, AccessTokens, TokenKind, key_of
+from midstream.server.auth.tokens import AccessTokens, TokenKind, key_of
 from midstream.session.child_names import root_of
 from midstream.store.contract import Store
 
@@ -31,18 +33,34 @@ class AccessLevel(IntEnum):
     NOTHING = 0
     """For them it is not there."""
     LOOK = 1
-    ALL = 2
-    BEGIN = 3
+    APPROVE = 2
+    """Read it, and answer its questions."""
+    ALL = 3
+    BEGIN = 4
     """It has no owner, and is not there: who begins it owns it."""
+
+
+_NEEDED = {
+    Action.READ: AccessLevel.LOOK,
+    Action.APPROVE: AccessLevel.APPROVE,
+    Action.SPEAK: AccessLevel.ALL,
+    Action.OWN: AccessLevel.ALL,
+}
 
 
 class Authorizer:
     """Decide who asks and what they may do."""
 
     def __init__(
-        self, access: Access, store: Store, ownership: Ownership, access_tokens: AccessTokens
+        self,
+        access: Access,
+        source: CredentialSource,
+        store: Store,
+        ownership: Ownership,
+        access_tokens: AccessTokens,
     ) -> None:
         self._access = access
+        self._source = source
         self._store = store
         self._ownership = ownership
         self._access_tokens = access_tokens
@@ -56,7 +74,7 @@ class Authorizer:
         token = bearer_token(connection)
         if token.startswith(f"{TokenKind.VIEWER.value}-"):
             return await self._by_pass(TokenKind.VIEWER, token)
-        principal = await settle(self._access.authenticate(connection))
+        principal = await self._source(connection)
         if principal is None and not token and (kept := cookie_of(connection)):
             return await self._by_pass(TokenKind.COOKIE, kept)
         return principal
@@ -71,7 +89,6 @@ class Authorizer:
         asked = (name_in_store(session, taken.principal.tenant), page_of(connection.scope))
         if asked != (taken.session, taken.origin):
             raise UnauthorizedError("this ticket is for another session or page")
-        await self._require_still_good(taken)
         if taken.action == Action.READ:  # valid for reads of any caller
             return replace(taken.principal, session=root_of(taken.session))
         return taken.principal
@@ -82,9 +99,22 @@ class Authorizer:
         Raises:
             UnauthorizedError: It is none, was used, or came late.
         """
-        taken = await self._access_tokens.take(TokenKind.LOGIN, word)
-        await self._require_not_locked_out(taken.principal, taken.issued_at)
-        return taken.principal
+        return (await self._access_tokens.take(TokenKind.LOGIN, word)).principal
+
+    async def principal_of_link(self, word: str) -> Principal:
+        """Return whom a link to log in with is for, and leave it good.
+
+        Raises:
+            UnauthorizedError: It is none, was used, or came late.
+        """
+        return (await self._access_tokens.show(TokenKind.LOGIN, word)).principal
+
+    async def principal_of_cookie(self, connection: HTTPConnection) -> Principal | None:
+        """Return the principal of the cookie of a request; None where it has no valid one."""
+        try:
+            return await self._by_pass(TokenKind.COOKIE, cookie_of(connection))
+        except UnauthorizedError:
+            return None
 
     @property
     def is_application_decided(self) -> bool:
@@ -97,6 +127,8 @@ class Authorizer:
             principal.session and principal.session != root_of(session)
         ):
             return AccessLevel.NOTHING
+        if not principal.scope.covers(name_outside(session, principal.tenant)):
+            return AccessLevel.NOTHING
         owner = await self._ownership.owner_of(session)
         if owner is not None and owner.tenant != principal.tenant and not _runs_everything(principal):
             return AccessLevel.NOTHING
@@ -105,7 +137,8 @@ class Authorizer:
         verdict = await self._verdict(principal, session, owner)
         if self._access.authorize is not None:
             told = await self._level_by_application(principal, session, action, owner)
-            verdict = verdict if verdict is AccessLevel.BEGIN and told is AccessLevel.ALL else told
+            is_allowed = told >= _NEEDED[action]
+            verdict = verdict if verdict is AccessLevel.BEGIN and is_allowed else told
         return min(verdict, AccessLevel.LOOK) if principal.session else verdict
 
     async def require(self, principal: Principal, session: str, action: Action) -> AccessLevel:
@@ -118,8 +151,12 @@ class Authorizer:
         verdict = await self.verdict(principal, session, action)
         if verdict is AccessLevel.NOTHING:
             raise SessionNotFoundError(f"no session {session!r}")
-        if verdict is AccessLevel.LOOK and action is not Action.READ:
-            raise AccessError("you may only read this session")
+        if verdict < _NEEDED[action]:
+            allowed = "read" if verdict is AccessLevel.LOOK else "read and answer the questions of"
+            raise AccessError(f"you may only {allowed} this session")
+        if action not in principal.scope.actions:
+            permitted = ", ".join(principal.scope.actions) or "nothing"
+            raise AccessError(f"the scope of this credential is {permitted}; this needs {action}")
         return verdict
 
     async def require_still(self, principal: Principal, since: float, now: float) -> None:
@@ -130,9 +167,7 @@ class Authorizer:
         """
         if principal.expires_at is not None and principal.expires_at <= now:
             raise UnauthorizedError("the credential of this connection has expired; send a new one")
-        if principal.via and not await self._access_tokens.has(principal.via):
-            raise UnauthorizedError("the credential of this connection is no longer valid")
-        await self._require_not_locked_out(principal, since)
+        await self._access_tokens.require_standing(principal, since)
 
     async def _verdict(self, principal: Principal, session: str, owner: Owner | None) -> AccessLevel:
         if owner is None and await self._store.find(root_of(session)) is None:
@@ -141,9 +176,13 @@ class Authorizer:
             return AccessLevel.ALL
         if owner is None:
             return AccessLevel.NOTHING
-        if principal.session or principal.id in owner.readers:
+        if principal.session:
             return AccessLevel.LOOK
-        return AccessLevel.ALL if principal.id == owner.principal else AccessLevel.NOTHING
+        if principal.id == owner.principal:
+            return AccessLevel.ALL
+        if principal.is_approver:
+            return AccessLevel.APPROVE
+        return AccessLevel.LOOK if principal.id in owner.readers else AccessLevel.NOTHING
 
     async def _level_by_application(
         self, principal: Principal, session: str, action: Action, owner: Owner | None
@@ -151,7 +190,7 @@ class Authorizer:
         authorize = self._access.authorize
         assert authorize is not None
         if await settle(authorize(principal, action, session, owner)):
-            return AccessLevel.LOOK if action is Action.READ else AccessLevel.ALL
+            return _NEEDED[action]
         may_look = action is not Action.READ and await settle(
             authorize(principal, Action.READ, session, owner)
         )
@@ -159,18 +198,7 @@ class Authorizer:
 
     async def _by_pass(self, kind: TokenKind, word: str) -> Principal:
         shown = await self._access_tokens.show(kind, word)
-        await self._require_still_good(shown)
         return replace(shown.principal, expires_at=shown.expires_at, via=key_of(word))
-
-    async def _require_still_good(self, shown: AccessToken) -> None:
-        """Let what was issued for a cookie, or for a viewer's pass, be good no longer than that is."""
-        if shown.principal.via and not await self._access_tokens.has(shown.principal.via):
-            raise UnauthorizedError(f"the credential behind this {shown.kind.value} is no longer valid")
-        await self._require_not_locked_out(shown.principal, shown.issued_at)
-
-    async def _require_not_locked_out(self, principal: Principal, since: float) -> None:
-        if await self._ownership.locked_out_at(principal) >= since:
-            raise UnauthorizedError("this principal was locked out; send a new credential")
 
 
 def _runs_everything(principal: Principal) -> bool:

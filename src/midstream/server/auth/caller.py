@@ -7,20 +7,24 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 from typing_extensions import override
 
+from midstream.agents.attachments import refuse_local_files
 from midstream.engine.host import Host
 from midstream.environment import Cancellable, World
 from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
+from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import AccessLevel, Authorizer
-from midstream.server.auth.ownership import Ownership, name_outside
+from midstream.server.auth.ownership import Ownership, name_in_store, name_outside
 from midstream.server.auth.principals import Action, Principal
 from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Limits, Rate, RunningTurns
 from midstream.session.child_names import root_of
 from midstream.session.records import Record, ResponseCompleted
-from midstream.session.turn.commands import Command, Resume, SendMessage
+from midstream.session.session import Received
+from midstream.session.turn.commands import Answer, Command, Resume, SendMessage
 
 VISIT = "midstream.visit"
 """Where a scope has its visit."""
@@ -105,7 +109,15 @@ class Caller(Protocol):
         """Count what a command costs.
 
         Raises:
+            AccessError: Its message names a file of this machine, and it is not this machine's user.
             LimitReachedError: The caller may not spend more now. Nothing was counted.
+        """
+
+    async def attribute(self, answer: Answer) -> Answer:
+        """Return an answer to a question with the name of the caller, and write it into the audit log.
+
+        Raises:
+            AccessError: The caller may not answer questions of this session.
         """
 
     async def visible_sessions(self) -> Collection[str] | None:
@@ -119,6 +131,9 @@ class Caller(Protocol):
     def public_name(self, session: str) -> str:
         """Return the caller's name of a session of the store."""
 
+    def stored_name(self, session: str) -> str:
+        """Return the name in the store of a session that the caller names."""
+
     async def until_unwelcome(self) -> MidstreamError:
         """Wait until the caller may not stay any longer, and return why."""
 
@@ -129,13 +144,17 @@ class Stranger(Caller):
     Args:
         counters: Count the connections and the requests of each address; None counts nothing.
         address: The caller's; "" is not counted.
+        trail: Where its acts are written.
     """
 
     is_known = False
 
-    def __init__(self, counters: Counters | None = None, address: str = "") -> None:
+    def __init__(
+        self, counters: Counters | None = None, address: str = "", trail: AuditTrail | None = None
+    ) -> None:
         self._counters = counters
         self._address = address
+        self._trail = trail or AuditTrail()
 
     @override
     def enter(self) -> None:
@@ -162,7 +181,14 @@ class Stranger(Caller):
         """See `Caller.begin`."""
 
     def count_command(self, command: Command | None) -> None:
-        """See `Caller.count_command`."""
+        """See `Caller.count_command`. Without authentication no sender is the user of this machine."""
+        if isinstance(command, SendMessage):
+            refuse_local_files(command.message)
+
+    @override
+    async def attribute(self, answer: Answer) -> Answer:
+        self._trail.note_answer(answer)
+        return answer
 
     @override
     async def visible_sessions(self) -> Collection[str] | None:
@@ -177,8 +203,39 @@ class Stranger(Caller):
         return session
 
     @override
+    def stored_name(self, session: str) -> str:
+        return session
+
+    @override
     async def until_unwelcome(self) -> MidstreamError:
         raise AssertionError("only who is known becomes unwelcome")
+
+
+class LiveCallers:
+    """Streams of authenticated principals, and the number of times that all of them were to be checked again."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+        self._callers: set[KnownCaller] = set()
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def enter(self, caller: KnownCaller) -> None:
+        """Take a stream in; it is checked at once where rights changed since it was authenticated."""
+        self._callers.add(caller)
+        if caller.checks != self.checks:
+            caller.recheck()
+
+    def leave(self, caller: KnownCaller) -> None:
+        """Let a stream go. Harmless where it is not here."""
+        self._callers.discard(caller)
+
+    def recheck(self) -> None:
+        """Let each stream check now whether it may go on."""
+        self.checks += 1
+        for caller in self._callers:
+            caller.recheck()
 
 
 class KnownCaller(Caller):
@@ -190,6 +247,8 @@ class KnownCaller(Caller):
         connection: What it was known by; None where that was a ticket, which cannot be shown again.
         address: Where it came from; "" is not counted.
         living: Where it stands among the others while it is a stream.
+        checks: Number of `living` when its authentication began.
+        trail: Where its acts are written.
         recheck_s: Seconds between two looks at whether it may go on.
     """
 
@@ -206,7 +265,9 @@ class KnownCaller(Caller):
         ownership: Ownership,
         counters: Counters,
         host: Host,
-        living: set[KnownCaller],
+        living: LiveCallers,
+        checks: int = 0,
+        trail: AuditTrail | None = None,
         recheck_s: float,
     ) -> None:
         self.principal = principal
@@ -220,6 +281,8 @@ class KnownCaller(Caller):
         self._counters = counters
         self._host = host
         self._living = living
+        self.checks = checks
+        self._trail = trail or AuditTrail()
         self._recheck_s = recheck_s
         self._began_at = host.world.now()
         self._must_look = asyncio.Event()
@@ -234,11 +297,11 @@ class KnownCaller(Caller):
         except MidstreamError:
             self._counters.streams.free(self.caller)
             raise
-        self._living.add(self)
+        self._living.enter(self)
 
     @override
     def leave(self) -> None:
-        self._living.discard(self)
+        self._living.leave(self)
         self._counters.streams.free(self.caller)
         self._counters.addresses.free(self._address)
 
@@ -270,27 +333,46 @@ class KnownCaller(Caller):
 
     @override
     def count_command(self, command: Command | None) -> None:
+        if isinstance(command, SendMessage) and not self._is_local_user:
+            refuse_local_files(command.message)
         if isinstance(command, SendMessage | Resume):
             self._counters.tokens.check(self.caller)
             self._counters.turns.begin(self.caller, self.session, self._is_live)
             self._counters.charge(self.session, self.caller)
 
+    @override
+    async def attribute(self, answer: Answer) -> Answer:
+        await self._authorizer.require(self.principal, self.session, Action.APPROVE)
+        answer = replace(answer, by=self.principal.name)
+        self._trail.note_answer(answer)
+        return answer
+
+    @property
+    def _is_local_user(self) -> bool:
+        """Whether it is the operator, on this machine."""
+        return self.principal.is_operator and not self._address
+
     async def visible_sessions(self) -> Collection[str] | None:
         """See `Caller.visible_sessions`. What an application decides about each is not known before it is asked."""
         if self.principal.session:
             return [self.principal.session]
-        if self.principal.is_operator or self._authorizer.is_application_decided:
+        sees_all = self.principal.is_operator or self.principal.is_approver
+        if sees_all or self._authorizer.is_application_decided:
             return None
         return await self._ownership.sessions_of(self.principal)
 
     @override
     async def may_list(self, session: str) -> bool:
         verdict = await self._authorizer.verdict(self.principal, session, Action.READ)
-        return verdict in {AccessLevel.LOOK, AccessLevel.ALL}
+        return AccessLevel.LOOK <= verdict <= AccessLevel.ALL
 
     @override
     def public_name(self, session: str) -> str:
         return name_outside(session, self.principal.tenant)
+
+    @override
+    def stored_name(self, session: str) -> str:
+        return name_in_store(session, self.principal.tenant)
 
     def recheck(self) -> None:
         """Look now whether it may go on: something was revoked."""
@@ -333,6 +415,17 @@ class KnownCaller(Caller):
     def _is_live(self, session: str) -> bool:
         runner = self._host.awake(session)
         return runner is not None and runner.state.is_live
+
+
+async def attribute(caller: Caller, received: Received) -> Received:
+    """Return a client's command with the name of the caller, where it is an answer to a question.
+
+    Raises:
+        AccessError: The caller may not answer questions of this session.
+    """
+    if not isinstance(received.command, Answer):
+        return received
+    return replace(received, command=await caller.attribute(received.command))
 
 
 def visitor_of(scope: Scope) -> Caller:

@@ -10,9 +10,11 @@ middleware cannot decide: whether a stream begins a session, which sessions of a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from itertools import chain
 from urllib.parse import parse_qsl
 
@@ -21,23 +23,31 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from midstream.engine.host import Host
-from midstream.errors import AccessError, UnauthorizedError
+from midstream.errors import AccessError, MidstreamError, OtherLoginError, UnauthorizedError
+from midstream.protocol.frames import FRAME_BYTES_MAX
+from midstream.server.api.request_bodies import BODY_BYTES_MAX, STRANGER_BYTES_MAX
+from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access
+from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import Authorizer, has_credential
-from midstream.server.auth.caller import VISIT, Counters, KnownCaller, Stranger
+from midstream.server.auth.caller import VISIT, Counters, KnownCaller, LiveCallers, Stranger
+from midstream.server.auth.credential_sources import source_of
+from midstream.server.auth.local_user import LocalUser
 from midstream.server.auth.origins import check_intent, check_origin, check_page, remote_address
 from midstream.server.auth.ownership import Ownership, name_in_store
 from midstream.server.auth.principals import OPERATOR, Action, Principal
-from midstream.server.auth.tokens import LOGIN_LINK_S, AccessTokens, TokenKind
+from midstream.server.auth.revocations import WATCH_S, Revocations
+from midstream.server.auth.tokens import LOGIN_LINK_S, AccessToken, AccessTokens, TokenKind
 from midstream.server.limits import Limits, address_of
 
 SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
 """The paths of one session, and what they ask of it."""
-_OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login")
+_OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login|/v1/challenge")
 """What strangers may ask for: the page's own files, whether the server lives, and to become known."""
 _LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/commands|/tickets|/stream")
 """Open to all who may read; a stream, a frame or a ticket that speaks is checked again when it does so."""
-_SPEAKS = frozenset({"/cancel", "/answer", "/resume", "/withdraw"})
+_SPEAKS = frozenset({"/cancel", "/resume", "/withdraw"})
+_APPROVES = "/answer"
 _STREAMS = frozenset({"/events", "/poll", "/stream"})
 """What a ticket opens."""
 _BEGINNINGS = frozenset({"/commands", "/events", "/poll", "/stream", "/tickets"})
@@ -47,6 +57,8 @@ _ADVICE = (
     "Leave out --no-auth, or pass `access=` to `midstream.asgi`; or `allow_unauthenticated=True` where the app around "
     "it authenticates."
 )
+TRAIL = "midstream.trail"
+"""Where a scope has the audit trail of its request."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,6 +66,8 @@ def action_of(method: str, what: str) -> Action:
     """Return the kind of access that a request needs to its session: `what` is the path behind its name."""
     if what in _SPEAKS:
         return Action.SPEAK
+    if what == _APPROVES:
+        return Action.APPROVE
     if _LOOKS.fullmatch(what) or (what == "" and method in {"GET", "HEAD"}):
         return Action.READ
     return Action.OWN
@@ -68,6 +82,7 @@ class AuthMiddleware:
         limits: What callers may do.
         allowed_origins: Whose pages may ask beside our own.
         allow_unauthenticated: Serve other machines, too, where `access` is None.
+        audit: Where acts and refusals are written; None writes nothing.
 
     Raises:
         UsageError: The store of the host keeps no small values, and `access` needs them.
@@ -81,32 +96,68 @@ class AuthMiddleware:
         allowed_origins: Collection[str],
         *,
         allow_unauthenticated: bool = False,
+        audit: AuditLog | None = None,
     ) -> None:
         self.access = access
+        self._audit = audit
         self.is_local = access is None and not allow_unauthenticated
         self._host = host
         self._limits = limits
         self._allowed_origins = frozenset(allowed_origins)
         self._counters = Counters(limits, host.world)
-        self._living: set[KnownCaller] = set()
+        self._living = LiveCallers()
+        self._watching: asyncio.Task[None] | None = None
         if access is None:
             return
         host.observers.add(self._counters)
+        self.source = source_of(access.authenticate, access.still_valid)
         self.ownership = Ownership(host.store, host.world)
-        self.access_tokens = AccessTokens(host.store, host.world)
-        self._authorizer = Authorizer(access, host.store, self.ownership, self.access_tokens)
+        self.revocations = Revocations(host.store, host.world)
+        self.access_tokens = AccessTokens(host.store, host.world, self.revocations, self.source.is_current)
+        self.authorizer = Authorizer(access, self.source, host.store, self.ownership, self.access_tokens)
 
     async def open(self) -> None:
         """Make ready, when the store is."""
-        if self.access is None:
+        if self.access is not None:
+            if self.access.login:
+                await self._keep_login(self.access.login)
+            await self.source.refresh(self._host.store, self._host.world)
+            self._watching = self._host.world.spawn(self._watch(), name="watch for revocations")
+        else:
             clients = (
                 "of this machine only" if self.is_local else "of every machine that can reach the server"
             )
             _log.warning(
                 "no authentication is configured: every client %s has full access. %s", clients, _ADVICE
             )
-        elif self.access.login:
-            await self.access_tokens.keep(self.access.login, TokenKind.LOGIN, OPERATOR, for_s=LOGIN_LINK_S)
+
+    async def close(self) -> None:
+        """Watch no longer. Calling it again is harmless."""
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def _keep_login(self, word: str) -> None:
+        """Store the link that is printed at the start, as one of the user of this machine."""
+        operator = self.source.principal if isinstance(self.source, LocalUser) else OPERATOR
+        now = self._host.world.now()
+        await self.access_tokens.keep(word, AccessToken(TokenKind.LOGIN, operator, now, now + LOGIN_LINK_S))
+
+    async def _watch(self) -> None:
+        """Check live connections when another process changed rights, or a file with credentials was changed."""
+        store, world = self._host.store, self._host.world
+        seen = await self.revocations.newest()
+        while True:
+            await world.sleep(WATCH_S)
+            newest = seen
+            with suppress(MidstreamError):  # the store is away for a while
+                await self.source.refresh(store, world)
+                newest = await self.revocations.newest()
+            has_changed = self.source.has_changed()
+            if newest != seen or has_changed:
+                seen = newest
+                self.recheck()
 
     def check_scope(self, scope: Scope) -> None:
         """Turn away what can be seen from outside, before anything is opened for it.
@@ -142,8 +193,15 @@ class AuthMiddleware:
         address = address_of(scope)
         if self.access is None or _OPEN.fullmatch(path_of(scope)):
             check_intent(scope)
-            return {**scope, VISIT: Stranger(self._counters, address)}
+            trail: AuditTrail = scope[TRAIL]
+            trail.note_admission()
+            most = FRAME_BYTES_MAX if self.access is None else STRANGER_BYTES_MAX
+            return {**scope, VISIT: Stranger(self._counters, address, trail), BODY_BYTES_MAX: most}
         return await self._authenticate(scope, path_of(scope), address)
+
+    def trail_of(self, scope: Scope) -> AuditTrail:
+        """Return where the acts of a request are written."""
+        return AuditTrail(self._audit, scope, path_of(scope))
 
     async def principal_of(self, scope: Scope) -> Principal:
         """Return who makes a request, by anything but a ticket.
@@ -156,7 +214,7 @@ class AuthMiddleware:
         connection = HTTPConnection(scope)
         self._counters.refusals.check(address)
         try:
-            principal = await self._authorizer.principal_of(connection)
+            principal = await self.authorizer.principal_of(connection)
         except UnauthorizedError:
             self._counters.refusals.add(address)
             raise
@@ -166,38 +224,53 @@ class AuthMiddleware:
             raise UnauthorizedError("this server requires authentication; send a credential")
         return principal
 
-    async def principal_by_link(self, word: str, scope: Scope) -> Principal:
+    async def principal_by_link(self, word: str, scope: Scope, *, replaces: bool) -> Principal:
         """Use up a link to log in with and return whom it is for.
+
+        Args:
+            replaces: Also where another principal is logged in.
 
         Raises:
             UnauthorizedError: It is none, was used, or came late.
+            OtherLoginError: Another principal is logged in. The link is still good.
             LimitReachedError: Wrong credentials came too often from this address.
         """
         address = address_of(scope)
         self._counters.refusals.check(address)
         try:
-            return await self._authorizer.by_link(word)
+            current = await self.authorizer.principal_of_cookie(HTTPConnection(scope))
+            coming = await self.authorizer.principal_of_link(word)
+            if current is not None and current.key != coming.key and not replaces:
+                raise OtherLoginError(
+                    f"this browser is logged in as {current.name!r}; the link is for {coming.name!r}"
+                )
+            return await self.authorizer.by_link(word)
         except UnauthorizedError:
             self._counters.refusals.add(address)
             raise
 
     async def lock_out(self, principal: Principal) -> None:
-        """Let a principal's cookies, tickets and passes be none, and end its streams: here at once, in other processes
-        that share the store at their next look (`Access.recheck_s`).
+        """End a principal's cookies, links, tickets and passes, all that was issued for them, and their streams:
+        here at once, in other processes that share the store within `WATCH_S` seconds and the time of the check.
         """
-        await self.ownership.lock_out(principal)
+        await self.revocations.lock_out(principal.key)
+        self.recheck()
+
+    async def announce(self) -> None:
+        """Check all live connections, here and in the other processes of the store: rights have changed."""
+        await self.revocations.announce()
         self.recheck()
 
     def recheck(self) -> None:
-        """Look now whether each living stream may go on: rights have changed."""
-        for visit in self._living:
-            visit.recheck()
+        """Check each live stream now: rights have changed."""
+        self._living.recheck()
 
     async def _authenticate(self, scope: Scope, path: str, address: str) -> Scope:
         found = SESSION_PATH.fullmatch(path)
         session, what = (found["session"], found["what"] or "") if found else ("", "")
         action = action_of(scope.get("method", "GET"), what)
         connection: HTTPConnection | None = HTTPConnection(scope)
+        checks = self._living.checks
         ticket = _ticket_of(scope) if what in _STREAMS else ""
         if ticket:
             principal = await self._by_ticket(ticket, HTTPConnection(scope), session)
@@ -209,25 +282,34 @@ class AuthMiddleware:
             inside = name_in_store(session, principal.tenant)
             scope = _rename_session(scope, session, inside)
             session = inside
-        visit = self._visit(principal, session, connection, address)
+        trail: AuditTrail = scope[TRAIL]
+        trail.identify(principal, session)
+        visit = self._visit(principal, session, connection, address, checks, trail)
         self._counters.requests.count(visit.caller)
         if what in _BEGINNINGS:
             await visit.require(action)
         elif session:
             await visit.require_there(action)
+        trail.note_admission()
         return {**scope, VISIT: visit}
 
     async def _by_ticket(self, ticket: str, connection: HTTPConnection, session: str) -> Principal:
         address = address_of(connection.scope)
         self._counters.refusals.check(address)
         try:
-            return await self._authorizer.by_ticket(ticket, connection, session)
+            return await self.authorizer.by_ticket(ticket, connection, session)
         except UnauthorizedError:
             self._counters.refusals.add(address)
             raise
 
     def _visit(
-        self, principal: Principal, session: str, connection: HTTPConnection | None, address: str
+        self,
+        principal: Principal,
+        session: str,
+        connection: HTTPConnection | None,
+        address: str,
+        checks: int,
+        trail: AuditTrail,
     ) -> KnownCaller:
         assert self.access is not None
         return KnownCaller(
@@ -235,11 +317,13 @@ class AuthMiddleware:
             session,
             connection,
             address,
-            authorizer=self._authorizer,
+            authorizer=self.authorizer,
             ownership=self.ownership,
             counters=self._counters,
             host=self._host,
             living=self._living,
+            checks=checks,
+            trail=trail,
             recheck_s=self.access.recheck_s,
         )
 

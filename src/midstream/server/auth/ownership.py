@@ -18,13 +18,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.environment import World
-from midstream.errors import EntryMovedError, LimitReachedError, SessionNotFoundError
+from midstream.errors import AccessError, EntryMovedError, LimitReachedError, SessionNotFoundError
 from midstream.retries import REPLACE_ATTEMPTS_MAX
 from midstream.server.auth.principals import Principal
 from midstream.session.child_names import root_of
 from midstream.store.contract import PRINCIPAL_OF, KeyValue
 
-REVOKED_NAMESPACE = "access-revoked"
+TENANCY_NAMESPACE = "access-tenancy"
+"""Namespace of one row: whether the principals of this store have tenants."""
+_TENANCY = "tenants"
 READERS_MAX = 100
 """Principals with whom one session is shared: an application that needs more decides by `authorize`."""
 BEGINNING_S = 3600.0
@@ -49,7 +51,7 @@ class Owner(Struct, frozen=True):
 
 
 class Ownership:
-    """The rows of owners, and the times at which principals were locked out."""
+    """The rows of owners."""
 
     def __init__(self, kv: KeyValue, world: World) -> None:
         self._kv = kv
@@ -61,7 +63,14 @@ class Ownership:
         return None if kept is None else msgspec.json.decode(kept.body, type=Owner)
 
     async def claim(self, session: str, principal: Principal) -> Owner:
-        """Make a principal the owner of a session without one, and return the owner."""
+        """Make a principal the owner of a session without one, and return the owner.
+
+        Raises:
+            AccessError: The principal has a tenant and others of this store have none, or the reverse. Nothing was
+                written.
+        """
+        if not principal.is_operator:
+            await self._require_one_tenancy(has_tenant=bool(principal.tenant))
         owner = Owner(principal.tenant, principal.id, claim=self._world.new_id("claim"))
         body = msgspec.json.encode(owner)
         await self._note(session, principal.tenant, principal.id)
@@ -70,6 +79,20 @@ class Ownership:
         except EntryMovedError:
             return await self.owner_of(session) or owner
         return owner
+
+    async def _require_one_tenancy(self, *, has_tenant: bool) -> None:
+        """Require that all principals have a tenant, or none: without one, a session could be given a tenant's name."""
+        for _ in range(REPLACE_ATTEMPTS_MAX):
+            kept = await self._kv.kv_get(TENANCY_NAMESPACE, _TENANCY)
+            if kept is not None:
+                break
+            body = msgspec.json.encode(has_tenant)
+            with suppress(EntryMovedError):
+                await self._kv.kv_put(TENANCY_NAMESPACE, _TENANCY, body, expected=0, at=self._world.now())
+                return
+        if kept is not None and kept.body != msgspec.json.encode(has_tenant):
+            have = "no tenant" if has_tenant else "tenants"
+            raise AccessError(f"principals of this store have {have}; give every principal a tenant, or none")
 
     async def share(self, session: str, readers: Sequence[str]) -> Owner:
         """Let these principals of the owner's tenant look at a session, and no others; return the new row.
@@ -119,23 +142,6 @@ class Ownership:
                 version = kept.version if kept else 0
                 await self._kv.kv_put(namespace, key, b"{}", expected=version, at=self._world.now())
                 return
-
-    async def lock_out(self, principal: Principal) -> None:
-        """Let nothing count any more that was issued to a principal until now."""
-        for _ in range(REPLACE_ATTEMPTS_MAX):
-            kept = await self._kv.kv_get(REVOKED_NAMESPACE, principal.key)
-            try:
-                now = self._world.now()
-                version = kept.version if kept else 0
-                await self._kv.kv_put(REVOKED_NAMESPACE, principal.key, b"{}", expected=version, at=now)
-            except EntryMovedError:
-                continue
-            return
-
-    async def locked_out_at(self, principal: Principal) -> float:
-        """Return when a principal was locked out last, in seconds since 1970; 0 for never."""
-        kept = await self._kv.kv_get(REVOKED_NAMESPACE, principal.key)
-        return kept.at if kept else 0.0
 
 
 def _namespace_of(tenant: str, principal: str) -> str:

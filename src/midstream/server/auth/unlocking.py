@@ -19,7 +19,7 @@ from midstream.engine.host import Host
 from midstream.environment import World
 from midstream.errors import AccessError, WrongSecretError
 from midstream.protocol.frames import Open
-from midstream.server.auth.access import bearer_token
+from midstream.server.auth.bearer_tokens import bearer_token
 from midstream.server.auth.middleware import SESSION_PATH, action_of, path_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.tokens import TokenKind

@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from midstream.engine.escrow_locks import Held
 from midstream.engine.host import Host
 from midstream.server.auth.access_routes import Issued, owner_of
+from midstream.server.auth.caller import visit_of
 from midstream.server.auth.middleware import AuthMiddleware
 from midstream.server.auth.principals import Principal
-from midstream.server.auth.tokens import VIEWER_S_MAX, TokenKind
+from midstream.server.auth.tokens import VIEWER_S_MAX, AccessToken, TokenKind
 from midstream.server.auth.unlocking import HELD
 from midstream.session.child_names import root_of
 
@@ -44,9 +46,13 @@ class ViewerRoutes:
         else:
             word = self._host.world.new_id(TokenKind.VIEWER.value)
         if owner is not None:
+            issuer = visit_of(request.scope).principal
             name = f"viewer of {session}"
             viewer = Principal(name, tenant=owner.tenant, session=session, claim=owner.claim)
-            await self._door.access_tokens.keep(word, TokenKind.VIEWER, viewer, for_s=body.for_s)
+            viewer = replace(viewer, via=issuer.via, source=issuer.source, expires_at=issuer.expires_at)
+            now = self._host.world.now()
+            token = AccessToken(TokenKind.VIEWER, viewer, now, now + body.for_s, issuer=issuer.key)
+            await self._door.access_tokens.keep(word, token)
         return Issued(word, body.for_s)
 
     async def withdraw(self, request: Request) -> None:
@@ -58,6 +64,8 @@ class ViewerRoutes:
         if _is_encrypted(request):
             assert self._host.locks is not None, "somebody holds it open"
             await self._host.locks.withdraw_viewers(session)
+        if self._door.access is not None:
+            await self._door.announce()
         self._door.recheck()
 
 

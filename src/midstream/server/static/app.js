@@ -9,7 +9,8 @@
 import { MidstreamError, connect, randomText } from "./client/midstream.js";
 import { OPEN } from "./client/stream.js";
 import { Transcript } from "./transcript.js";
-import { TurnView, element, statusWord, textOf, visible } from "./view.js";
+import { TurnView, element, statusWord, textOf } from "./view.js";
+import { visible } from "./visible.js";
 
 const BASE = new URL("..", import.meta.url).href.replace(/\/+$/, "");
 /** Sessions with more records than this are opened from a snapshot instead of from their whole journal. */
@@ -146,12 +147,22 @@ class Page {
     const session = encodeURIComponent(brought.get("open") ?? "");
     if (login !== null) {
       history.replaceState(null, "", session ? `#${session}` : location.pathname);
-      await fetch(`${BASE}/v1/login`, {
-        method: "POST",
-        headers: { "content-type": "application/json" },
-        body: JSON.stringify({ login }),
-      });
+      const answer = await this.#postLogin({ login });
+      if (answer.status !== 409) return;
+      // Somebody else is logged in here: a link must not change that by itself.
+      const { detail } = await answer.json();
+      if (window.confirm(`${visible(detail)}.\n\nLog in with the link instead?`))
+        await this.#postLogin({ login, replace: true });
     }
+  }
+
+  #postLogin(body) {
+    return fetch(`${BASE}/v1/login`, {
+      method: "POST",
+      redirect: "manual",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(body),
+    });
   }
 
   async #tellStranger() {
@@ -530,11 +541,11 @@ class Page {
     find("text").disabled = find("send").disabled = this.#isLost;
     find("turns").setAttribute("aria-busy", String(isBusy));
     const first = this.#transcript.turns.values().next().value;
-    const title = visible(textOf(first?.message).split("\n", 1)[0]).slice(0, TITLE_CHARS);
+    const title = textOf(first?.message).split("\n", 1)[0].slice(0, TITLE_CHARS);
     find("title").textContent = title || "New session";
     if (title) this.#titles.set(this.#session, title);
     const asks = this.#transcript.asking.length > 0 ? "Waiting for you: " : "";
-    document.title = title ? `${asks}${title} \u2013 midstream` : "midstream";
+    document.title = title ? `${asks}${visible(title)} \u2013 midstream` : "midstream"; // nothing isolates it there
   }
 
   /** Show a message at once; it stays until the transcript has it, whatever becomes of the connection. */
@@ -642,7 +653,7 @@ class Page {
     if (listing !== this.#listings) return;
     const asking = new Set(waiting.questions.map((question) => question.session.split(CHILD_MARK, 1)[0]));
     const lines = page.sessions.map((session) => {
-      const name = visible(session.title) || this.#titles.get(session.id) || "Untitled";
+      const name = session.title || this.#titles.get(session.id) || "Untitled";
       const link = element("a", "", element("bdi", "name", name));
       link.href = `#${encodeURIComponent(session.id)}`;
       const isShown = session.id === this.#session;

@@ -5,7 +5,8 @@
  * lost when the transcript changes around it.
  */
 
-import { element, indented, visible } from "./view.js";
+import { element, indented } from "./view.js";
+import { escaped, visible } from "./visible.js";
 
 const HEADS = {
   approval: "May this run?",
@@ -29,6 +30,8 @@ const HINTS = {
 };
 /** Choices to which a person may add words. */
 const WITH_WORDS = new Set(["deny", "respond", "happened"]);
+/** Choices that run the call: possible once its whole arguments were on the screen. */
+const RUNS = new Set(["allow", "rerun", "edit"]);
 
 /** One open question; `answer(choice, {text, argumentsJson})` returns a promise that rejects where it is refused. */
 export class QuestionCard {
@@ -37,9 +40,12 @@ export class QuestionCard {
   #words = element("input", "words-in");
   #edited = element("textarea", "edited");
   #shown = element("pre", "asked-arguments");
+  #unseen = element("p", "unseen", "Scroll to the end of the arguments to decide.");
   #buttons = element("div", "choices");
   #problem = element("p", "problem");
   #isEditing = false;
+  #isSeen = true;
+  #isSending = false;
 
   constructor(call, question, answer) {
     this.#question = question;
@@ -53,12 +59,14 @@ export class QuestionCard {
     this.#fill(call);
     this.root.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.#send(this.#isEditing ? "allow" : question.choices[0]);
+      // Enter in the box of words: it never runs a call.
+      const choice = question.choices.find((each) => WITH_WORDS.has(each));
+      if (choice && this.#words.value.trim()) this.#send(choice);
     });
   }
 
   #prose(text) {
-    const made = element("p", "why", text);
+    const made = element("p", "why", visible(text));
     made.dir = "auto";
     return made;
   }
@@ -66,7 +74,7 @@ export class QuestionCard {
   #fill(call) {
     const { kind, choices, expiresAt, isFixed } = this.#question;
     this.#shown.textContent = visible(indented(call.edited ?? call.arguments));
-    this.#edited.value = indented(call.edited ?? call.arguments);
+    this.#edited.value = escaped(indented(call.edited ?? call.arguments));
     this.#edited.rows = Math.min(12, this.#edited.value.split("\n").length + 1);
     this.#edited.spellcheck = false;
     this.#edited.setAttribute("aria-label", "Arguments, as JSON");
@@ -78,15 +86,37 @@ export class QuestionCard {
     this.#problem.hidden = true;
     this.#problem.setAttribute("role", "alert");
     if (kind === "question") this.root.append(this.#options(call));
-    else this.root.append(this.#shown, this.#edited);
+    else {
+      const name = element("p", "asked-name", element("bdi", "", visible(call.name)));
+      this.root.append(name, this.#shown, this.#unseen, this.#edited);
+    }
     if (choices.some((choice) => WITH_WORDS.has(choice))) this.root.append(this.#words);
     for (const choice of choices) this.#buttons.append(this.#button(LABELS[choice] ?? choice, choice));
     if (kind === "approval" && !isFixed) this.#buttons.append(this.#editButton());
     this.root.append(this.#buttons, this.#problem);
+    if (kind !== "question") this.#awaitEnd();
     if (expiresAt) {
       const until = new Date(expiresAt * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
       this.root.append(element("p", "until", `Until ${until}`));
     }
+  }
+
+  /** Let the call run only after the end of its arguments was on the screen: the box scrolls, and so does the page. */
+  #awaitEnd() {
+    this.#shown.tabIndex = 0; // so that keys scroll it
+    this.#shown.setAttribute("role", "group");
+    this.#shown.setAttribute("aria-label", "Arguments");
+    const end = element("span", "end");
+    this.#shown.append(end);
+    const watcher = new IntersectionObserver((seen) => {
+      if (!seen.some((each) => each.isIntersecting)) return;
+      watcher.disconnect();
+      this.#isSeen = this.#unseen.hidden = true;
+      this.#disable(this.#isSending);
+    });
+    watcher.observe(end);
+    this.#isSeen = false;
+    this.#disable(false);
   }
 
   #button(label, choice) {
@@ -149,8 +179,10 @@ export class QuestionCard {
   }
 
   #disable(isSending) {
+    this.#isSending = isSending;
     this.root.classList.toggle("is-sending", isSending);
-    for (const each of this.root.querySelectorAll("button, input, textarea")) each.disabled = isSending;
+    for (const each of this.root.querySelectorAll("button, input, textarea"))
+      each.disabled = isSending || (!this.#isSeen && RUNS.has(each.dataset.choice));
   }
 
   #tell(words) {

@@ -5,6 +5,7 @@
  */
 
 import { QuestionCard } from "./question.js";
+import { visible } from "./visible.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const BAND_WIDTH = 1000;
@@ -37,17 +38,6 @@ export function element(name, className = "", ...children) {
   if (className) made.className = className;
   made.append(...children);
   return made;
-}
-
-/**
- * Show what tries to hide: control characters and those that turn the direction of text, by their code. For
- * names and arguments, where a reader must see what is there; prose is isolated instead.
- */
-export function visible(text) {
-  return text.replace(
-    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g,
-    (character) => `\u27e8U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`,
-  );
 }
 
 /** "40 ms", "0.4 s", "12 s", "3 min 5 s". */

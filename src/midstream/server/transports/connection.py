@@ -40,7 +40,7 @@ from midstream.protocol.server_stream import Admit, FrameEncoding, Request, Serv
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.api.problems import INTERNAL
 from midstream.server.api.session_snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
-from midstream.server.auth.caller import Caller, Stranger
+from midstream.server.auth.caller import Caller, Stranger, attribute
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
 from midstream.server.limits import CONNECTIONS_MAX
@@ -614,7 +614,7 @@ class Connection:
                     if not is_played_back(self._runner.state, request.received):
                         self._visitor.count_command(request.received.command)
                     with self._convert_errors():
-                        await self._runner.submit(request.received)
+                        await self._runner.submit(await attribute(self._visitor, request.received))
                 except MidstreamError as error:
                     self._stream.refuse(request.seqno, error, now=self._now())
                 else:

@@ -21,7 +21,7 @@ from midstream.protocol.frames import (
 )
 from midstream.protocol.server_stream import digest_of_shown_secret, read_command
 from midstream.server.api.request_bodies import body_of, optional
-from midstream.server.auth.caller import visitor_of
+from midstream.server.auth.caller import attribute, visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import PresentedSecrets, secrets_in, stream_digest_of, unlock
 from midstream.server.transports.connection import Connections, is_played_back
@@ -84,6 +84,7 @@ class CommandsEndpoint:
             await visitor.begin()
         else:
             await visitor.require_there(Action.SPEAK)
+        received = await attribute(visitor, received)
         shown = PresentedSecrets(by.secret, by.old_secret)
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:

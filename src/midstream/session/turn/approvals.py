@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from midstream.errors import AnswerMismatchError, QuestionClosedError
+from midstream.json_depth import require_shallow_text
 from midstream.session.calls import CHOICES, Choice, QuestionKind, digest_of
 from midstream.session.records import (
     AnswerUsed,
@@ -258,8 +259,9 @@ def _refuse_unfit(question: AgentQuestion, arguments: str) -> None:
         message = f"{question.name!r} runs with its agent's arguments; allow it as it is, or deny it"
         raise Refused(AnswerMismatchError(message))
     try:
+        require_shallow_text(arguments)
         is_object = isinstance(msgspec.json.decode(arguments), dict)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         is_object = False
     if not is_object:
         raise Refused(AnswerMismatchError("arguments are a JSON object"))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import stat
+import weakref
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from itertools import count
@@ -28,6 +28,7 @@ from typing_extensions import override
 from midstream.environment import World
 from midstream.errors import KeyMissingError, StoreDamagedError, UsageError
 from midstream.extras import extra
+from midstream.file_safety import create_own_once, read_own
 
 with extra("crypto"):
     from cryptography.exceptions import InvalidTag
@@ -53,6 +54,10 @@ _FIRST_NONCE = bytes(NONCE_BYTES)
 class OperatorKeys(Protocol):
     """Keeper of the keys that open everything: a file, or a key management service behind two calls."""
 
+    generation: str = ""
+    """Name of the key that wraps now; "" where its keeper does not name it. Another name wraps the store's secret
+    again."""
+
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
         """Return a data key encrypted, and bound to `context`.
 
@@ -69,19 +74,49 @@ class OperatorKeys(Protocol):
         """
 
 
+class ForkedKeys:
+    """Ciphers by name, which a forked child of the process does not keep.
+
+    A child that went on with them would encrypt other content under the same nonces.
+    """
+
+    def __init__(self, ciphers: dict[str, AESGCM]) -> None:
+        self._ciphers = ciphers
+        self._is_parent = True
+        _of_this_process.add(self)
+
+    def __getitem__(self, name: str) -> AESGCM:
+        """Return a cipher.
+
+        Raises:
+            KeyError: There is none of this name.
+            UsageError: The process was forked from the one that opened the store.
+        """
+        if not self._is_parent:
+            raise UsageError(
+                "this store was opened before the process was forked; open it again in the child"
+            )
+        return self._ciphers[name]
+
+    def drop(self) -> None:
+        """Drop the ciphers: nothing can be encrypted or decrypted with them any more."""
+        self._ciphers = {}
+        self._is_parent = False
+
+
 class DataKey:
     """A key of one process for one epoch of one session. Safe to use from several threads."""
 
     def __init__(self, key: bytes) -> None:
         self.commitment = HKDFExpand(SHA256(), COMMITMENT_BYTES, b"midstream commitment").derive(key)
         self.id = self.commitment[:ID_BYTES]
-        self._cipher = AESGCM(key)
+        self._ciphers = ForkedKeys({"": AESGCM(key)})
         self._numbers = count(1)
 
     def encrypt(self, body: bytes, place: bytes) -> bytes:
         """Return a body encrypted, for this place only."""
         number = next(self._numbers).to_bytes(NONCE_BYTES)
-        return b"%c%b%b%b" % (SHARED, self.id, number[4:], self._cipher.encrypt(number, body, place))
+        return b"%c%b%b%b" % (SHARED, self.id, number[4:], self._ciphers[""].encrypt(number, body, place))
 
     def decrypt(self, encrypted: bytes, place: bytes) -> bytes:
         """Return what was encrypted under this key for this place.
@@ -91,7 +126,7 @@ class DataKey:
         """
         nonce = b"\0\0\0\0" + encrypted[1 + ID_BYTES : _HEAD]
         try:
-            return self._cipher.decrypt(nonce, encrypted[_HEAD:], place)
+            return self._ciphers[""].decrypt(nonce, encrypted[_HEAD:], place)
         except (InvalidTag, ValueError) as error:
             raise StoreDamagedError("the stored data was changed, moved or truncated") from error
 
@@ -100,18 +135,18 @@ class OneKey(OperatorKeys):
     """A single key that wraps others, as `OperatorKeys` do."""
 
     def __init__(self, key: bytes, world: World) -> None:
-        self._cipher = AESGCM(key)
+        self._ciphers = ForkedKeys({"": AESGCM(key)})
         self._world = world
 
     @override
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
         nonce = fresh_key(self._world)[:NONCE_BYTES]
-        return nonce + self._cipher.encrypt(nonce, key, context)
+        return nonce + self._ciphers[""].encrypt(nonce, key, context)
 
     @override
     async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
         try:
-            return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
+            return self._ciphers[""].decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
         except (InvalidTag, ValueError) as error:
             raise StoreDamagedError("a wrapped key was changed, moved or truncated") from error
 
@@ -195,8 +230,10 @@ class FileKeys(OperatorKeys):
 
     def __init__(self, path: str | Path, *, world: World = World()) -> None:
         self._world = world
-        self._keys = _read(Path(path))
-        self._newest = next(iter(self._keys))
+        found = _read(Path(path))
+        self._names = frozenset(found)
+        self._keys = ForkedKeys(found)
+        self.generation = next(iter(found))
 
     @staticmethod
     def make(path: str | Path, *, name: str = "1", world: World = World()) -> None:
@@ -206,35 +243,33 @@ class FileKeys(OperatorKeys):
             UsageError: There is a file already, or it cannot be made. Nothing was changed.
         """
         line = f"{name} {b64encode(fresh_key(world)).decode()}\n"
-        # Made beside it and linked: half a key is never read, and of two processes that make one the first wins.
-        fresh = Path(path).with_name(f".{world.new_id('keys')}")
         try:
-            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(path).hardlink_to(fresh)
+            is_new = create_own_once(Path(path), line.encode())
         except OSError as error:
             raise UsageError(f"the key file {str(path)!r} cannot be made: {error.strerror}") from error
-        finally:
-            fresh.unlink(missing_ok=True)
+        if not is_new:
+            raise UsageError(f"the key file {str(path)!r} cannot be made: it exists")
 
     @override
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
         nonce = fresh_key(self._world)[:NONCE_BYTES]
-        name = self._newest.encode()
-        return b"%c%b%b%b" % (len(name), name, nonce, self._keys[self._newest].encrypt(nonce, key, context))
+        name = self.generation.encode()
+        return b"%c%b%b%b" % (
+            len(name),
+            name,
+            nonce,
+            self._keys[self.generation].encrypt(nonce, key, context),
+        )
 
     @override
     async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
         end = 1 + (wrapped[0] if wrapped else 0)
         name = wrapped[1:end].decode("utf-8", "replace")
-        found = self._keys.get(name)
-        if found is None:
+        if name not in self._names:
             raise KeyMissingError(f"the operator's key {name[:NAME_CHARS_MAX]!r} is not in the key file")
         body = end + NONCE_BYTES
         try:
-            return found.decrypt(wrapped[end:body], wrapped[body:], context)
+            return self._keys[name].decrypt(wrapped[end:body], wrapped[body:], context)
         except (InvalidTag, ValueError) as error:
             message = f"a data key does not open with the operator's key {name!r}: another key, or damage"
             raise KeyMissingError(message) from error
@@ -242,14 +277,9 @@ class FileKeys(OperatorKeys):
 
 def _read(path: Path) -> dict[str, AESGCM]:
     try:
-        mode = path.stat().st_mode
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_own(path, "the key file", is_secret=True, is_named=True).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the key file {str(path)!r} cannot be read: {type(error).__name__}") from error
-    if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
-        raise UsageError(
-            f"the key file {str(path)!r} is readable by other users; `chmod 600` it, and consider a new key"
-        )
     found: dict[str, AESGCM] = {}
     for number, line in enumerate(lines, start=1):
         name, _, text = line.strip().partition(" ")
@@ -265,3 +295,15 @@ def _read(path: Path) -> dict[str, AESGCM]:
     if not found:
         raise UsageError(f"the key file {str(path)!r} has no key; create it with `FileKeys.make`")
     return found
+
+
+_of_this_process: weakref.WeakSet[ForkedKeys] = weakref.WeakSet()
+
+
+def _drop_in_child() -> None:
+    for keys in [*_of_this_process]:
+        keys.drop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_in_child)

@@ -7,11 +7,12 @@ for its own (`escrow`). What belongs to no session is always under the operator'
 What stays readable: names of sessions, tools' own tables, how many records there are, how large and when, how turns
 ended, the digests of large results. See `ciphers` for what holds of what is encrypted.
 
-A journal cannot be cut unseen either. Inside, a position is missing. At the end, the *seal* shows a cut: an append
-that must survive a power cut puts the position of its last record, encrypted, beside the end, in the same transaction.
-Readers compare it with the end. Records after the seal may be lost with the power, so that their loss is no sign
-of tampering. Not detected is a store that was set back as a whole, with its seals, to an older state: only its
-clients detect that, from their checkpoints (STREAM-100, STREAM-105).
+A record cannot be taken from another timeline of its journal either: its link binds it to the one before it
+(`store.guard.chain`). A journal cannot be cut unseen. Inside, a position is missing. At the end, the *seal* shows it:
+an append that must survive a power cut puts the position of its last record, encrypted, beside the end, in the same
+transaction. Readers compare it with the end. Records after the seal may be lost with the power, so that their loss is
+no sign of tampering. Not detected is a store that was set back as a whole, with its seals, to an older state: only its
+clients detect that, from their checkpoints (STREAM-100, STREAM-105), and `midstream verify --against`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing_extensions import override
 from midstream.environment import World
 from midstream.errors import (
     EventsLostError,
+    KeyMissingError,
     MidstreamError,
     SessionLockedError,
     StoreDamagedError,
@@ -38,11 +40,13 @@ from midstream.session.blobs import Blob
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import Sync, is_pruned
 from midstream.store.contract import (
+    OF_SESSIONS,
     Attempt,
     Batch,
     ForwardedCommand,
     Immediate,
     KeyValueEntry,
+    ListPlace,
     News,
     SessionInfo,
     Store,
@@ -52,6 +56,10 @@ from midstream.store.contract import (
 )
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import ALONE, ID_BYTES, SHARED, DataKey, OperatorKeys
+from midstream.store.encryption.store_secret import WrappedKeySource
+from midstream.store.guard.chain import ChainKeys
+from midstream.store.guard.guarded_store import GuardedStore
+from midstream.store.guard.spent_entries import SpentEntries
 
 KEYS_KNOWN_MAX = 4096
 """Data keys that are kept in memory for reading; the longest unused is asked for again."""
@@ -68,8 +76,11 @@ class SessionKeys(Protocol):
     house: OperatorKeys
     """The operator's: they wrap what belongs to no session."""
 
-    async def prepare(self) -> None:
+    async def prepare(self, chain: ChainKeys) -> None:
         """Make ready, when the store is.
+
+        Args:
+            chain: The store's own keys.
 
         Raises:
             KeyMissingError: The operator's keys are not those this store was written under.
@@ -112,7 +123,7 @@ class OneForAll(SessionKeys):
     def __init__(self, keys: OperatorKeys) -> None:
         self.house = keys
 
-    async def prepare(self) -> None:
+    async def prepare(self, chain: ChainKeys) -> None:
         """See `SessionKeys.prepare`."""
 
     def close(self) -> None:
@@ -162,6 +173,7 @@ class EncryptedReader(StoreReader):
         self._reader = store
         self._is_mixed = is_mixed
         self._known: dict[tuple[str, bytes], DataKey] = {}
+        self._entries = SpentEntries()
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """See `Store.read`.
@@ -221,10 +233,15 @@ class EncryptedReader(StoreReader):
         return None if found is None else replace(await self._with_title(found), seal=b"")
 
     async def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
+        self,
+        *,
+        live: bool | None = None,
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
         """See `Store.list`. A title that cannot be read is empty."""
-        async for info in self._reader.list(live=live, of=of):
+        async for info in self._reader.list(live=live, of=of, after=after, limit=limit):
             yield await self._with_title(info)
 
     @override
@@ -234,9 +251,27 @@ class EncryptedReader(StoreReader):
 
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        return [await self._decrypt_entry(namespace, each) for each in await self._reader.kv_list(namespace)]
+        """See `KeyValueReader.kv_list`. An entry that cannot be read is left out, and logged.
+
+        Raises:
+            KeyMissingError: An operator's key is not here, and no entry can be read without it.
+        """
+        entries: list[KeyValueEntry] = []
+        missing: KeyMissingError | None = None
+        for found in await self._reader.kv_list(namespace):
+            try:
+                entries.append(await self._decrypt_entry(namespace, found))
+            except StoreDamagedError as error:
+                missing = error if isinstance(error, KeyMissingError) else missing
+                _log.error(
+                    "an entry of %s is left out: %s", namespace, error.message, extra={"key": found.key}
+                )
+        if missing is not None and not entries:
+            raise missing
+        return entries
 
     async def _decrypt_entry(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
+        self._entries.check(namespace, found)
         if self._is_mixed and found.body[:1] != b"%c" % ALONE:
             return found
         body = await ciphers.decrypt_alone(found.body, _place_of_entry(namespace, found.key), self.keys.house)
@@ -275,7 +310,7 @@ class EncryptedReader(StoreReader):
         try:
             encrypted = urlsafe_b64decode(title.removeprefix(TITLE_MARK))
             plain = (await self._plain(info.session, encrypted, place, self.keys.house)).decode()
-        except (StoreDamagedError, Base64Error, UnicodeDecodeError):
+        except (MidstreamError, Base64Error, ValueError):
             plain = ""
         return replace(info, mark=replace(info.mark, title=plain))
 
@@ -284,8 +319,10 @@ class EncryptedStore(EncryptedReader, Store):
     """A store in front of another one, which encrypts everything and has the same abilities: see `encrypt_store`."""
 
     def __init__(self, store: Store, keys: SessionKeys, *, world: World, is_mixed: bool = False) -> None:
-        super().__init__(store, keys, is_mixed=is_mixed)
-        self._store = store
+        source = WrappedKeySource(keys.house, is_mixed=is_mixed, world=world)
+        guarded = GuardedStore(store, source, has_plain_blobs=False, world=world)
+        super().__init__(guarded, keys, is_mixed=is_mixed)
+        self._store = guarded
         self._world = world
         self._writing: dict[str, _Writing] = {}
 
@@ -293,7 +330,7 @@ class EncryptedStore(EncryptedReader, Store):
     async def open(self) -> None:
         await self._store.open()
         try:
-            await self.keys.prepare()
+            await self.keys.prepare(self._store.chain_keys)
         except MidstreamError:
             await self._store.close()
             raise
@@ -304,6 +341,11 @@ class EncryptedStore(EncryptedReader, Store):
         self.keys.close()
         self._writing.clear()
         self._known.clear()
+
+    @property
+    def node(self) -> str:  # type: ignore[override]  # that of the store behind it
+        """See `Store.node`."""
+        return self._store.node
 
     @override
     async def claim(self, session: str, *, at: float) -> int:
@@ -364,8 +406,12 @@ class EncryptedStore(EncryptedReader, Store):
         writing.is_kept = writing.is_kept or bool(plain[0].bodies)
         return plain[0]
 
-    @override
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
+        """See `Store.prune`. The link is that of the guarded store behind this one."""
+        if link is not None:
+            raise UsageError("a journal has one chain: guard it once")
         place = _place_of_record(session, position, epoch)
         keys = await self.keys.reading(session)
         encrypted = await ciphers.encrypt_alone(body, place, keys, self._world)
@@ -376,6 +422,7 @@ class EncryptedStore(EncryptedReader, Store):
         self.lock(session)
         is_deleted = await self._store.delete(session)
         self.keys.drop(session)
+        self._entries.spend_session(OF_SESSIONS, session)
         return is_deleted
 
     def lock(self, session: str) -> None:
@@ -436,11 +483,16 @@ class EncryptedStore(EncryptedReader, Store):
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
         place = _place_of_entry(namespace, key)
         encrypted = await ciphers.encrypt_alone(body, place, self.keys.house, self._world)
-        return await self._store.kv_put(namespace, key, encrypted, expected=expected, at=at)
+        version = await self._store.kv_put(namespace, key, encrypted, expected=expected, at=at)
+        self._entries.replace(namespace, key, expected=expected, version=version, body=encrypted)
+        return version
 
     @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        return await self._store.kv_delete(namespace, key, expected=expected)
+        is_removed = await self._store.kv_delete(namespace, key, expected=expected)
+        if is_removed:
+            self._entries.spend(namespace, key, version=expected)
+        return is_removed
 
 
 def encrypt_store(

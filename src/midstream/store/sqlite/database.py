@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.resources import files
@@ -14,14 +13,22 @@ import apsw
 
 from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
+from midstream.file_safety import create_own, follow_own_links, require_own_database
 from midstream.store.sqlite import inbox
+from midstream.store.sqlite import liveness as nodes
 from midstream.store.sqlite.sqlite_errors import refusal_of
 from midstream.store.sqlite.worker_thread import pause
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Kept in `pragma user_version`."""
+# From version 1, whose journals have no chain. The column costs no rewriting of rows.
+UPGRADE = """
+alter table record add column link blob not null default x'';
+create index if not exists session_changed on session (changed_at, name);
+"""
+CALLED = "the database"
 APPLICATION_ID = 0x6D_73_74_72
 """Kept in `pragma application_id`, so that the database of another program is refused: "mstr"."""
 PRERELEASE_ID = 0x6D_69_64_73
@@ -57,6 +64,8 @@ class DatabaseFile:
         # Resolved, so that all processes look for nodes in the same place.
         self.path = path.resolve()
         self.nodes = self.path.with_name(f"{self.path.name}.nodes")
+        self.key_file = self.path.with_name(f"{self.path.name}.store-key")
+        self._named = path
         self.world = world
         self._vfs = vfs
 
@@ -77,10 +86,19 @@ class DatabaseFile:
             db.close()
 
     def connect(self, *, flags: int = apsw.SQLITE_OPEN_READWRITE) -> apsw.Connection:
-        """Open a connection; one that may write makes the file, readable by this user only."""
+        """Open a connection; one that may write makes the file, readable by this user only.
+
+        Raises:
+            UsageError: The file, or one that SQLite keeps beside it, is not safe to open: see `file_safety`.
+        """
+        try:
+            follow_own_links(self._named, CALLED)
+            require_own_database(self.path, CALLED)
+        except OSError as error:
+            raise UsageError(f"database {str(self.path)!r} cannot be opened: {error.strerror}") from error
         if flags & apsw.SQLITE_OPEN_READWRITE:
             self._create()
-        return apsw.Connection(str(self.path), flags=flags, vfs=self._vfs)
+        return apsw.Connection(str(self.path), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW, vfs=self._vfs)
 
     def prepare(self, db: apsw.Connection) -> None:
         """Make the tables, or check that they are ours.
@@ -101,6 +119,8 @@ class DatabaseFile:
                 db.execute(schema())
                 db.execute(f"pragma application_id = {APPLICATION_ID}")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+            elif number_of(db.execute("pragma user_version")) < SCHEMA_VERSION:
+                self._upgrade(db)
             db.execute("commit")
         finally:
             if db.in_transaction:
@@ -131,12 +151,19 @@ class DatabaseFile:
     def _create(self) -> None:
         # Only if it is not there: closing a second descriptor of a database would free SQLite's locks on it.
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return
+            create_own(self.path)
         except OSError as error:
             raise UsageError(f"database {str(self.path)!r} cannot be made: {error.strerror}") from error
-        os.close(descriptor)
+
+    def _upgrade(self, db: apsw.Connection) -> None:
+        # A process of the older version that has the file open would go on to append records without links.
+        if nodes.has_others(self.nodes, ""):
+            raise UsageError(
+                f"database {str(self.path)!r} has schema 1, and a server works on it: stop all servers of the "
+                "older version, then start this one"
+            )
+        db.execute(UPGRADE)
+        db.execute(f"pragma user_version = {SCHEMA_VERSION}")
 
     def require_ours(self, db: apsw.Connection) -> bool:
         """Return whether the tables are there; raise `UsageError` where others are."""

@@ -15,14 +15,18 @@ a clock was set) counts as one beat. A node that is wrongly taken for frozen is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import re
+import stat
 import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 from midstream.errors import UsageError
+from midstream.file_safety import open_own, require_own_folder
 
 if sys.platform == "win32":
     import msvcrt
@@ -59,6 +63,11 @@ TRIES_MAX = 100
 BEATS_PER_LEASE = 10
 """Touches of a node's file in the time after which it counts as frozen."""
 
+CALLED = "the lock file"
+
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
+"""Form of a node's name: it comes from the database, and becomes a part of a path."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -69,11 +78,13 @@ class NodeLock:
         """Take the lock.
 
         Raises:
-            UsageError: The folder cannot be written, or its file system has no locks. Nothing is left behind.
+            UsageError: The folder cannot be written, is a link or another user's, or its file system has no locks.
+                Nothing is left behind.
         """
         self.node = node
         self._path = _lock_file(folder, node)
         try:
+            require_own_folder(folder, "the folder of lock files")
             folder.mkdir(mode=0o700, exist_ok=True)
             self._descriptor = _take(self._path)
         except OSError as error:
@@ -88,7 +99,7 @@ class NodeLock:
         if self._descriptor >= 0:
             # A full disk is no reason to die; who looks waits for a whole lease.
             with contextlib.suppress(OSError):
-                os.utime(self._path)
+                os.utime(self._descriptor if os.utime in os.supports_fd else self._path)
 
     def give_up(self) -> None:
         """Release the lock, so that this node counts as dead. Calling it twice is harmless."""
@@ -105,14 +116,23 @@ class NodeLock:
 
 
 def is_alive(folder: Path, node: str) -> bool:
-    """Return whether a node's lock is held; the file of a dead one is removed."""
+    """Return whether a node's lock is held; the file of a dead one is removed.
+
+    What is no lock file (a link, a pipe, a name that no node has) holds no lock, and is left where it is.
+    """
+    if not _NODE.fullmatch(node):
+        return False
     path = _lock_file(folder, node)
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | _NO_FOLLOW)
     except FileNotFoundError:
         return False
-    except OSError:
-        return True  # another user's file: a process that cannot check it must not take over
+    except OSError as error:
+        # Another user's file: a process that cannot check it must not take over.
+        return error.errno not in _NO_LOCK_FILE
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return False
     try:
         if not _is_lock_free(descriptor):
             return True
@@ -199,10 +219,13 @@ class Peers:
                 node, dot, kind = file.name.rpartition(".")
                 if (dot, kind) == (".", "lock") and node != self._lock.node:
                     with contextlib.suppress(FileNotFoundError):  # it has just gone
-                        yield node, os.stat(file.path).st_mtime_ns  # noqa: PTH116 - the entry's own may be old
+                        yield node, os.lstat(file.path).st_mtime_ns  # the entry's own may be old
 
 
 _locks_of_this_process: weakref.WeakSet[NodeLock] = weakref.WeakSet()
+_NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_NO_LOCK_FILE = frozenset((errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENAMETOOLONG))
+"""Errors of opening what is a link, a pipe, a folder, or has a name that no file has."""
 
 
 def _lock_file(folder: Path, node: str) -> str:
@@ -211,7 +234,7 @@ def _lock_file(folder: Path, node: str) -> str:
 
 def _take(path: str) -> int:
     for _ in range(TRIES_MAX):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = open_own(Path(path), CALLED, os.O_RDWR | os.O_CREAT)
         try:
             if _is_lock_taken(descriptor) and _is_same_file(descriptor, path):
                 return descriptor
@@ -224,7 +247,7 @@ def _take(path: str) -> int:
 
 def _is_same_file(descriptor: int, path: str) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))  # noqa: PTH116 - see `_lock_file`
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,16 +16,25 @@ from typing_extensions import override
 from midstream.environment import World
 from midstream.errors import NotFoundError
 from midstream.session.child_names import PART_MARK, PART_MARK_END
-from midstream.store.contract import KeyValueEntry, SessionInfo, SessionListing, StoredRecord, StoreReader
+from midstream.store.contract import (
+    KeyValueEntry,
+    ListPlace,
+    SessionInfo,
+    SessionListing,
+    StoredRecord,
+    StoreReader,
+)
 from midstream.store.sqlite import key_values
 from midstream.store.sqlite.database import DatabaseFile
 
 T = TypeVar("T")
 
 FIND_RECORDS = """
-select position, epoch, body from record
+select position, epoch, body, link from record
 where session_id = (select id from session where name = ?) and position > ? order by position limit ?
 """
+# Of a file that an older version made, which is only read.
+FIND_UNLINKED = FIND_RECORDS.replace(", link", "")
 FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
 COLUMNS = """
 select session.id, session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
@@ -35,23 +45,30 @@ LINE = f"{COLUMNS} from session"
 FIND_LINE = f"{LINE} where name = ?"
 FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
 HAS_SEALS = "select 1 from pragma_table_info('session') where name = 'seal'"
+HAS_LINKS = "select 1 from pragma_table_info('record') where name = 'link'"
+# Numbers of sessions behind a place; a limit of -1 is none. Without a place, the place is behind all times.
 LIST_NUMBERS = """
-select id from session where ?1 is null or is_live = ?1 order by changed_at desc, id desc
+select id from session
+where (changed_at, name) < (?2, ?3) and (?1 is null or is_live = ?1)
+order by changed_at desc, name desc limit ?4
 """
+# `cross join` and the plus keep SQLite from reading the sessions of others by their time.
 LIST_NUMBERS_OF = """
-select session.id, changed_at from json_each(?2) as wanted join session on name = wanted.value
-where ?1 is null or is_live = ?1
+select session.id, changed_at, name from json_each(?5) as wanted cross join session on name = wanted.value
+where (+changed_at, name) < (?2, ?3) and (?1 is null or is_live = ?1)
 union
-select session.id, changed_at from json_each(?2) as wanted
-join session on name > wanted.value || ?3 and name < wanted.value || ?4
-where ?1 is null or is_live = ?1
-order by changed_at desc, 1 desc
+select session.id, changed_at, name from json_each(?5) as wanted
+cross join session on name > wanted.value || ?6 and name < wanted.value || ?7
+where (+changed_at, name) < (?2, ?3) and (?1 is null or is_live = ?1)
+order by changed_at desc, name desc limit ?4
 """
 LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value order by wanted.key"
 
 
 LIST_PAGE = 200
 """Sessions a listing reads at once."""
+BEGINNING = ListPlace(math.inf, "")
+"""The place before all sessions."""
 
 
 class ReadConnection:
@@ -61,6 +78,7 @@ class ReadConnection:
         self._file = file
         self._db = db
         self._has_seals = bool(self.rows(HAS_SEALS, ()))
+        self._has_links = bool(self.rows(HAS_LINKS, ()))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -68,7 +86,8 @@ class ReadConnection:
 
     def records(self, session: str, after: int, limit: int) -> list[StoredRecord]:
         """See `Store.read`."""
-        return [StoredRecord(*row) for row in self.rows(FIND_RECORDS, (session, after, limit))]
+        query = FIND_RECORDS if self._has_links else FIND_UNLINKED
+        return [StoredRecord(*row) for row in self.rows(query, (session, after, limit))]
 
     def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`."""
@@ -80,12 +99,20 @@ class ReadConnection:
         rows = self.rows(FIND_SEALED if self._has_seals else FIND_LINE, (session,))
         return _line(rows[0]) if rows else None
 
-    def numbers(self, live: bool | None, of: Collection[str] | None = None) -> list[int]:  # noqa: FBT001 - three values, one column
+    def numbers(
+        self,
+        live: bool | None,  # noqa: FBT001 - three values, one column
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
+    ) -> list[int]:
         """Return the rows of a listing, last changed first."""
+        place = after or BEGINNING
+        values = (live, place.at, place.session, -1 if limit is None else limit)
         if of is None:
-            return [number for (number,) in self.rows(LIST_NUMBERS, (live,))]
-        values = (live, json.dumps([*of]), PART_MARK, PART_MARK_END)
-        return [number for number, _ in self.rows(LIST_NUMBERS_OF, values)]
+            return [number for (number,) in self.rows(LIST_NUMBERS, values)]
+        rows = self.rows(LIST_NUMBERS_OF, (*values, json.dumps([*of]), PART_MARK, PART_MARK_END))
+        return [number for number, _, _ in rows]
 
     def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
         """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""
@@ -126,10 +153,15 @@ class SQLiteReads(StoreReader):
         return await self._query(session, lambda reader: reader.find(session))
 
     async def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
+        self,
+        *,
+        live: bool | None = None,
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
         """See `StoreReader.list`. The order is that of the first step; what is deleted meanwhile is left out."""
-        numbers = await self._query("", lambda reader: reader.numbers(live, of))
+        numbers = await self._query("", lambda reader: reader.numbers(live, of, after, limit))
         for start in range(0, len(numbers), LIST_PAGE):
             page = numbers[start : start + LIST_PAGE]
             for line in await self._query("", partial(ReadConnection.lines, numbers=page)):

@@ -23,6 +23,9 @@ create table session (
 -- Open turns by node: read many times a second to find those of dead nodes and those that were released.
 create index session_live on session (node) where is_live = 1;
 
+-- Listings, last changed first: a page is found by the place behind which it begins.
+create index session_changed on session (changed_at, name);
+
 -- The journals. Rows are only added, or deleted together with their session; pruning replaces the first rows by one
 -- that holds the session they fold to, at the position of the last of them. Rows lie in the order of the appends of all
 -- sessions, so that a commit of many sessions writes few pages: at 100 sessions half the bytes and half the CPU of
@@ -32,6 +35,7 @@ create table record (
     position integer not null,              -- 1, 2, 3, ... without gap in each session; a pruned one begins later
     epoch integer not null,                 -- under which it was appended
     body blob not null,                     -- JSON, one record of midstream.session.records
+    link blob not null default x'',         -- binds the record to the one before it: docs/spec/security.md
     primary key (session_id, position)
 ) strict;
 

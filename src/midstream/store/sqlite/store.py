@@ -140,6 +140,11 @@ class SQLiteStore(SQLiteReads, Store):
 
     @property
     @override
+    def key_file(self) -> Path:
+        return self._file.key_file
+
+    @property
+    @override
     def immediate(self) -> Immediate:
         return self
 
@@ -167,10 +172,12 @@ class SQLiteStore(SQLiteReads, Store):
         opened.synced_epochs[session] = epoch
         return batch
 
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
         """See `Store.prune`. The bytes are overwritten; the file does not shrink, its pages are used again."""
         opened = self._require_open(session)
-        write = partial(opened.writer.prune, session, body, position, epoch)
+        write = partial(opened.writer.prune, session, body, position, epoch, link)
         return await opened.commits.submit(write, Sync.NORMAL)
 
     async def delete(self, session: str) -> bool:

@@ -207,7 +207,7 @@ class Watcher:
         lost = [each for each in orphans if each not in self._told.orphans]
         news = News(
             sight.find_moved(followed) if followed else frozenset(),
-            tuple(ForwardedCommand(each.number, each.session, each.body) for each in fresh),
+            tuple(ForwardedCommand(each.number, each.session, each.body, each.sender) for each in fresh),
             tuple(session for session, _ in lost),
             len(self._peers.living),
         )

@@ -31,9 +31,10 @@ values (?, 1 + (select epochs_spent from ledger), ?, ?, ?) returning epoch
 CLAIM = "update session set epoch = epoch + 1, node = ? where id = ? returning epoch"
 RELEASE = "update session set node = null where name = ? and epoch = ?"
 FIND_END = "select ifnull(max(position), 0) from record where session_id = ?"
-APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?, ?)"
+APPEND = "insert into record (session_id, position, epoch, body, link) values (?, ?, ?, ?, ?)"
 FOLD_INTO = """
-update record set body = ?1 where session_id = (select id from session where name = ?2) and position = ?3 and epoch = ?4
+update record set body = ?1, link = ifnull(?5, link)
+where session_id = (select id from session where name = ?2) and position = ?3 and epoch = ?4
 returning session_id
 """
 DELETE_BEFORE = "delete from record where session_id = ? and position < ?"
@@ -161,9 +162,10 @@ class WriteConnection:
         """See `Store.append`."""
         number = self._require_end(session, batch.expected, batch.epoch)
         end, epoch = batch.expected, batch.epoch
+        links = iter(batch.links)
         for body in batch.bodies:
             end += 1
-            self._execute(APPEND, (number, end, epoch, body))
+            self._execute(APPEND, (number, end, epoch, body, next(links, b"")))
         for blob in batch.blobs:
             self._db.execute(KEEP_BLOB, (number, blob.digest, blob.body))
         if (mark := batch.mark) is not None:
@@ -200,9 +202,9 @@ class WriteConnection:
             raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
         return int(number)
 
-    def prune(self, session: str, body: bytes, position: int, epoch: int) -> bool:
+    def prune(self, session: str, body: bytes, position: int, epoch: int, link: bytes | None) -> bool:
         """See `Store.prune`."""
-        row = self._db.execute(FOLD_INTO, (body, session, position, epoch)).fetchone()
+        row = self._db.execute(FOLD_INTO, (body, session, position, epoch, link)).fetchone()
         if row is None:
             return False
         self._db.execute(DELETE_BEFORE, (row[0], position))

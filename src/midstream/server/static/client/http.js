@@ -169,6 +169,7 @@ export class HttpLine {
     return fetch(`${this.#address}/${path}`, {
       method: "POST",
       cache: "no-store",
+      redirect: "manual", // secrets are for this server
       headers: { ...shown, ...headers, ...named },
       body,
       ...more,

@@ -53,6 +53,10 @@ export async function refusalOf(answer) {
     return new MidstreamError(code, detail, retry, retry_after_s);
   }
   const { status } = answer;
+  if (answer.type === "opaqueredirect" || (status >= 300 && status < 400)) {
+    const message = "the server redirects to another address; none is followed: give the address of the server itself";
+    return Object.assign(new MidstreamError("protocol", message), { isForeign: true });
+  }
   const message = `the connection was refused with HTTP status ${status}`;
   const mayPass = TRY_AGAIN.has(status) || (status >= 500 && !NEVER_THERE.has(status));
   if (mayPass) return lostLine(message, waitOf(answer.headers.get("retry-after")));

@@ -363,7 +363,7 @@ export class Client {
   async #ask(session, path, { headers, ...wish }, shown) {
     const address = `${this.#url}/v1/sessions/${encodeURIComponent(session)}${path}`;
     const named = { ...(await this.#headers()), ...headersOf(shown), ...headers };
-    return fetch(address, { cache: "no-store", ...wish, headers: named });
+    return fetch(address, { cache: "no-store", redirect: "manual", ...wish, headers: named });
   }
 
   #now() {

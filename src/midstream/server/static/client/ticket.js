@@ -46,6 +46,7 @@ class TicketedSocket {
     const place = address.replace(/^ws/, "http").replace(/\/stream$/, "/tickets");
     const answer = await fetch(place, {
       method: "POST",
+      redirect: "manual",
       headers: { "content-type": "application/json", ...(await headers()) },
       body: JSON.stringify({ action }),
     });

@@ -111,7 +111,7 @@ export class Ways {
     try {
       const headers = (await this.#headers?.()) ?? {};
       const signal = AbortSignal.timeout(FIRST_FRAME_WITHIN_MS);
-      const answer = await fetch(`${this.#url}/v1/probe/poll`, { cache: "no-store", headers, signal });
+      const answer = await fetch(`${this.#url}/v1/probe/poll`, { cache: "no-store", redirect: "manual", headers, signal });
       return !AWAY.has(answer.status);
     } catch {
       return false;

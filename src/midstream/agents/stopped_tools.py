@@ -1,0 +1,38 @@
+"""Tools that go on although the turn of their agent was stopped.
+
+Some agents start a command in a session of its own and stop waiting for it, but not the command. Each agent has an id
+in its environment, which its tools inherit: what it has started since a time is found by that, and ended. What earlier
+turns have left running, such as a server, goes on. Linux only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+
+from midstream.agents.orphan_processes import end_processes, start_time, variable_of
+
+AGENT_VARIABLE = "MIDSTREAM_AGENT_ID"
+
+
+def ticks_now() -> int:
+    """Return the time in the unit of the start time of processes; 0 on systems without `/proc`."""
+    if sys.platform != "linux":
+        return 0
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+async def end_tools(agent: str, since: int) -> int:
+    """End what an agent has started since a time; return how many processes.
+
+    Args:
+        agent: The value of `AGENT_VARIABLE` in its environment.
+        since: A value of `ticks_now`.
+    """
+
+    def is_meant(pid: int) -> bool:
+        return variable_of(pid, AGENT_VARIABLE) == agent and int(start_time(pid)) >= since
+
+    return await asyncio.to_thread(end_processes, is_meant) if sys.platform == "linux" else 0

@@ -1,0 +1,134 @@
+"""The key of a gateway's clients: where it comes from, and what is shown of that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from msgspec import Struct
+
+from midstream.cli.listening import LOCAL_HOSTS
+from midstream.environment import World
+from midstream.errors import UsageError
+from midstream.file_safety import read_secret_text
+from midstream.paths import make_folder
+from midstream.server.client_keys import KEY_CHARS_MIN
+
+GENERATED_TOKEN = "gateway-token"  # noqa: S105 - the name of a file
+AUTHENTICATION = {"token": "--token", "token_file": "--token-file", "is_open": "--no-token"}
+"""Options that decide how clients authenticate, with their flags. They exclude each other."""
+TOKEN_VARIABLE = "MIDSTREAM_GATEWAY_TOKEN"  # noqa: S105 - the name of a variable
+_INSTEAD = f"write it into a file of mode 600 and give --token-file, or set the variable {TOKEN_VARIABLE}"
+
+
+class GatewayKey(Struct, frozen=True):
+    """A key, and where its owner finds it.
+
+    Args:
+        key: None where every program of this machine has access.
+        file: The file that has it, if one does.
+        place: Where it is, in words.
+    """
+
+    key: str | None
+    file: Path | None
+    place: str
+
+    def __repr__(self) -> str:
+        return f"GatewayKey(place={self.place!r})"
+
+
+def find_key(context: click.Context, options: dict[str, Any], data: Path) -> GatewayKey:
+    """Return the key of clients: the given one, or the one that an earlier start has made, or a new one.
+
+    Args:
+        data: The folder of the generated key.
+
+    Raises:
+        UsageError: The options contradict each other, the key can be guessed, or its file is not private.
+    """
+    flag = _authentication_of(context, options)
+    if flag == "is_open":
+        if options["host"] not in LOCAL_HOSTS:
+            raise UsageError("--no-token serves this machine only; leave out --host")
+        return GatewayKey(None, None, "any value; no key is required")
+    if flag == "token":
+        return _given_key(context, options)
+    if flag == "token_file":
+        path: Path = options["token_file"]
+        key = _read_key(path, "write the key into it, on one line", follows_links=True)
+        if not key:
+            raise UsageError(f"{str(path)!r} is empty; write the key into it, on one line")
+        return _checked(GatewayKey(key, path, f"in {path}"))
+    return _generated_key(make_folder(data) / GENERATED_TOKEN)
+
+
+def _given_key(context: click.Context, options: dict[str, Any]) -> GatewayKey:
+    if context.get_parameter_source("token") is not ParameterSource.COMMANDLINE:
+        return _checked(GatewayKey(options["token"], None, f"in the variable {TOKEN_VARIABLE}"))
+    if options["host"] not in LOCAL_HOSTS:
+        raise UsageError(f"other users of this machine can read the key of --token; {_INSTEAD}")
+    found = _checked(GatewayKey(options["token"], None, "the value of --token"))
+    warning = f"Warning: other users of this machine can read the key of --token; {_INSTEAD}."
+    click.echo(context.obj.talk.yellow(warning), err=True, color=True)
+    return found
+
+
+def _generated_key(path: Path) -> GatewayKey:
+    with contextlib.suppress(FileNotFoundError):
+        if stored := _read_key(path, "remove it, and a new key is generated", follows_links=False):
+            return _checked(GatewayKey(stored, path, f"in {path}"))
+    key = World().new_secret()
+    # No other user may read it, not even for the instant between making and writing. An empty one is of a start that
+    # died.
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(key + "\n")
+    return GatewayKey(key, path, f"in {path}")
+
+
+def _authentication_of(context: click.Context, options: dict[str, Any]) -> str:
+    """Return which option decides how clients authenticate, or "": a flag, else a variable, else the file of options.
+
+    Raises:
+        UsageError: Two of one source are given.
+    """
+    for source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP):
+        given = [
+            name for name in AUTHENTICATION if options[name] and context.get_parameter_source(name) is source
+        ]
+        if len(given) > 1:
+            named = " and ".join(AUTHENTICATION[name] for name in given)
+            raise UsageError(f"{named} exclude each other; give only one of them")
+        if given:
+            return given[0]
+    return ""
+
+
+def _read_key(path: Path, advice: str, *, follows_links: bool) -> str:
+    """Return the key that a file holds; "" where it is empty.
+
+    Raises:
+        UsageError: It holds something else, or other users may read it.
+    """
+    key = read_secret_text(path, "the key", is_named=follows_links).strip()
+    if len(key.split()) > 1:
+        raise UsageError(f"{str(path)!r} holds more than a key; {advice}")
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"{str(path)!r} holds no key; {advice}")
+    return key
+
+
+def _checked(found: GatewayKey) -> GatewayKey:
+    if found.key is not None and len(found.key) < KEY_CHARS_MIN:
+        raise UsageError(
+            f"the key {found.place} has fewer than {KEY_CHARS_MIN} characters and can be guessed; leave it "
+            f"out, and one "
+            "is generated"
+        )
+    return found

@@ -1,0 +1,299 @@
+"""The journal of a session whose turns the loop of a framework drives.
+
+All acts on the journal pass one task, in their order: decisions, the claim of a run that begins, the release of one
+that ended. So a run that begins has everything before it that an earlier run of this process still had to write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from midstream.engine.journal import Journal
+from midstream.engine.listing import batch_of
+from midstream.environment import World
+from midstream.errors import MidstreamError, UnavailableError
+from midstream.models.responses import merge_deltas
+from midstream.observability.observers import Observers
+from midstream.retries import APPEND_ATTEMPTS_MAX, APPEND_BACKOFF
+from midstream.session import session as sessions
+from midstream.session.driven_turn import AddOutput, DrivenCommand, decide
+from midstream.session.records import Delta, EpochStarted, Record
+from midstream.session.session import Session
+from midstream.session.turn.commands import Refused
+from midstream.store.contract import Store
+
+HOLD_S = 0.005
+"""Seconds that a whole response may wait for the start of its first call, to be one append with it."""
+
+Decision = Callable[[Session, int, float], Sequence[Record]]
+"""What to append, given the fold, the epoch and the time."""
+
+
+class _Question(Struct):
+    """A decision on its way to the journal, or the claim of a run (without a decision); text is not waited for."""
+
+    decision: Decision | None
+    answer: asyncio.Future[Sequence[Record]] | None
+    deltas: tuple[Delta, ...] = ()
+    is_patient: bool = True
+
+
+class DrivenJournal:
+    """A journal with its fold, for a loop that is not ours. Commands that come at once are one append."""
+
+    def __init__(
+        self,
+        store: Store,
+        session_id: str,
+        world: World,
+        *,
+        node: str,
+        agent: tuple[str, str] = ("", ""),
+        observers: Observers | None = None,
+    ) -> None:
+        self.journal = Journal(store, session_id, world, observers)
+        self.state = Session()
+        self.failed: MidstreamError | None = None
+        self.loop = asyncio.get_running_loop()
+        self.on_records: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
+        """Receives, with their epochs, what is appended here, and what other nodes appended since the last read."""
+        self.decided: list[Record] = []
+        """What was decided and is not appended yet: decisions that come at once are one append."""
+        self._world = world
+        self._node = node
+        self._agent = agent
+        self._questions: deque[_Question] = deque()
+        self._is_wanted = True
+        self._announced = 0
+        """The epoch whose beginning is in the journal."""
+        self._working: asyncio.Task[None] | None = None
+
+    async def load(self) -> list[tuple[int, Record]]:
+        """Fold what is there and return it; nothing is claimed. Call it before anything else.
+
+        Raises:
+            RecordUndecodableError: It cannot be read.
+        """
+        records = await self.journal.load()
+        self.state = sessions.fold(records, self.state)
+        return records
+
+    async def begin_run(self) -> None:
+        """Claim the session for a run, under an epoch of its own: what an earlier run left started is in doubt.
+
+        Until `release_when_idle` no other process can claim it.
+
+        Raises:
+            LeaseHeldError: Another process works on it. Nothing was changed.
+            MidstreamError: The journal cannot be read any more. Nothing was changed.
+        """
+        self._is_wanted = True
+        await self._ask(_Question(None, self.loop.create_future()))
+
+    async def submit(self, decision: Decision, *, is_patient: bool = True) -> Sequence[Record]:
+        """Decide and append; return what was decided once it is durable.
+
+        Raises:
+            MidstreamError: Refused, or the journal cannot be written; nothing of this decision was.
+        """
+        return await self._ask(_Question(decision, self.loop.create_future(), is_patient=is_patient))
+
+    def journal_output(self, deltas: tuple[Delta, ...]) -> None:
+        """Journal a model's words soon; several at once become one record."""
+        if self.failed is None:
+            self._put(_Question(decision_of(AddOutput(deltas)), None, deltas))
+
+    def hold(self, decision: Decision) -> None:
+        """Decide and append together with the next `submit`, or soon, if there is none.
+
+        Raises:
+            MidstreamError: The journal cannot be written. Where that shows later, the next `submit` raises it.
+        """
+        if self.failed is not None:
+            raise self.failed
+        self._questions.append(_Question(decision, None))
+        self.loop.call_later(HOLD_S, self._start_working)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it belongs to the event loop that asks, and can be written."""
+        return self.failed is None and self.loop is asyncio.get_running_loop()
+
+    def release_when_idle(self) -> None:
+        """Release the session whenever nothing is on its way, so that any node may claim it; an append claims again."""
+        self._is_wanted = False
+        if self.loop is asyncio.get_running_loop():
+            self._start_working()
+
+    async def flush(self) -> None:
+        """Append what was held or is on its way.
+
+        Raises:
+            MidstreamError: The journal cannot be written.
+        """
+        self._start_working()
+        await self.settle()
+        if self.failed is not None:
+            raise self.failed
+
+    async def settle(self) -> None:
+        """Wait until nothing is on its way."""
+        if self._working is not None:
+            await asyncio.wait([self._working])
+
+    async def _ask(self, question: _Question) -> Sequence[Record]:
+        assert question.answer is not None
+        if self.failed is not None:
+            raise self.failed
+        self._put(question)
+        return await question.answer
+
+    def _put(self, question: _Question) -> None:
+        self._questions.append(question)
+        self._start_working()
+
+    def _start_working(self) -> None:
+        if self._working is None and (self._questions or self._is_surplus):
+            self._working = self._world.spawn(self._work(), name=f"driven {self.journal.session_id}")
+
+    async def _work(self) -> None:
+        try:
+            while self._questions or self._is_surplus:
+                if self._questions:
+                    await self._step(self._next_batch())
+                else:
+                    await self._release()
+        finally:
+            self._working = None
+
+    def _next_batch(self) -> list[_Question]:
+        """Take the decisions before the next claim, or that claim."""
+        batch = [self._questions.popleft()]
+        while batch[0].decision and self._questions and self._questions[0].decision:
+            batch.append(self._questions.popleft())
+        return _merge(batch)
+
+    @property
+    def _is_surplus(self) -> bool:
+        return not self._is_wanted and self.journal.epoch > 0
+
+    async def _release(self) -> None:
+        try:
+            await self.journal.release()
+        except MidstreamError as error:  # it stays ours until this process ends
+            self.failed = self.failed or error
+        self.journal.epoch = 0
+
+    async def _step(self, batch: Sequence[_Question]) -> None:
+        try:
+            if batch[0].decision is None:
+                await self._claim()
+                self._answer(batch[0], ())
+            else:
+                await self._decide(batch)
+        except MidstreamError as error:
+            if batch[0].decision is not None and not isinstance(error, UnavailableError):
+                self.failed = error
+            for question in batch:
+                self._answer(question, error)
+        except (Exception, asyncio.CancelledError) as error:  # no task may wait for its answer for ever
+            stopped = UnavailableError(
+                f"session {self.journal.session_id!r} stopped on {type(error).__name__}"
+            )
+            self.failed = stopped
+            for question in (*batch, *self._questions):
+                self._answer(question, stopped)
+            self._questions.clear()
+            raise
+
+    async def _decide(self, batch: Sequence[_Question]) -> None:
+        if not self.journal.epoch:
+            await self._claim()
+        at = self._world.now()
+        records = self.decided = self._announcement(at)
+        state = self._fold(self.state, records)
+        taken: list[tuple[_Question, Sequence[Record]]] = []
+        for question in batch:
+            assert question.decision is not None, "a claim is a batch of its own"
+            try:
+                decided = question.decision(state, self.journal.epoch, at)
+            except Refused as refused:
+                self._answer(question, refused.error)
+                continue
+            state = self._fold(state, decided)
+            records.extend(decided)
+            taken.append((question, decided))
+        if any(decided for _, decided in taken):
+            await self._append(records, state, is_patient=any(each.is_patient for each, _ in taken))
+            self.state, self._announced, self.decided = state, self.journal.epoch, []
+            self.on_records([(self.journal.epoch, record) for record in records])
+        for question, decided in taken:
+            self._answer(question, decided)
+
+    def _answer(self, question: _Question, answer: Sequence[Record] | MidstreamError) -> None:
+        waiting = question.answer
+        if isinstance(answer, MidstreamError):
+            if waiting is None:
+                self.failed = self.failed or answer  # no task waits for it: the next call raises it
+            elif not waiting.done():
+                waiting.set_exception(answer)
+        elif waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    async def _claim(self) -> None:
+        """Claim the session under a new epoch, and fold what other nodes appended."""
+        await self.journal.claim(at=self._world.now())
+        try:
+            others = await self.journal.catch_up()
+            self.state = sessions.fold(others, self.state)
+        except MidstreamError as error:
+            self.journal.epoch = 0
+            self.failed = error
+            raise
+        self.on_records(others)
+
+    def _announcement(self, at: float) -> list[Record]:
+        """Return the beginning of the epoch, where it is not in the journal yet."""
+        epoch = self.journal.epoch
+        if epoch == self._announced:
+            return []
+        name, version = self._agent
+        return [EpochStarted(epoch, self._node, at, agent=name, agent_version=version)]
+
+    async def _append(self, records: Sequence[Record], state: Session, *, is_patient: bool) -> None:
+        batch = batch_of(records, (), self.state, state, epoch=self.journal.epoch)
+        tries = APPEND_ATTEMPTS_MAX if is_patient else 1
+        for failures in range(1, tries + 1):
+            try:
+                await self.journal.append(batch)
+            except UnavailableError:
+                if failures == tries:
+                    raise
+                await self._world.sleep(APPEND_BACKOFF.wait_s(failures, chance=self._world.chance()))
+            else:
+                return
+
+    def _fold(self, state: Session, records: Sequence[Record]) -> Session:
+        for record in records:
+            state = sessions.evolve(state, record, epoch=self.journal.epoch)
+        return state
+
+
+def decision_of(command: DrivenCommand) -> Decision:
+    """Return the decision about what a loop reports."""
+    return lambda state, epoch, at: decide(state, command, epoch=epoch, at=at)
+
+
+def _merge(questions: Sequence[_Question]) -> list[_Question]:
+    """Join neighbouring words, so that a fast model costs one record and not hundreds."""
+    merged: list[_Question] = []
+    for question in questions:
+        if merged and question.deltas and merged[-1].deltas:
+            deltas = merge_deltas((*merged.pop().deltas, *question.deltas))
+            question = _Question(decision_of(AddOutput(deltas)), None, deltas)
+        merged.append(question)
+    return merged

@@ -1,0 +1,264 @@
+"""Between pydantic-ai's messages and the journal's records: prompts, responses, results, and whole turns."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from midstream.extras import extra
+from midstream.history.messages import (
+    File,
+    Finish,
+    Outcome,
+    Response,
+    ResponsePart,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+    UserPart,
+    storable,
+    with_distinct_ids,
+)
+from midstream.session.records import CallEnded, MessageAccepted, Record, ResponseCompleted
+from midstream.tools.function_tools import RESULT_CHARS_MAX
+
+with extra("pydantic-ai"):
+    from pydantic import TypeAdapter
+    from pydantic_ai.exceptions import ModelRetry, ToolFailed
+    from pydantic_ai.messages import (
+        AudioUrl,
+        BinaryContent,
+        DocumentUrl,
+        FileUrl,
+        ImageUrl,
+        ModelMessage,
+        ModelMessagesTypeAdapter,
+        ModelRequest,
+        ModelResponse,
+        RetryPromptPart,
+        TextContent,
+        TextPart,
+        ThinkingPart,
+        ToolCallPart,
+        ToolReturn,
+        ToolReturnPart,
+        UserContent,
+        UserPromptPart,
+        VideoUrl,
+    )
+
+_FINISHES = {
+    "stop": Finish.STOP,
+    "tool_call": Finish.CALLS,
+    "length": Finish.LENGTH,
+    "content_filter": Finish.FILTER,
+}
+_NO_JSON = "This tool finished, but its answer has no JSON form and was lost when the process died."
+_tool_returns: TypeAdapter[ToolReturn[Any]] = TypeAdapter(ToolReturn)
+
+
+class _Native(Struct, frozen=True, omit_defaults=True):
+    """How a tool ended, where text alone would not bring it back."""
+
+    kind: Literal["value", "return", "retry", "failed"]
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    """A `ToolReturn` in pydantic-ai's JSON."""
+
+
+def success_of(call_id: str, name: str, value: object) -> tuple[ToolResult, str]:
+    """Return a tool's value as readers see it, and as it comes back; text is both."""
+    if isinstance(value, str) and value == storable(value):
+        return ToolResult(call_id, value), ""
+    returned = value if isinstance(value, ToolReturn) else ToolReturn(return_value=value)
+    try:
+        part = ToolReturnPart(name, returned.return_value, call_id)
+        content = storable(part.model_response_str())
+        raw = msgspec.Raw(_tool_returns.dump_json(returned))
+    except (TypeError, ValueError, RecursionError):
+        return ToolResult(call_id, _NO_JSON, Outcome.ERROR), ""
+    if len(content) > RESULT_CHARS_MAX:
+        content = f"{content[:RESULT_CHARS_MAX]}\n[+{len(content) - RESULT_CHARS_MAX} characters]"
+    native = _Native("return" if value is returned else "value", raw)
+    return ToolResult(call_id, content), msgspec.json.encode(native).decode()
+
+
+def failure_of(call_id: str, error: Exception) -> tuple[ToolResult, str]:
+    """Return how a tool failed. Its exception ends this run; when the turn is replayed, the model gets it as a
+    result instead.
+    """
+    if isinstance(error, ModelRetry | ToolFailed):
+        native = _Native("retry" if isinstance(error, ModelRetry) else "failed")
+        content = storable(error.message)
+        return ToolResult(call_id, content, Outcome.ERROR), msgspec.json.encode(native).decode()
+    return ToolResult(call_id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR), ""
+
+
+def value_of(ended: CallEnded) -> object:
+    """Return what a tool returned, or raise what it raised."""
+    result = ended.result
+    if not ended.native:
+        if result.outcome is Outcome.OK:
+            return result.content
+        raise ToolFailed(result.content)
+    native = msgspec.json.decode(ended.native, type=_Native)
+    match native.kind:
+        case "retry":
+            raise ModelRetry(result.content)
+        case "failed":
+            raise ToolFailed(result.content)
+        case "value":
+            return _tool_returns.validate_json(bytes(native.value)).return_value
+        case "return":
+            return _tool_returns.validate_json(bytes(native.value))
+
+
+def message_of(
+    prompt: str | Sequence[UserContent] | None, messages: Sequence[ModelMessage]
+) -> UserMessage | None:
+    """Return the user's message: the prompt, or the end of the history where the run has none."""
+    if prompt is None:
+        last = messages[-1] if messages else None
+        parts = last.parts if isinstance(last, ModelRequest) else ()
+        said = [part.content for part in parts if isinstance(part, UserPromptPart)]
+        if not said:
+            return None
+        prompt = said[-1]
+    if isinstance(prompt, str):
+        return UserMessage.of(storable(prompt))
+    return UserMessage(tuple(_part_of(each) for each in prompt))
+
+
+def _part_of(content: UserContent) -> UserPart:
+    match content:
+        case str():
+            return Text(storable(content))
+        case TextContent(content=text):
+            return Text(storable(text))
+        case BinaryContent():
+            return File(content.media_type, data=content.base64)
+        case FileUrl():
+            return File(content.media_type, url=content.url)
+        case _:
+            return Text(f"[{type(content).__name__}]")
+
+
+def our_response_of(response: ModelResponse, number: int) -> Response:
+    """Return a response as the journal shows it; `number` is its place in the turn."""
+    parts: list[ResponsePart] = []
+    for part in response.parts:
+        match part:
+            case TextPart():
+                parts.append(Text(storable(part.content)))
+            case ThinkingPart():
+                parts.append(Thinking(storable(part.content), part.signature))
+            case ToolCallPart():
+                arguments = storable(part.args_as_json_str())
+                parts.append(ToolCall(storable(part.tool_call_id), storable(part.tool_name), arguments))
+            case _:
+                pass  # the native form has it
+    used = response.usage
+    usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
+    distinct = with_distinct_ids(tuple(parts), response_no=number)
+    finish = _FINISHES.get(response.finish_reason or "", Finish.STOP)
+    if finish is Finish.STOP and any(isinstance(part, ToolCall) for part in distinct):
+        finish = Finish.CALLS
+    return Response(distinct, finish, response.model_name or "", usage)
+
+
+def response_of(native: str) -> ModelResponse:
+    """Return a response from its native form in the journal."""
+    (response,) = ModelMessagesTypeAdapter.validate_json(native)
+    assert isinstance(response, ModelResponse)
+    return response
+
+
+def answers_in(messages: Sequence[ModelMessage]) -> dict[str, ToolResult]:
+    """Return what the last requests of a history answer to calls, by call id."""
+    answers: dict[str, ToolResult] = {}
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse):
+            break
+        for part in message.parts:
+            if isinstance(part, ToolReturnPart):
+                outcome = Outcome.OK if part.outcome == "success" else Outcome.ERROR
+                content = storable(part.model_response_str())
+                answers[part.tool_call_id] = ToolResult(part.tool_call_id, content, outcome)
+            elif isinstance(part, RetryPromptPart):
+                content = storable(part.model_response())
+                answers[part.tool_call_id] = ToolResult(part.tool_call_id, content, Outcome.ERROR)
+    return answers
+
+
+# --- what was finished of a turn ------------------------------------------------------------------------------
+
+
+def finished_messages(records: Sequence[Record]) -> list[ModelMessage]:
+    """Return the messages of turns that have ended: prompts, responses, and a result for each of their calls."""
+    messages: list[ModelMessage] = []
+    answers: dict[tuple[int, int, str], CallEnded] = {
+        (each.turn, each.response, each.result.call_id): each
+        for each in records
+        if isinstance(each, CallEnded)
+    }
+    for record in records:
+        if isinstance(record, MessageAccepted):
+            at = datetime.fromtimestamp(record.at, UTC)
+            content = [_content_of(part) for part in record.message.parts]
+            prompt = content[0] if len(content) == 1 and isinstance(content[0], str) else content
+            messages.append(ModelRequest([UserPromptPart(prompt, timestamp=at)], timestamp=at))
+        elif isinstance(record, ResponseCompleted):
+            messages.append(_recorded_response(record))
+            calls = record.body.calls
+            ended = ((call, answers.get((record.turn, record.response, call.id))) for call in calls)
+            parts = [_return_of(call, each) for call, each in ended if each is not None]
+            if parts:
+                messages.append(ModelRequest(parts, timestamp=parts[-1].timestamp))
+    return messages
+
+
+def _content_of(part: UserPart) -> UserContent:
+    if isinstance(part, Text):
+        return part.text
+    if part.data:
+        return BinaryContent(base64.b64decode(part.data), media_type=part.media_type)
+    match part.media_type.partition("/")[0]:
+        case "image":
+            return ImageUrl(part.url or "", media_type=part.media_type)
+        case "audio":
+            return AudioUrl(part.url or "", media_type=part.media_type)
+        case "video":
+            return VideoUrl(part.url or "", media_type=part.media_type)
+        case _:
+            return DocumentUrl(part.url or "", media_type=part.media_type)
+
+
+def _recorded_response(record: ResponseCompleted) -> ModelResponse:
+    """Return a whole response as the model gave it, or the words of one that was cut."""
+    if record.native:
+        return response_of(record.native)
+    said: list[Any] = [TextPart(part.text) for part in record.body.parts if isinstance(part, Text)]
+    return ModelResponse(said, timestamp=datetime.fromtimestamp(record.at, UTC))
+
+
+def _return_of(call: ToolCall, ended: CallEnded) -> ToolReturnPart:
+    """Return the result of a call; one that failed has that in its text and in its outcome."""
+    try:
+        value = value_of(ended)
+    except (ModelRetry, ToolFailed) as error:
+        value = error.message
+    content = value.return_value if isinstance(value, ToolReturn) else value
+    return ToolReturnPart(
+        call.name,
+        content,
+        call.provider_id or call.id,
+        timestamp=datetime.fromtimestamp(ended.at, UTC),
+        outcome="success" if ended.result.outcome is Outcome.OK else "failed",
+    )

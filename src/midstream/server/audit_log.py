@@ -1,0 +1,164 @@
+"""The audit log: one JSON line for each act of a principal, appended before the act, and for each refusal.
+
+| field | meaning |
+| --- | --- |
+| `at` | time, RFC 3339, UTC |
+| `event` | `read`, `list`, `send`, `answer`, `ticket`, `share`, `unshare`, `delete`, `login`, `logout`, `link`,
+`revoke`, `metrics` |
+| `outcome` | `admitted` before the act; else the code of the refusal or failure |
+| `principal` | name of the principal; "" where none is known |
+| `credential` | id of the cookie or pass, as `midstream access list` shows it; "" for a token |
+| `address` | address of the client |
+| `session` | the session, as the store names it |
+| `method`, `path` | of the request; the path without its query |
+| `call`, `choice` | of an answer: the call, and what was decided |
+| `target` | whom a `share`, `login` or `revoke` is about |
+
+A line is at most `LINE_BYTES_MAX` bytes: longer values are cut. It has no text of a session and no credential.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from midstream.environment import World
+from midstream.errors import UnavailableError, UsageError
+
+LINE_BYTES_MAX = 4096
+"""Bytes of a line with its end: a write of so many is whole, also among several processes on one file."""
+ADMITTED = "admitted"
+_CUTS = (256, 64, 16)
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_log = logging.getLogger(__name__)
+
+
+class AuditLine(Struct, frozen=True, omit_defaults=True):
+    """One line; see the table of this module."""
+
+    at: str
+    event: str
+    outcome: str
+    principal: str
+    address: str
+    credential: str = ""
+    session: str = ""
+    method: str = ""
+    path: str = ""
+    call: str = ""
+    choice: str = ""
+    target: str = ""
+
+
+class AuditLog:
+    """Append lines to a file, which only this user can read. A file that was moved away is made anew.
+
+    Raises:
+        UsageError: The file cannot be opened, is no regular file, or belongs to another user.
+    """
+
+    def __init__(self, path: Path, world: World | None = None) -> None:
+        self._path = path
+        self._world = world or World()
+        self._file = self._open()
+
+    def write(
+        self,
+        event: str,
+        outcome: str,
+        *,
+        principal: str = "",
+        address: str = "",
+        credential: str = "",
+        session: str = "",
+        method: str = "",
+        path: str = "",
+        call: str = "",
+        choice: str = "",
+        target: str = "",
+    ) -> None:
+        """Append a line.
+
+        Raises:
+            UnavailableError: It could not be written. An act that must be in the log is then not done.
+        """
+        at = datetime.fromtimestamp(self._world.now(), UTC).isoformat(timespec="milliseconds")
+        line = AuditLine(
+            at.replace("+00:00", "Z"),
+            event,
+            outcome,
+            principal,
+            address,
+            credential,
+            session,
+            method,
+            path,
+            call,
+            choice,
+            target,
+        )
+        body = encode_line(line)
+        try:
+            self._follow_rotation()
+            written = os.write(self._file, body)
+        except (OSError, UsageError) as error:
+            raise UnavailableError(
+                f"the audit log {self._path} cannot be written; nothing was done"
+            ) from error
+        if written < len(body):
+            raise UnavailableError(f"the audit log {self._path} cannot be written whole; nothing was done")
+
+    def write_refusal(self, event: str, code: str, **fields: str) -> None:
+        """Append a line about what was refused. A failure is logged: the refusal stands anyway."""
+        try:
+            self.write(event, code, **fields)
+        except UnavailableError as error:
+            _log.error("%s", error.message)
+
+    def close(self) -> None:
+        """Close the file. Calling it twice is harmless."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _open(self) -> int:
+        try:
+            file = os.open(self._path, _FLAGS, 0o600)
+        except OSError as error:
+            raise UsageError(f"the audit log {self._path} cannot be opened: {error.strerror}") from error
+        found = os.fstat(file)
+        is_ours = os.name != "posix" or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+        if not stat.S_ISREG(found.st_mode) or not is_ours:
+            os.close(file)
+            raise UsageError(f"the audit log {self._path} must be a regular file that only you may write")
+        return file
+
+    def _follow_rotation(self) -> None:
+        """Open the file again where another one, or none, has its name now."""
+        try:
+            named = self._path.lstat()
+            is_same = os.path.samestat(named, os.fstat(self._file))
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            fresh = self._open()
+            self.close()
+            self._file = fresh
+
+
+def encode_line(line: AuditLine) -> bytes:
+    """Return a line with its end, within `LINE_BYTES_MAX`: values are cut as far as needed."""
+    values = msgspec.structs.asdict(line)
+    for cut in _CUTS:
+        short = {name: value if len(value) <= cut else f"{value[:cut]}…" for name, value in values.items()}
+        short["at"] = line.at
+        body = msgspec.json.encode(AuditLine(**short)) + b"\n"
+        if len(body) <= LINE_BYTES_MAX:
+            break
+    return body

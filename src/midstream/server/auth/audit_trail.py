@@ -1,0 +1,108 @@
+"""The acts of one request, for the audit log."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.types import Scope
+
+from midstream.server.audit_log import ADMITTED, AuditLog
+from midstream.server.auth.principals import Principal
+from midstream.server.auth.tokens import ID_LENGTH
+from midstream.session.turn.commands import Answer
+
+_EVENTS: tuple[tuple[str, str, str], ...] = (
+    ("GET", r"/v1/sessions|/v1/questions|/v1/access", "list"),
+    ("POST", r"/v1/login", "login"),
+    ("POST", r"/v1/logout", "logout"),
+    ("POST", r"/v1/login-links", "link"),
+    ("DELETE", r"/v1/access(/[^/]+)?", "revoke"),
+    ("GET", r"/metrics", "metrics"),
+    ("POST", r"/v1/sessions/[^/]+/(events|poll)", "read"),
+    ("POST", r"/v1/sessions/[^/]+/(commands|cancel|resume|withdraw)", "send"),
+    ("POST", r"/v1/sessions/[^/]+/answer", "answer"),
+    ("POST", r"/v1/sessions/[^/]+/tickets", "ticket"),
+    ("POST", r"/v1/sessions/[^/]+/viewers", "share"),
+    ("PUT", r"/v1/sessions/[^/]+/readers/[^/]+", "share"),
+    ("DELETE", r"/v1/sessions/[^/]+/(viewers|readers/[^/]+)", "unshare"),
+    ("DELETE", r"/v1/sessions/[^/]+", "delete"),
+    ("GET", r"/v1/sessions/[^/]+(/.*)?", "read"),
+)
+"""Method, path and event of the requests that are written down; a WebSocket is a GET. All others are no acts."""
+_TABLE = [(method, re.compile(path, re.DOTALL), event) for method, path, event in _EVENTS]
+_SESSION = re.compile(r"/v1/sessions/([^/]+)")
+_NEXT_POLL = re.compile(rb"(?:^|&)n=0*[1-9]")
+"""A poll that continues one which was written down."""
+
+
+class AuditTrail:
+    """Writes what one caller does; without a log it writes nothing.
+
+    Args:
+        log: The log, or None.
+        scope: The request.
+        path: Its path below the place where the app is mounted.
+    """
+
+    def __init__(self, log: AuditLog | None = None, scope: Scope | None = None, path: str = "") -> None:
+        self._log = log
+        self._event = ""
+        self._fields: dict[str, str] = {}
+        if log is None or scope is None:
+            return
+        self._event = event_of(scope, path)
+        client, found = scope.get("client"), _SESSION.match(path)
+        self._fields = {
+            "address": str(client[0]) if client else "",
+            "session": found[1] if found else "",
+            "method": str(scope.get("method", "GET")),
+            "path": path,
+        }
+
+    def identify(self, principal: Principal, session: str) -> None:
+        """Take the principal of the request, and its session as the store names it."""
+        if self._log is not None:
+            self._fields["principal"] = principal.name
+            self._fields["credential"] = principal.via[:ID_LENGTH]
+            self._fields["session"] = session
+
+    def note_admission(self, target: str = "") -> None:
+        """Write that a request is about to be served. Answers and logins are written once more is known.
+
+        Raises:
+            UnavailableError: The log cannot be written: the request must not be served.
+        """
+        if self._log is not None and self._event not in {"", "answer", "login"}:
+            self._log.write(self._event, ADMITTED, **self._fields, target=target)
+
+    def note_answer(self, answer: Answer) -> None:
+        """Write that a question is about to be answered.
+
+        Raises:
+            UnavailableError: The log cannot be written: the answer must not be given.
+        """
+        if self._log is not None:
+            fields = {**self._fields, "call": answer.ref.call_id, "choice": answer.choice.value}
+            self._log.write("answer", ADMITTED, **fields)
+
+    def note_login(self, principal: Principal) -> None:
+        """Write that a browser is about to be logged in.
+
+        Raises:
+            UnavailableError: The log cannot be written: the login must not happen.
+        """
+        if self._log is not None:
+            self._log.write("login", ADMITTED, **self._fields, target=principal.name)
+
+    def note_failure(self, code: str) -> None:
+        """Write that a request was refused, or failed after its admission."""
+        if self._log is not None and self._event:
+            self._log.write_refusal(self._event, code, **self._fields)
+
+
+def event_of(scope: Scope, path: str) -> str:
+    """Return the event that a request is; "" for one that is not written down."""
+    method = scope.get("method", "GET")
+    if path.endswith("/poll") and _NEXT_POLL.search(scope.get("query_string", b"")):
+        return ""
+    return next((event for way, form, event in _TABLE if way == method and form.fullmatch(path)), "")

@@ -1,0 +1,92 @@
+"""The user of this machine, as the operator of their own servers.
+
+A client of this user sends a nonce, and the server proves that it has the user's key. The client then sends a token
+that it makes of the key, the address of the connection and the random name of the server's start. So the key is never
+sent, a program that listens in the server's place receives no token, and a token ends with the start it was made for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from contextlib import suppress
+
+from starlette.requests import HTTPConnection
+from typing_extensions import override
+
+from midstream.environment import World
+from midstream.errors import EntryMovedError
+from midstream.local_keys import address_of_socket, prove_server, start_of, token_for
+from midstream.server.auth.bearer_tokens import bearer_token
+from midstream.server.auth.credential_sources import CredentialSource, ServerProof
+from midstream.server.auth.principals import OPERATOR, Principal
+from midstream.store.contract import KeyValue
+
+STARTS = "access-starts"
+"""Namespace of the starts of servers that share a port."""
+START_S = 30.0
+"""Seconds for which a start counts after its server wrote it down last."""
+
+
+class LocalUser(CredentialSource):
+    """The bearers of the key of this machine's user.
+
+    Args:
+        key: See `midstream.local_keys.read_or_make_key`.
+        shares_port: Other servers of this user listen on the same port and store: each accepts the tokens that were
+            made for another one, for at most `START_S` seconds after that one ended.
+    """
+
+    def __init__(self, key: str, *, shares_port: bool = False, world: World | None = None) -> None:
+        self._key = key
+        self._start = (world or World()).new_id("start")
+        self._shares_port = shares_port
+        self._shared: tuple[KeyValue, World] | None = None
+        digest = hashlib.blake2b(key.encode(), digest_size=16, person=b"midstream-source").hexdigest()
+        self.principal = Principal(OPERATOR.id, is_operator=True, source=f"key:{digest}")
+        """The operator, bound to this key: a new key ends what was issued under the former one."""
+
+    @override
+    async def __call__(self, connection: HTTPConnection) -> Principal | None:
+        shown = bearer_token(connection)
+        start = start_of(shown)
+        expected = token_for(self._key, _address_of(connection), start)
+        if not hmac.compare_digest(expected.encode(), shown.encode()):
+            return None
+        return self.principal if start == self._start or await self._is_shared(start) else None
+
+    @override
+    async def is_current(self, principal: Principal) -> bool:
+        return principal.source == self.principal.source
+
+    @override
+    def prove(self, nonce: str, connection: HTTPConnection) -> ServerProof:
+        proof = prove_server(self._key, _address_of(connection), self._start, nonce)
+        return ServerProof(self._start, proof)
+
+    @override
+    async def refresh(self, kv: KeyValue, world: World) -> None:
+        if not self._shares_port:
+            return
+        self._shared = (kv, world)
+        now = world.now()
+        for other in await kv.kv_list(STARTS):
+            if other.key != self._start and other.at < now - START_S:
+                await kv.kv_delete(STARTS, other.key, expected=other.version)
+        row = await kv.kv_get(STARTS, self._start)
+        with suppress(EntryMovedError):
+            version = row.version if row is not None else 0
+            await kv.kv_put(STARTS, self._start, b"{}", expected=version, at=now)
+
+    async def _is_shared(self, start: str) -> bool:
+        if self._shared is None:
+            return False
+        kv, world = self._shared
+        row = await kv.kv_get(STARTS, start)
+        return row is not None and row.at >= world.now() - START_S
+
+
+def _address_of(connection: HTTPConnection) -> str:
+    """Return the address on which a request was accepted: that of the socket, whatever the request names."""
+    server = connection.scope.get("server") or ("", 0)
+    return address_of_socket(server)

@@ -1,0 +1,254 @@
+"""The token file: one line for each token, with its principal and what the token permits.
+
+    sha256:DIGEST SUBJECT [TENANT] [NAME=VALUE ...] [# comment]
+    TOKEN SUBJECT [TENANT] ...
+
+The first form holds no token, only its digest; `midstream access add` writes such lines. The second form is read with a
+warning. `*` in the place of a tenant is an operator. These settings may follow:
+
+| setting | meaning |
+| --- | --- |
+| `expires=2027-01-31` | the last moment of the token: a day (its beginning) or a time, in UTC |
+| `scope=read,approve` | the only actions that it permits: `read`, `speak`, `approve`, `own` |
+| `sessions=NAME` or `sessions=PREFIX*` | the only sessions that it permits |
+| `role=approver` | its principal reads all sessions of the tenant and answers their questions; `role=operator` is as
+`*` |
+| `added=2026-01-31T12:00:00Z` | when the line was written; a new value ends all that was issued for the token |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.requests import HTTPConnection
+from typing_extensions import override
+
+from midstream.environment import World
+from midstream.errors import UsageError
+from midstream.file_safety import read_secret_text
+from midstream.server.auth.bearer_tokens import TOKEN_CHARS_MIN, bearer_token
+from midstream.server.auth.credential_sources import CredentialSource
+from midstream.server.auth.principals import Action, Principal, Scope
+
+HASHED = "sha256:"
+ROLES = ("approver", "operator")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAMES_MAX = 2
+_FORM = "TOKEN SUBJECT [TENANT] [NAME=VALUE ...]"
+_log = logging.getLogger(__name__)
+
+
+class TokenLine(Struct, frozen=True):
+    """One line of a token file.
+
+    Args:
+        digest: SHA-256 of the token, in hexadecimal digits.
+        principal: Principal of the bearer, with the scope of the token.
+        is_plain: The line holds the token itself.
+    """
+
+    digest: str
+    principal: Principal
+    is_plain: bool
+
+
+class KnownTokens(CredentialSource):
+    """Tokens that are known by their digests.
+
+    Raises:
+        UsageError: Some principals have a tenant and others have none.
+    """
+
+    def __init__(self, lines: Mapping[str, Principal], world: World | None = None) -> None:
+        require_one_tenancy(lines.values())
+        self._principals = lines
+        self._sources = {principal.source for principal in lines.values()}
+        self._world = world or World()
+
+    @override
+    async def __call__(self, connection: HTTPConnection) -> Principal | None:
+        token = bearer_token(connection)
+        # Found by digest, so that its duration does not reveal how much was right.
+        principal = self._principals.get(digest_of_token(token)) if token else None
+        return None if principal is None or self._has_expired(principal) else principal
+
+    @override
+    async def is_current(self, principal: Principal) -> bool:
+        return principal.source in self._sources and not self._has_expired(principal)
+
+    def _has_expired(self, principal: Principal) -> bool:
+        return principal.expires_at is not None and principal.expires_at <= self._world.now()
+
+
+class TokenFile(CredentialSource):
+    """A token file, read again when it has changed.
+
+    Raises:
+        UsageError: It cannot be read, belongs to another user, others may read it, or a line has another form. The same
+            holds for each later use, so that a broken file admits no client.
+    """
+
+    def __init__(self, path: Path, world: World | None = None) -> None:
+        self._path = path
+        self._world = world
+        self._stamp = self._seen = _stamp_of(path)
+        self._known = self._read()
+
+    @override
+    async def __call__(self, connection: HTTPConnection) -> Principal | None:
+        return await self._current()(connection)
+
+    @override
+    async def is_current(self, principal: Principal) -> bool:
+        return await self._current().is_current(principal)
+
+    @override
+    def has_changed(self) -> bool:
+        try:
+            stamp = _stamp_of(self._path)
+        except UsageError:
+            return True
+        has_changed, self._seen = stamp != self._seen, stamp
+        return has_changed
+
+    def _current(self) -> KnownTokens:
+        stamp = _stamp_of(self._path)
+        if stamp != self._stamp:
+            self._known, self._stamp = self._read(), stamp
+        return self._known
+
+    def _read(self) -> KnownTokens:
+        lines = read_token_file(self._path)
+        plain = sum(line.is_plain for line in lines)
+        if plain:
+            _log.warning(
+                "%d lines of %s hold tokens as text; replace them by digests: midstream access hash %s",
+                plain,
+                self._path,
+                self._path,
+            )
+        return KnownTokens({line.digest: line.principal for line in lines}, self._world)
+
+
+def read_token_file(path: Path) -> list[TokenLine]:
+    """Return the lines of a token file, without comments.
+
+    Raises:
+        UsageError: It cannot be read, belongs to another user, others may read it, or a line has another form.
+    """
+    try:
+        text = read_secret_text(path, "the tokens", is_named=True)
+    except FileNotFoundError as error:
+        raise UsageError(f"the tokens in {path} cannot be read: no such file") from error
+    lines: list[TokenLine] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            parsed = parse_line(line)
+        except UsageError as error:
+            raise UsageError(f"line {number} of {path}: {error.message}") from error
+        if parsed is not None:
+            lines.append(parsed)
+    if len({line.digest for line in lines}) < len(lines):
+        raise UsageError(f"{path} has a token twice; give each line a token of its own")
+    return lines
+
+
+def parse_line(line: str) -> TokenLine | None:
+    """Return a line; None for an empty one and for a comment.
+
+    Raises:
+        UsageError: It has another form. The message does not quote the token.
+    """
+    words = without_comment(line).split()
+    if not words:
+        return None
+    settings = dict(each.partition("=")[::2] for each in words[2:] if "=" in each)
+    names = [each for each in words[1:] if "=" not in each or each == words[1]]
+    if not 1 <= len(names) <= _NAMES_MAX:
+        raise UsageError(f"not of the form {_FORM}")
+    is_plain = not words[0].startswith(HASHED)
+    digest = digest_of_token(words[0]) if is_plain else words[0].removeprefix(HASHED)
+    if is_plain and len(words[0]) < TOKEN_CHARS_MIN:
+        raise UsageError(
+            f"not of the form {_FORM}, with a token of {TOKEN_CHARS_MIN} characters; shorter ones can be guessed"
+        )
+    if not _DIGEST.fullmatch(digest):
+        raise UsageError(f"{HASHED} is followed by 64 hexadecimal digits")
+    principal = _principal_of(names[0], "".join(names[1:]), settings)
+    # A new line, or another right, is another source: what was issued for the former one ends.
+    identity = " ".join((digest, *sorted(words[1:])))
+    source = f"line:{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
+    return TokenLine(digest, replace(principal, source=source), is_plain)
+
+
+def without_comment(line: str) -> str:
+    """Return a line up to its comment, which begins with `#` at the start of a word."""
+    return re.split(r"(?:^|\s)#", line, maxsplit=1)[0]
+
+
+def digest_of_token(token: str) -> str:
+    """Return the digest by which a token is known."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def require_one_tenancy(principals: Iterable[Principal]) -> None:
+    """Require that all principals but operators have a tenant, or none has one.
+
+    Raises:
+        UsageError: Some have one: a principal without a tenant could begin sessions under the names of a tenant.
+    """
+    people = [each for each in principals if not each.is_operator]
+    without = [each.id for each in people if not each.tenant]
+    if without and len(without) < len(people):
+        raise UsageError(
+            f"{without[0]!r} has no tenant and others have one; give every principal a tenant, or none"
+        )
+
+
+def _principal_of(subject: str, tenant: str, settings: Mapping[str, str]) -> Principal:
+    unknown = sorted(settings.keys() - {"expires", "scope", "sessions", "role", "added"})
+    if unknown:
+        raise UsageError(
+            f"unknown setting {unknown[0]!r}; known are expires, scope, sessions, role and added"
+        )
+    role = settings.get("role", "")
+    if role and role not in ROLES:
+        raise UsageError(f"unknown role {role!r}; known are {' and '.join(ROLES)}")
+    is_operator = tenant == "*" or role == "operator"
+    actions = tuple(Action)
+    if "scope" in settings:
+        try:
+            actions = tuple(Action(each) for each in settings["scope"].split(","))
+        except ValueError as error:
+            raise UsageError(f"a scope is a list of {', '.join(Action)}") from error
+    return Principal(
+        subject,
+        tenant="" if tenant == "*" else tenant,
+        expires_at=_time_of(settings["expires"]) if "expires" in settings else None,
+        is_operator=is_operator,
+        is_approver=role == "approver",
+        scope=Scope(actions, settings.get("sessions", "*")),
+    )
+
+
+def _time_of(words: str) -> float:
+    try:
+        time = datetime.fromisoformat(words)
+    except ValueError as error:
+        raise UsageError(f"{words!r} is no time; write 2027-01-31 or 2027-01-31T12:00:00Z") from error
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def _stamp_of(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UsageError(f"the tokens in {path} cannot be read: {error.strerror}") from error
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode, found.st_uid

@@ -1,0 +1,114 @@
+"""The own secret of an encrypted store: drawn once, wrapped under the operator's key, in the marker of the store.
+
+It makes the chain of the journals and the seals between nodes (`store.guard`). The marker shows every program that the
+store is encrypted. A new operator's key wraps the same secret again with the next opening.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from midstream.environment import World
+from midstream.errors import EntryMovedError, KeyMissingError, StoreDamagedError, UsageError
+from midstream.store.contract import Store, StoreReader
+from midstream.store.encryption.ciphers import OperatorKeys, fresh_key
+from midstream.store.guard.chain import ChainKey, ChainKeys
+from midstream.store.guard.store_marker import (
+    StoreMarker,
+    context_of,
+    holds_encrypted,
+    is_chained,
+    read_marker,
+    write_marker,
+)
+
+PLACE = "the marker of the store"
+
+_log = logging.getLogger(__name__)
+
+
+class WrappedKeySource:
+    """The secret of an encrypted store.
+
+    Args:
+        house: The operator's keys.
+        is_mixed: Whether the store may hold journals that are not encrypted.
+        world: Where a new secret comes from.
+    """
+
+    def __init__(self, house: OperatorKeys, *, is_mixed: bool, world: World) -> None:
+        self._house = house
+        self._is_mixed = is_mixed
+        self._world = world
+
+    async def load(self, store: Store) -> ChainKeys:
+        """Return the keys of an open store; mark it as encrypted where it is not yet.
+
+        Raises:
+            UsageError: It has sessions that are not encrypted. Nothing was changed.
+            KeyMissingError: The operator's keys are not those of this store. Nothing was changed.
+            StoreDamagedError: The marker was changed or removed.
+        """
+        found = await read_marker(store)
+        if found is None:
+            await self._mark(store)
+            found = await read_marker(store)
+            if found is None:
+                raise StoreDamagedError("the marker of the encrypted store was removed; restore a backup")
+        secret = await self._unwrap(found.marker)
+        if found.marker.generation != self._generation:
+            marker = await self._wrap(secret, is_mixed=found.marker.is_mixed)
+            try:
+                await write_marker(store, marker, expected=found.version, at=self._world.now())
+            except EntryMovedError:
+                _log.debug("another process wrapped the secret of the store again")
+        return self._keys_of(found.marker, secret)
+
+    async def find(self, reader: StoreReader) -> ChainKeys:
+        """Return the keys of a store that is only read; one from before the marker has none.
+
+        Raises:
+            KeyMissingError, StoreDamagedError: As `load` does.
+        """
+        found = await read_marker(reader)
+        if found is None:
+            return ChainKeys((), is_mixed=True, place=PLACE)
+        return self._keys_of(found.marker, await self._unwrap(found.marker))
+
+    @property
+    def _generation(self) -> str:
+        # A keeper of one's own has two methods, and perhaps no name.
+        return str(getattr(self._house, "generation", ""))
+
+    def _keys_of(self, marker: StoreMarker, secret: bytes) -> ChainKeys:
+        is_mixed = marker.is_mixed or self._is_mixed
+        return ChainKeys((ChainKey(secret),), is_mixed=is_mixed, place=PLACE)
+
+    async def _mark(self, store: Store) -> None:
+        is_encrypted = await holds_encrypted(store)
+        if is_encrypted is False and not self._is_mixed:
+            raise UsageError(
+                "this store has sessions that are not encrypted: start it without --key-file, or begin a new store "
+                "with another --store (in a program, `is_mixed=True` serves both)"
+            )
+        if is_encrypted and await is_chained(store):
+            raise StoreDamagedError("the marker of the encrypted store was removed; restore a backup")
+        marker = await self._wrap(fresh_key(self._world), is_mixed=is_encrypted is not None)
+        try:
+            await write_marker(store, marker, expected=0, at=self._world.now())
+        except EntryMovedError:
+            return  # another process was faster
+        if marker.is_mixed:
+            _log.warning("the store had sessions before it had a marker: their earlier records have no chain")
+
+    async def _wrap(self, secret: bytes, *, is_mixed: bool) -> StoreMarker:
+        generation = self._generation
+        wrapped = await self._house.wrap(secret, context=context_of(generation, is_mixed=is_mixed))
+        return StoreMarker(generation, wrapped, is_mixed)
+
+    async def _unwrap(self, marker: StoreMarker) -> bytes:
+        try:
+            return await self._house.unwrap(marker.secret, context=marker.context)
+        except KeyMissingError as error:
+            message = f"these are not the operator's keys of this store: {error.message}"
+            raise KeyMissingError(message) from error

@@ -1,0 +1,1 @@
+"""Protection of any store against other programs that can write into it."""

@@ -1,0 +1,373 @@
+"""A wrapper of any store that detects what other programs wrote into it: journals and forwarded commands.
+
+It keeps a link with each record (`chain`), checks the links of what is read, and seals what goes to another node
+(`inbox_seals`). A record is checked once in a process, when it is first read; readers of the same session do not check
+it again. What a store without encryption does not protect: titles and times of listings, and key-value entries.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+from typing_extensions import override
+
+from midstream.environment import World
+from midstream.errors import MidstreamError, StoreDamagedError, UsageError
+from midstream.session.blobs import digest_of, is_digest
+from midstream.store.contract import (
+    Attempt,
+    Batch,
+    ForwardedCommand,
+    Immediate,
+    KeyValueEntry,
+    ListPlace,
+    News,
+    SessionInfo,
+    Store,
+    StoredRecord,
+    StoreReader,
+    Transactional,
+)
+from midstream.store.guard.chain import NO_LINK, ChainKeys, Head, LinkCheck, link_behind, links_of
+from midstream.store.guard.inbox_seals import InboxSeals
+from midstream.store.guard.store_key import FileKeySource
+from midstream.store.guard.store_marker import refuse_encrypted
+
+HEADS_MAX = 10_000
+"""Sessions whose last checked record is in memory; the oldest is read again."""
+
+_log = logging.getLogger(__name__)
+
+
+class KeySource(Protocol):
+    """Finds the keys of a store."""
+
+    async def load(self, store: Store) -> ChainKeys:
+        """Return the keys of an open store; create them where it has none.
+
+        Raises:
+            MidstreamError: They cannot be had, or the store may not be used with them.
+        """
+
+
+class ReaderKeySource(Protocol):
+    """Finds the keys of a store that is only read."""
+
+    async def find(self, reader: StoreReader) -> ChainKeys:
+        """Return the keys; without any where the store has none."""
+
+
+class GuardedReader(StoreReader):
+    """The reading half of a guarded store.
+
+    Args:
+        reader: The store behind it.
+        source: Where its keys are; they are loaded with the first read.
+    """
+
+    def __init__(self, reader: StoreReader, source: ReaderKeySource | None) -> None:
+        self._reader = reader
+        self._source = source
+        self._keys: ChainKeys | None = None
+        self._heads: dict[str, Head] = {}
+        """The last record of each journal that was checked or written here."""
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
+        """See `StoreReader.read`.
+
+        Raises:
+            EventsLostError: Records were cut out.
+            StoreDamagedError: Another program changed, moved or inserted a record.
+        """
+        page = await self._reader.read(session, after=after, limit=limit)
+        if page:
+            await self._check(session, after, page)
+        return [StoredRecord(stored.position, stored.epoch, stored.body) for stored in page]
+
+    async def _check(self, session: str, after: int, page: Sequence[StoredRecord]) -> None:
+        head, last = self._heads.get(session), page[-1]
+        if head is not None and last.position <= head.position and last.epoch <= head.epoch:
+            return
+        keys = await self._load_keys()
+        if head is not None and head.position == after:
+            try:
+                self._keep_head(session, _check_page(keys, session, head.link, after, page))
+            except StoreDamagedError:
+                self._heads.pop(session, None)  # the session may have been deleted, and begun anew
+            else:
+                return
+        before = None if after == 0 else await self._find_link(session, after)
+        self._keep_head(session, _check_page(keys, session, before, after, page))
+
+    async def _load_keys(self) -> ChainKeys:
+        if self._keys is None:
+            assert self._source is not None, "a store that is opened has its keys"
+            self._keys = await self._source.find(self._reader)
+        return self._keys
+
+    async def _find_link(self, session: str, position: int) -> bytes | None:
+        """Return the link behind the record at a position; None where there is no such record."""
+        found = await self._reader.read(session, after=position - 1, limit=1)
+        return link_behind(found[0]) if found and found[0].position == position else None
+
+    def _keep_head(self, session: str, head: Head) -> None:
+        self._heads[session] = head
+        if len(self._heads) > HEADS_MAX:
+            del self._heads[next(iter(self._heads))]
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """See `StoreReader.blob`."""
+        return await self._reader.blob(session, digest)
+
+    @override
+    async def find(self, session: str) -> SessionInfo | None:
+        return await self._reader.find(session)
+
+    @override
+    async def list(
+        self,
+        *,
+        live: bool | None = None,
+        of: Collection[str] | None = None,
+        after: ListPlace | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[SessionInfo]:
+        async for line in self._reader.list(live=live, of=of, after=after, limit=limit):
+            yield line
+
+    @override
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        return await self._reader.kv_get(namespace, key)
+
+    @override
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        return await self._reader.kv_list(namespace)
+
+
+class GuardedStore(GuardedReader, Store):
+    """A store in front of another one, with the same abilities: see the module.
+
+    Args:
+        store: Keeps everything.
+        keys: Where its keys are.
+        has_plain_blobs: Whether large results are stored as they are, so that their digests can be checked.
+        world: Clock and random numbers.
+    """
+
+    def __init__(self, store: Store, keys: KeySource, *, has_plain_blobs: bool, world: World) -> None:
+        super().__init__(store, None)
+        self._store = store
+        self._key_source = keys
+        self._has_plain_blobs = has_plain_blobs
+        self._world = world
+        self._inbox: InboxSeals | None = None
+
+    @property
+    def node(self) -> str:  # type: ignore[override]  # that of the store behind it
+        """See `Store.node`."""
+        return self._store.node
+
+    @property
+    def chain_keys(self) -> ChainKeys:
+        """The keys of the open store."""
+        if self._keys is None:
+            raise UsageError("the store is not open: call `await store.open()` first")
+        return self._keys
+
+    @override
+    async def open(self) -> None:
+        await self._store.open()
+        if self._keys is not None:
+            return
+        try:
+            keys = await self._key_source.load(self._store)
+        except MidstreamError:
+            await self._store.close()
+            raise
+        self._keys = keys
+        self._inbox = InboxSeals(keys, self._world)
+
+    @override
+    async def close(self) -> None:
+        self._keys = self._inbox = None
+        self._heads.clear()
+        await self._store.close()
+
+    @override
+    async def claim(self, session: str, *, at: float) -> int:
+        self._heads.pop(session, None)  # others may have appended
+        return await self._store.claim(session, at=at)
+
+    @override
+    async def release(self, session: str, *, epoch: int) -> None:
+        await self._store.release(session, epoch=epoch)
+
+    async def append(self, session: str, batch: Batch) -> int:
+        """See `Store.append`. The links are this store's own."""
+        linked, head = self._link(session, batch, await self._link_before(session, batch.expected))
+        self._keep_head(session, head)  # now: the next append may be called before this one returns
+        try:
+            return await self._store.append(session, linked)
+        except BaseException:  # a cancelled append may have happened or not
+            self._heads.pop(session, None)
+            raise
+
+    @property
+    @override
+    def immediate(self) -> Immediate | None:
+        return None if self._store.immediate is None else self
+
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        """See `Immediate.append_now`."""
+        behind, head = self._store.immediate, self._heads.get(session)
+        if behind is None or head is None or head.position != batch.expected:
+            return None
+        linked, new_head = self._link(session, batch, head.link)
+        end = behind.append_now(session, linked)
+        if end is not None:
+            self._heads[session] = new_head
+        return end
+
+    @property
+    @override
+    def transactional(self) -> Transactional | None:
+        return None if self._store.transactional is None else self
+
+    async def append_within(
+        self, session: str, work: Callable[[Attempt], Batch], *, expected: int, epoch: int
+    ) -> Batch:
+        """See `Transactional.append_within`."""
+        behind = self._store.transactional
+        assert behind is not None, "this is offered only where the store behind it can"
+        before = await self._link_before(session, expected)
+        done: list[tuple[Batch, Head]] = []
+
+        def linking(attempt: Attempt) -> Batch:
+            batch = work(attempt)
+            linked, head = self._link(session, batch, before)
+            done[:] = [(batch, head)]
+            return linked
+
+        self._heads.pop(session, None)
+        await behind.append_within(session, linking, expected=expected, epoch=epoch)
+        [(batch, head)] = done
+        self._keep_head(session, head)
+        return batch
+
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
+        """See `Store.prune`. The link is this store's own."""
+        if link is not None:
+            raise UsageError("a journal has one chain: guard it once")
+        replaced = await self._find_link(session, position)
+        if replaced is None:
+            return False
+        key = self.chain_keys.newest
+        folded = key.fold_link(replaced, session.encode(), position, epoch, body)
+        return await self._store.prune(session, body, position=position, epoch=epoch, link=folded)
+
+    @override
+    async def delete(self, session: str) -> bool:
+        self._heads.pop(session, None)
+        return await self._store.delete(session)
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """See `StoreReader.blob`.
+
+        Raises:
+            StoreDamagedError: Another program changed it.
+        """
+        found = await self._store.blob(session, digest)
+        is_checked = self._has_plain_blobs and found is not None and is_digest(digest)
+        if is_checked and found is not None and not hmac.compare_digest(digest_of(found), digest):
+            raise StoreDamagedError(f"the large result {digest[:12]} of session {session!r} was changed")
+        return found
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """See `Store.watch`. A command that no node of this store sealed is removed, and left out."""
+        news = await self._store.watch(followed)
+        kept: list[ForwardedCommand] = []
+        for forwarded in news.forwarded_commands:
+            try:
+                body = self._seals.open_command(forwarded)
+            except StoreDamagedError as error:
+                _log.error(
+                    "a forwarded command was refused: %s", error.message, extra={"session": forwarded.session}
+                )
+                await self._store.answer(forwarded.number, b"")
+            else:
+                kept.append(replace(forwarded, body=body))
+        return replace(news, forwarded_commands=tuple(kept))
+
+    @override
+    async def forward(self, session: str, body: bytes) -> bytes:
+        sealed, nonce = self._seals.seal_command(session, self._store.node, body)
+        return self._seals.open_answer(nonce, await self._store.forward(session, sealed))
+
+    @override
+    async def answer(self, forwarded: int, body: bytes) -> None:
+        await self._store.answer(forwarded, self._seals.seal_answer(forwarded, body))
+
+    @override
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        return await self._store.kv_put(namespace, key, body, expected=expected, at=at)
+
+    @override
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        return await self._store.kv_delete(namespace, key, expected=expected)
+
+    @property
+    def _seals(self) -> InboxSeals:
+        if self._inbox is None:
+            raise UsageError("the store is not open: call `await store.open()` first")
+        return self._inbox
+
+    async def _link_before(self, session: str, expected: int) -> bytes:
+        """Return the link behind which an append stands."""
+        if expected == 0:
+            return NO_LINK
+        head = self._heads.get(session)
+        if head is not None and head.position == expected:
+            return head.link
+        return await self._find_link(session, expected) or NO_LINK
+
+    def _link(self, session: str, batch: Batch, before: bytes) -> tuple[Batch, Head]:
+        links = links_of(self.chain_keys, before, session, batch)
+        return replace(batch, links=links), Head(batch.end, batch.epoch, links[-1] if links else before)
+
+
+class _PlainKeySource:
+    """The key file of a store that must not be encrypted."""
+
+    def __init__(self, keys: FileKeySource) -> None:
+        self._keys = keys
+
+    async def load(self, store: Store) -> ChainKeys:
+        await refuse_encrypted(store)
+        return await self._keys.load(store)
+
+
+def guard_store(store: Store, *, world: World = World()) -> Store:
+    """Return a store with protection against other programs that write into it.
+
+    A store that is wrapped already, and one that only this process can write to, is returned as it is.
+    """
+    key_file = store.key_file
+    if key_file is None:
+        return store
+    source = _PlainKeySource(FileKeySource(key_file, world))
+    return GuardedStore(store, source, has_plain_blobs=True, world=world)
+
+
+def _check_page(
+    keys: ChainKeys, session: str, before: bytes | None, after: int, page: Sequence[StoredRecord]
+) -> Head:
+    check = LinkCheck(keys, session, before, after)
+    for stored in page:
+        check.take(stored)
+    return check.head

@@ -1,0 +1,112 @@
+"""The marker in a store that is encrypted, so that no program without its keys writes into it.
+
+The marker is a key-value entry. It has the name of the operator's key that wraps the store's own secret, and that
+secret, wrapped. What it states is authenticated by the wrap.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from midstream.errors import KeyMissingError, StoreDamagedError
+from midstream.store.contract import KeyValueReader, Store, StoreReader
+
+NAMESPACE = "midstream-store"
+KEY = "encryption"
+MARKER_BYTES_MAX = 16 * 1024
+ENCRYPTED_MARKS = (b"\x01", b"\x02")
+"""First bytes of encrypted records: see `store.encryption.ciphers`."""
+
+
+class StoreMarker(Struct, frozen=True):
+    """Statement of a store that it is encrypted.
+
+    Args:
+        generation: Name of the operator's key that wraps; "" where the keeper of the keys names none.
+        secret: The store's own secret, wrapped.
+        is_mixed: The store had journals before it had this marker.
+    """
+
+    generation: str
+    secret: bytes
+    is_mixed: bool = False
+
+    @property
+    def context(self) -> bytes:
+        """Associated data of the wrap: a marker that was changed does not open."""
+        return context_of(self.generation, is_mixed=self.is_mixed)
+
+
+def context_of(generation: str, *, is_mixed: bool) -> bytes:
+    """Return what the wrap of a marker's secret is bound to."""
+    return f"midstream 1 store {is_mixed:d} {generation}".encode()
+
+
+class FoundMarker(Struct, frozen=True):
+    """A marker as it was read, with the version of its entry."""
+
+    version: int
+    marker: StoreMarker
+
+
+async def read_marker(store: KeyValueReader) -> FoundMarker | None:
+    """Return the marker of a store; None where it is not marked as encrypted.
+
+    Raises:
+        StoreDamagedError: It cannot be read.
+    """
+    found = await store.kv_get(NAMESPACE, KEY)
+    if found is None:
+        return None
+    try:
+        return FoundMarker(
+            found.version, msgspec.json.decode(found.body[:MARKER_BYTES_MAX], type=StoreMarker)
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreDamagedError(
+            "the marker of an encrypted store cannot be read; restore a backup"
+        ) from error
+
+
+async def write_marker(store: Store, marker: StoreMarker, *, expected: int, at: float) -> None:
+    """Write the marker of a store.
+
+    Raises:
+        EntryMovedError: Another process wrote it first. Nothing was written.
+    """
+    await store.kv_put(NAMESPACE, KEY, msgspec.json.encode(marker), expected=expected, at=at)
+
+
+async def holds_encrypted(store: StoreReader) -> bool | None:
+    """Return whether the last changed session of a store is encrypted; None where there is no record.
+
+    For stores from before the marker.
+    """
+    async for line in store.list():
+        for stored in await store.read(line.session, after=0, limit=1):
+            return stored.body[:1] in ENCRYPTED_MARKS
+    return None
+
+
+async def refuse_encrypted(store: StoreReader) -> None:
+    """Refuse to use a store without its keys.
+
+    Raises:
+        KeyMissingError: It is encrypted. Nothing was written.
+    """
+    found = await read_marker(store)
+    if found is not None or await holds_encrypted(store):
+        named = f" {found.marker.generation!r}" if found is not None and found.marker.generation else ""
+        raise KeyMissingError(
+            f"this store is encrypted under the operator's key{named}: give its key file with --key-file, "
+            "or wrap the store with `encrypt_store`"
+        )
+
+
+async def is_chained(store: StoreReader) -> bool:
+    """Whether the last changed session of a store has links: see `chain`."""
+    async for line in store.list():
+        for stored in await store.read(line.session, after=0, limit=1):
+            return bool(stored.link)
+    return False

@@ -1,0 +1,36 @@
+"""The memory of all agents of this process is measured, with what they have started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from midstream.agents.agent_memory import measure_memory
+from midstream.agents.orphan_processes import OWNER_VARIABLE, owner_of_new_agents
+
+MIB = 64
+BLOCK = f"block = bytearray({MIB} * 1024 * 1024); print('ready', flush=True); input()"
+# A shell keeps the variables for what it starts, as an agent does for its tools.
+COMMAND = ["sh", "-c", 'exec 3<&0; "$0" -c "$1" <&3 & wait', sys.executable, BLOCK]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show it")
+
+
+def test_the_memory_of_agents_and_of_their_children_counts_and_no_other() -> None:
+    before = measure_memory()
+    assert before is not None
+    for owner, is_counted in (("another", False), (owner_of_new_agents(), True)):
+        env = {**os.environ, OWNER_VARIABLE: owner}
+        with subprocess.Popen(
+            COMMAND, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as agent:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == "ready\n"
+            used = measure_memory()
+            assert used is not None
+            assert (used - before > MIB) == is_counted
+            assert agent.stdin is not None
+            agent.stdin.close()

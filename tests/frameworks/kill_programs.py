@@ -1,0 +1,132 @@
+"""Programs that follow the guides of frameworks, with a ledger of effects: `tests.frameworks.kills` kills them.
+
+A program is the code of a guide, block by block, in which the agent has a scripted model and tools that write to the
+ledger. Each message makes the model request one call, then three at once, then it answers. All names carry the
+message's, so that an effect is known by its line in the ledger alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from msgspec import Struct
+
+from midstream.errors import LeaseHeldError, SessionBusyError
+from tests.guides.blocks import all_blocks
+
+os.environ.setdefault("OPENAI_API_KEY", "k")
+SESSION = "chat-42"
+CALLS = ("c1", "p1", "p2", "p3")
+"""The calls of a message, in the order in which the model requests them: the first alone, the others at once."""
+PAUSE_S = 0.004
+"""The longest pause of a model or a tool."""
+REFUSED_TRIES_MAX = 2000
+_BLOCKS = {(block.page, block.number): block.code for block in all_blocks() if block.language == "python"}
+_compiled: dict[tuple[str, int], CodeType] = {}
+
+
+class Play:
+    """What the tools and the model of one process do.
+
+    Args:
+        folder: Where the ledger is; the folder of the program.
+        seed: Where the pauses come from.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.chance = random.Random(seed)
+        self._ledger = os.open(folder / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(self, line: str) -> None:
+        """Write a line that outlives the process."""
+        os.write(self._ledger, f"{line}\n".encode())
+
+    async def pause(self) -> None:
+        """Wait a little, as a network does."""
+        await asyncio.sleep(self.chance.random() * PAUSE_S)
+
+    async def act(self, name: str) -> str:
+        """Have an effect."""
+        await self.pause()
+        self.note(f"effect {name}")
+        await self.pause()
+        return f"result of {name}"
+
+    async def requested(self, message: str, responses: int) -> Sequence[str]:
+        """Return the calls that the model requests after so many responses to a message; none for the answer."""
+        self.note(f"model {message} {responses + 1}")
+        await self.pause()
+        batches = (CALLS[:1], CALLS[1:], ())
+        return [f"{message}-{call}" for call in batches[min(responses, 2)]]
+
+
+class Report(Struct):
+    """What a program found in the end: the results of calls as the model reads them, and the answers."""
+
+    results: dict[str, str] = {}
+    answers: list[str] = []
+
+
+Program = Callable[[Play], Awaitable[Report]]
+
+
+def guide(page: str, *blocks: int) -> dict[str, Any]:
+    """Run blocks of a guide and return the names that they define."""
+    names: dict[str, Any] = {}
+    for number in blocks:
+        code = _compiled.get((page, number))
+        if code is None:
+            code = _compiled[page, number] = compile(_BLOCKS[page, number], f"{page} {number}", "exec")
+        exec(code, names)  # it is our own guide
+    return names
+
+
+async def until_free(act: Callable[[], Awaitable[Any]], play: Play) -> Any:
+    """Repeat what is refused because another process, or a run of this one, is at work."""
+    for _ in range(REFUSED_TRIES_MAX):
+        try:
+            return await act()
+        except (LeaseHeldError, SessionBusyError) as error:
+            play.note(f"refused {type(error).__name__}")
+            await play.pause()
+    raise AssertionError("the session never became free")
+
+
+async def cancel_and_repeat(act: Callable[[], Awaitable[Any]], play: Play) -> Any:
+    """Cancel what runs at a random moment and run it again at once, three times; then let it end."""
+    cancelled: list[asyncio.Task[Any]] = []
+    for _ in range(3):
+        running = asyncio.ensure_future(act())
+        await asyncio.wait([running], timeout=play.chance.random() * 0.04)
+        if running.done():
+            cancelled.append(running)
+            break
+        running.cancel()
+        cancelled.append(running)
+    result = await act()
+    for each in cancelled:
+        try:
+            await each
+        except asyncio.CancelledError:
+            play.note("cancelled")
+    return result
+
+
+def store(file: Path, text: str) -> None:
+    """Write a file whole or not at all, as an application's database does."""
+    draft = file.with_suffix(f".{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(file)
+
+
+def write_report(folder: Path, report: Report) -> None:
+    """Write what a program found where its judge reads it."""
+    store(folder / "report", json.dumps([report.results, report.answers]))

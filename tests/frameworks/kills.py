@@ -1,0 +1,381 @@
+"""Random SIGKILLs of programs that follow the guides of frameworks: `python -m tests.frameworks.kills --rounds 500`.
+
+In each round a program is killed at random moments, one to three times, and then left to its end. Its processes are
+forked from this one, which has imported the frameworks and done nothing else. The judge reads the ledger of effects,
+the journal, and what the program found in the end:
+
+- no effect is in the ledger twice;
+- no outcome that is in the journal is missing, or another one, in the history that the program ends up with;
+- no turn is completed before its last response is in the journal and each of its calls has an outcome.
+
+The first line printed is the seed; the same seed draws the same moments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from msgspec import Struct
+
+from midstream.session.records import CallEnded, Record, ResponseCompleted, TurnEnded, TurnStatus, decode
+from midstream.session.session import fold
+from midstream.store.sqlite import SQLiteStore
+from tests.frameworks.kill_programs import CALLS, SESSION, Play, Program, guide, write_report
+
+LIFE_S = 60.0
+"""Seconds after which a life that nothing kills is taken for one that hangs."""
+KILLS_MAX = 3
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: PTH112 - SIGKILL loses nothing that was written
+UNKNOWN = "may or may not have taken effect"
+
+
+class Kind(Struct, frozen=True):
+    """A framework.
+
+    Args:
+        module: The module with its programs.
+        needs: What must be installed.
+        database: The journals of the program.
+        session: The session in it.
+    """
+
+    module: str
+    needs: tuple[str, ...]
+    database: str
+    session: str = SESSION
+
+
+KINDS = {
+    "pydantic-ai": Kind("kill_pydantic_ai", ("pydantic_ai",), "agent.db"),
+    "OpenAI Agents": Kind("kill_openai_agents", ("agents.testing",), "waiter.db"),
+    "LangGraph": Kind(
+        "kill_langgraph",
+        ("langgraph.checkpoint.sqlite.aio",),
+        "calls.db",
+        f"langgraph:{SESSION}",
+    ),
+}
+TWO_MESSAGES = ("conversation", "cancelled and again", "two processes", "cancelled, then another message")
+TWO_PROCESSES = "two processes"
+
+
+class Tally(Struct):
+    """What the rounds of one program came to."""
+
+    rounds: int = 0
+    kills: int = 0
+    effects: int = 0
+    in_doubt: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    faults: list[str] = []
+
+
+def is_installed(kind: Kind) -> bool:
+    """Whether a framework can be run here."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in kind.needs)
+    except ModuleNotFoundError:
+        return False
+
+
+@functools.cache
+def programs_of(kind: Kind) -> Mapping[str, Program]:
+    """Import a framework and return its programs."""
+    module = importlib.import_module(f"tests.frameworks.{kind.module}")
+    guide(module.PAGE, 0)  # what a first use imports is imported here, and not in each process
+    gc.freeze()
+    programs: Mapping[str, Program] = module.PROGRAMS
+    return programs
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+def fork(act: Callable[[], None], folder: Path) -> int:
+    """Start a process that does `act` in a folder; its errors are in `log` there."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.chdir(folder)
+        log = os.open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(log, 2)
+        act()
+        code = 0
+    except BaseException:  # noqa: BLE001 - the process ends here
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[Callable[[float], int | None]]:
+    """Yield a function that waits so many seconds for the end of a process, and returns its code or None."""
+    descriptor = os.pidfd_open(pid)
+    code: int | None = None
+
+    def wait(seconds: float) -> int | None:
+        nonlocal code
+        if code is None and select.select([descriptor], [], [], seconds)[0]:
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return code
+
+    try:
+        yield wait
+    finally:
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(descriptor)
+
+
+def live(program: Program, folder: Path, seed: int) -> None:
+    """Be the program, in a process of its own."""
+    play = Play(folder, seed)
+    write_report(folder, asyncio.run(program(play)))
+
+
+class Round:
+    """One program, killed and left to its end.
+
+    Args:
+        kind: Its framework.
+        mode: Its name.
+        chance: Where the moments come from.
+        life_s: Seconds that it lives where nothing kills it.
+    """
+
+    def __init__(self, kind: Kind, mode: str, chance: random.Random, life_s: float) -> None:
+        self.kills = 0
+        self._kind = kind
+        self._mode = mode
+        self._chance = chance
+        self._life_s = life_s
+        self._program = programs_of(kind)[mode]
+        self._processes = 2 if mode == TWO_PROCESSES else 1
+
+    def play(self, folder: Path) -> list[str]:
+        """Kill and finish; return what is wrong."""
+        for _ in range(self._chance.randint(1, KILLS_MAX)):
+            self._live_and_die(folder)
+        if (fault := self._finish(folder)) is not None:
+            return [fault]
+        return self._judge(folder)
+
+    def _start(self, folder: Path) -> list[int]:
+        seeds = [self._chance.getrandbits(32) for _ in range(self._processes)]
+        return [fork(lambda seed=seed: live(self._program, folder, seed), folder) for seed in seeds]  # type: ignore[misc]
+
+    def _live_and_die(self, folder: Path) -> None:
+        """Let the processes live for a random time each; one that is done before was not killed."""
+        started = [(pid, self._chance.random() * self._life_s) for pid in self._start(folder)]
+        at = time.monotonic()
+        for pid, seconds in sorted(started, key=lambda each: each[1]):
+            with watched(pid) as wait:
+                self.kills += wait(max(0.0, at + seconds - time.monotonic())) is None
+
+    def _finish(self, folder: Path) -> str | None:
+        (folder / "report").unlink(missing_ok=True)
+        for pid in self._start(folder):
+            with watched(pid) as wait:
+                if (code := wait(LIFE_S)) != 0:
+                    log = (folder / "log").read_text()[-3000:]
+                    return f"the last life {'hangs' if code is None else f'ended with {code}'}:\n{log}"
+        return None
+
+    def _judge(self, folder: Path) -> list[str]:
+        """Judge in a process of its own: the store has threads, and this process forks."""
+
+        def judge() -> None:
+            faults = asyncio.run(faults_of(self._kind, self._mode, folder))
+            (folder / "verdict").write_text(json.dumps(faults))
+
+        with watched(fork(judge, folder)) as wait:
+            if wait(LIFE_S) != 0:
+                return [f"the judge failed:\n{(folder / 'log').read_text()[-3000:]}"]
+        faults: list[str] = json.loads((folder / "verdict").read_text())
+        return faults
+
+
+# --- judging --------------------------------------------------------------------------------------------------------
+
+
+async def faults_of(kind: Kind, mode: str, folder: Path) -> list[str]:
+    """Return what is wrong with what a program left behind."""
+    results, answers = json.loads((folder / "report").read_text())
+    lines = (folder / "ledger").read_text().splitlines()
+    effects = Counter(line.removeprefix("effect ") for line in lines if line.startswith("effect "))
+    records = await _records(kind, folder)
+    journaled = {
+        record.result.call_id.rpartition("/")[2]: record.result.content
+        for _, record in records
+        if isinstance(record, CallEnded) and record.result.content.startswith("result of ")
+    }
+    messages = ("m1", "m2") if mode in TWO_MESSAGES else ("m1",)
+    is_overtaken = mode == "cancelled, then another message"
+    whole = messages[-1:] if is_overtaken else messages
+    faults = [f"{name} took effect {count} times" for name, count in effects.items() if count > 1]
+    for name, content in results.items():
+        faults += _faults_of_result(name, content, effects, journaled)
+    expected = {f"{message}-{call}" for message in whole for call in CALLS}
+    if missing := expected - results.keys():
+        faults.append(f"no results of {sorted(missing)}")
+    done = [f"done {message}" for message in whole]
+    said = [answer.strip() for answer in answers if answer.strip()]
+    if said[-len(done) :] != done or (not is_overtaken and said != done):
+        faults.append(f"the answers are {said}, not {done}")
+    is_graph = kind.module == "kill_langgraph"
+    return faults + (_faults_of_thread(records) if is_graph else _faults_of_turns(records, len(messages)))
+
+
+def _faults_of_result(
+    name: str, content: str, effects: Mapping[str, int], journaled: Mapping[str, str]
+) -> list[str]:
+    if name in journaled and content != journaled[name]:
+        return [f"the journal has an outcome of {name}, and the model reads {content!r}"]
+    if content == f"result of {name}":
+        return [] if effects.get(name) == 1 else [f"{name} has a result without an effect"]
+    if UNKNOWN in content:
+        return []
+    return [f"{name} took effect, and the model reads {content!r}"] if effects.get(name) else []
+
+
+def _faults_of_turns(records: list[tuple[int, Record]], count: int) -> list[str]:
+    """Check that each turn is over once, as completed, and not before it was whole."""
+    faults: list[str] = []
+    ended: list[int] = []
+    for place, (_, record) in enumerate(records):
+        if not isinstance(record, TurnEnded):
+            continue
+        if record.status is not TurnStatus.COMPLETED:
+            faults.append(f"turn {record.turn} ended as {record.status}")
+            continue
+        ended.append(record.turn)
+        before = [each for _, each in records[:place] if getattr(each, "turn", 0) == record.turn]
+        responses = [each for each in before if isinstance(each, ResponseCompleted)]
+        calls = {(each.response, call.id) for each in responses for call in each.body.calls}
+        outcomes = [(each.response, each.result.call_id) for each in before if isinstance(each, CallEnded)]
+        if not responses or responses[-1].body.calls:
+            faults.append(f"turn {record.turn} was completed before its last response")
+        if sorted(calls) != sorted(outcomes):
+            faults.append(
+                f"turn {record.turn} was completed with {sorted(calls)}, and outcomes {sorted(outcomes)}"
+            )
+    if ended != list(range(1, count + 1)):
+        faults.append(f"the turns {ended} were completed, not {count}")
+    return faults
+
+
+def _faults_of_thread(records: list[tuple[int, Record]]) -> list[str]:
+    """Check that nothing of a thread is running for ever."""
+    return ["a turn of the thread is running for ever"] if fold(records).is_live else []
+
+
+async def _records(kind: Kind, folder: Path) -> list[tuple[int, Record]]:
+    store = SQLiteStore(folder / kind.database)
+    await store.open()
+    found = await store.read(kind.session, after=0, limit=100_000)
+    await store.close()
+    return [(each.epoch, decode(each.body)) for each in found]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def run(kind: Kind, mode: str, rounds: int, seed: int, *, until: float = float("inf")) -> Tally:
+    """Play rounds of one program."""
+    chance = random.Random(f"{seed} {kind.module} {mode}")
+    tally = Tally()
+    life_s = _measure(kind, mode)
+    for number in range(rounds):
+        if time.monotonic() > until:
+            break
+        folder = Path(tempfile.mkdtemp(prefix="kills-", dir=MEMORY))
+        played = Round(kind, mode, chance, life_s)
+        faults = played.play(folder)
+        tally.rounds += 1
+        tally.kills += played.kills
+        lines = (folder / "ledger").read_text().splitlines() if (folder / "ledger").exists() else []
+        report = json.loads((folder / "report").read_text()) if (folder / "report").exists() else [{}]
+        tally.effects += sum(line.startswith("effect ") for line in lines)
+        tally.refused += sum(line.startswith("refused ") for line in lines)
+        tally.cancelled += lines.count("cancelled")
+        tally.in_doubt += sum(UNKNOWN in content for content in report[0].values())
+        tally.faults += [f"round {number} in {folder}: {fault}" for fault in faults]
+        if not faults:
+            shutil.rmtree(folder)
+    return tally
+
+
+def _measure(kind: Kind, mode: str) -> float:
+    """Return how long a program lives where nothing kills it."""
+    folder = Path(tempfile.mkdtemp(prefix="kills-", dir=MEMORY))
+    at = time.monotonic()
+    with watched(fork(lambda: live(programs_of(kind)[mode], folder, 0), folder)) as wait:
+        code = wait(LIFE_S)
+    assert code == 0, f"{mode} does not run: {(folder / 'log').read_text()}"
+    shutil.rmtree(folder)
+    return time.monotonic() - at
+
+
+def main() -> int:
+    """Play the rounds that the command line names, and print a table; return 1 where something is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.frameworks.kills")
+    parser.add_argument("--rounds", type=int, default=20, help="of each program (20)")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="a random one by default")
+    parser.add_argument("--frameworks", default=",".join(KINDS), help="by name, with commas; all by default")
+    parser.add_argument("--modes", default="", help="by name, with commas; all by default")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="for each program, at most")
+    given = parser.parse_args()
+    print_line(f"--seed {given.seed}")
+    print_line("| framework | program | rounds | kills | effects | in doubt | refused | cancelled | faults |")
+    print_line("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    faults: list[str] = []
+    for name in given.frameworks.split(","):
+        if not is_installed(KINDS[name]):
+            print_line(f"{name} is not installed here: skipped", to=sys.stderr)
+            continue
+        for mode in programs_of(KINDS[name]):
+            if given.modes and mode not in given.modes.split(","):
+                continue
+            until = time.monotonic() + given.seconds
+            tally = run(KINDS[name], mode, given.rounds, given.seed, until=until)
+            cells: list[Any] = [tally.rounds, tally.kills, tally.effects, tally.in_doubt, tally.refused]
+            cells += [tally.cancelled, len(tally.faults)]
+            print_line(f"| {name} | {mode} | {' | '.join(map(str, cells))} |")
+            faults += [f"{name}, {mode}, {fault}" for fault in tally.faults]
+    for fault in faults:
+        print_line(fault, to=sys.stderr)
+    return 1 if faults else 0
+
+
+def print_line(line: str, *, to: TextIO | None = None) -> None:
+    """Print a line at once."""
+    print(line, file=to, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

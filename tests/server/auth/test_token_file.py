@@ -1,0 +1,139 @@
+"""The token file: lines with digests, scopes and ends, and what is no such line."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import UsageError
+from midstream.server.auth.principals import Action
+from midstream.server.auth.token_file import TokenFile, digest_of_token, parse_line
+from midstream.testing.worlds import FakeWorld
+from tests.server.auth.test_access import TOKEN, asking, known_by
+from tests.spec import spec
+
+HASHED = f"sha256:{digest_of_token(TOKEN)}"
+SHOWN = ("authorization", f"Bearer {TOKEN}")
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "tokens"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+@spec("SEC-20", "SEC-21", "SEC-22")
+def test_a_line_has_a_principal_and_what_its_token_permits() -> None:
+    found = parse_line(
+        f"{HASHED} ada acme scope=read,approve sessions=a-* expires=2027-01-31 role=approver added=x # laptop"
+    )
+    assert found is not None
+    principal = found.principal
+    assert (principal.key, principal.is_operator, principal.is_approver) == ("acme:ada", False, True)
+    assert (principal.scope.actions, principal.scope.sessions) == ((Action.READ, Action.APPROVE), "a-*")
+    assert principal.expires_at == 1801353600.0
+    assert [parse_line(line) for line in ("", "# only words", "   ")] == [None, None, None]
+
+
+@spec("SEC-3")
+def test_a_digest_or_another_comment_is_the_same_source_and_another_right_is_another_one() -> None:
+    lines = [
+        f"{TOKEN} ada",
+        f"{HASHED} ada # words",
+        f"{HASHED} ada scope=read",
+        f"{HASHED} ada added=2",
+        f"{HASHED} bob",
+    ]
+    sources = [found.principal.source for line in lines if (found := parse_line(line))]
+    assert sources[0] == sources[1]
+    assert len(set(sources)) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("short ada", "16 characters"),
+        (TOKEN, "not of the form"),
+        (f"{TOKEN} a b c", "not of the form"),
+        ("sha256:12 ada", "64 hexadecimal digits"),
+        (f"{TOKEN} ada scope=write", "a scope is a list of read"),
+        (f"{TOKEN} ada role=king", "unknown role 'king'"),
+        (f"{TOKEN} ada expires=soon", "'soon' is no time"),
+        (f"{TOKEN} ada color=red", "unknown setting 'color'"),
+        (f"{TOKEN} ada ac.me", "a tenant of"),
+    ],
+)
+def test_what_is_no_line_is_refused_without_its_token(line: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        parse_line(line)
+    assert TOKEN not in refused.value.message
+
+
+@spec("SEC-20")
+async def test_a_plain_token_is_accepted_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert await known_by(TokenFile(_file(tmp_path, f"{TOKEN} ada\n")), SHOWN) == "ada"
+        assert "midstream access hash" in caplog.text
+        caplog.clear()
+        assert await known_by(TokenFile(_file(tmp_path, f"{HASHED} ada\n")), SHOWN) == "ada"
+    assert caplog.text == ""
+
+
+@spec("SEC-7", "SEC-20")
+async def test_a_token_ends_at_its_time_with_what_was_issued_for_it(tmp_path: Path) -> None:
+    world = FakeWorld()
+    source = TokenFile(_file(tmp_path, f"{HASHED} ada expires=2025-06-01T00:00:00Z\n"), world)
+    principal = await source(asking(SHOWN))
+    ends_at = 1748736000.0
+    if world.now() >= ends_at:
+        assert principal is None
+        return
+    assert principal is not None
+    assert await source.is_current(principal)
+    await world.advance(ends_at - world.now())
+    assert not await source.is_current(principal)
+    assert await source(asking(SHOWN)) is None
+
+
+@spec("SEC-3")
+async def test_a_file_that_is_broken_or_readable_by_others_admits_no_client(tmp_path: Path) -> None:
+    path = _file(tmp_path, f"{HASHED} ada\n")
+    source = TokenFile(path)
+    assert not source.has_changed()
+    path.chmod(0o644)
+    assert source.has_changed()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="chmod 600"):
+            await source(asking(SHOWN))
+    _file(tmp_path, "nonsense")
+    with pytest.raises(UsageError, match="line 1"):
+        await source(asking(SHOWN))
+    path.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        await source(asking(SHOWN))
+
+
+@spec("SEC-19")
+@pytest.mark.parametrize(
+    ("second", "is_refused"),
+    [("bob", True), ("bob acme", False), ("root *", False), ("root role=operator", False)],
+)
+def test_tokens_with_and_without_a_tenant_do_not_mix(
+    tmp_path: Path, second: str, *, is_refused: bool
+) -> None:
+    path = _file(tmp_path, f"{TOKEN} ada acme\nanother-token-of-bob {second}\n")
+    if not is_refused:
+        TokenFile(path)
+        return
+    with pytest.raises(UsageError, match="give every principal a tenant, or none"):
+        TokenFile(path)
+
+
+def test_a_token_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has a token twice"):
+        TokenFile(_file(tmp_path, f"{TOKEN} ada\n{HASHED} bob\n"))

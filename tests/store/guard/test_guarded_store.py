@@ -1,0 +1,289 @@
+"""A guarded store is a store: the same suite. What another program writes into it is found by the next reader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+import apsw
+import pytest
+from msgspec.structs import replace
+
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.engine.pruning import Pruner
+from midstream.environment import World
+from midstream.errors import EventsLostError, KeyMissingError, StoreDamagedError, UnavailableError, UsageError
+from midstream.session.blobs import Blob, blob_of
+from midstream.session.records import Sync
+from midstream.session.retention import Retention
+from midstream.store.contract import Batch, ForwardedCommand, Store, StoredRecord
+from midstream.store.guard.guarded_store import GuardedStore, guard_store
+from midstream.store.guard.store_key import FileKeySource
+from midstream.store.memory import Memory, MemoryStore
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing import ScriptedModel, run_turn, text
+from midstream.testing.store_contract import StoreContract
+from midstream.testing.store_fakes import Storage, open_store
+from tests.spec import spec
+
+
+class GuardedFile:
+    """A file, without the check of large results: the suite invents their digests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "x.db"
+
+    def store(self) -> Store:
+        inner = SQLiteStore(self.path)
+        source = FileKeySource(inner.key_file, World())
+        return GuardedStore(inner, source, has_plain_blobs=False, world=World())
+
+    def kill(self, store: Store) -> None:
+        assert isinstance(store, GuardedStore)
+        assert isinstance(store._store, SQLiteStore)
+        assert store._store._opened is not None
+        store._store._opened.lock.drop()
+
+
+class TestGuardedFile(StoreContract):
+    @pytest.fixture
+    def place(self, folder: Path) -> Storage:
+        return GuardedFile(folder)
+
+
+class GuardedMemory:
+    def __init__(self, folder: Path) -> None:
+        self.memory = Memory()
+        self._key = folder / "key"
+
+    def store(self) -> GuardedStore:
+        source = FileKeySource(self._key, World())
+        return GuardedStore(MemoryStore(self.memory), source, has_plain_blobs=True, world=World())
+
+    def kill(self, store: Store) -> None:
+        self.memory.kill(store.node)
+
+    @property
+    def records(self) -> list[StoredRecord]:
+        return self.memory.sessions["s"].records
+
+
+async def append(store: Store, *bodies: bytes, expected: int, epoch: int) -> None:
+    await store.append("s", Batch(bodies, expected, epoch, Sync.FULL))
+
+
+@pytest.fixture
+async def place(folder: Path) -> GuardedMemory:
+    """A journal of two epochs, 1 to 3 and 4 to 6."""
+    place = GuardedMemory(folder)
+    for expected in (0, 3):
+        async with open_store(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            await append(store, b"1", b"2", b"3", expected=expected, epoch=epoch)
+    return place
+
+
+async def read(place: GuardedMemory, after: int = 0) -> list[bytes]:
+    async with open_store(place) as store:
+        return [each.body for each in await store.read("s", after=after, limit=100)]
+
+
+def test_only_a_store_that_others_can_write_to_is_guarded(folder: Path) -> None:
+    memory, file = MemoryStore(), SQLiteStore(folder / "x.db")
+    assert guard_store(memory) is memory
+    guarded = guard_store(file)
+    assert isinstance(guarded, GuardedStore)
+    assert guard_store(guarded) is guarded
+
+
+@spec("SEC-43")
+@pytest.mark.parametrize("number", range(6))
+async def test_a_changed_record_is_refused_wherever_reading_begins(place: GuardedMemory, number: int) -> None:
+    place.records[number] = replace(place.records[number], body=b"x")
+    for after in range(number + 1):
+        with pytest.raises(StoreDamagedError, match=f"record {number + 1} of session 's'"):
+            await read(place, after)
+    if number < 5:
+        assert len(await read(place, number + 1)) == 5 - number
+
+
+@spec("SEC-43")
+async def test_what_is_appended_inserted_or_cut_out_by_others_is_refused(place: GuardedMemory) -> None:
+    whole = [*place.records]
+    place.records.append(StoredRecord(7, 2, b"forged"))
+    with pytest.raises(StoreDamagedError, match="has no link"):
+        await read(place, 6)
+    place.records[-1] = StoredRecord(7, 2, b"forged", whole[-1].link)
+    with pytest.raises(StoreDamagedError, match="changed, moved or inserted"):
+        await read(place, 6)
+    for cut in (whole[1:], [*whole[:2], *whole[3:]]):
+        place.records[:] = cut
+        with pytest.raises(EventsLostError, match="was cut out"):
+            await read(place)
+
+
+@spec("SEC-43")
+async def test_a_record_of_a_timeline_that_was_set_back_is_refused(folder: Path) -> None:
+    place = GuardedMemory(folder)
+    async with open_store(place) as store:
+        epoch = await store.claim("s", at=1.0)
+        await append(store, b"1", b"2", expected=0, epoch=epoch)
+        session = place.memory.sessions["s"]
+        before = (session.epoch, [*session.records])
+        await append(store, b"3 of the first", b"4 of the first", expected=2, epoch=epoch)
+    first = [*place.records]
+    session.epoch, session.records[:] = before
+    async with open_store(place) as store:
+        session.epoch -= 1  # as if the store had been set back before the claim
+        epoch = await store.claim("s", at=2.0)
+        await append(store, b"3 of the second", b"4 of the second", expected=2, epoch=epoch)
+    assert await read(place) == [b"1", b"2", b"3 of the second", b"4 of the second"]
+    for number in (2, 3):
+        spliced = [*place.records]
+        spliced[number] = first[number]
+        kept, place.records[:] = [*place.records], spliced
+        with pytest.raises(StoreDamagedError):
+            await read(place)
+        place.records[:] = kept
+
+
+@spec("SEC-43")
+async def test_a_session_that_is_begun_anew_is_read_also_where_the_old_one_was_known(folder: Path) -> None:
+    place = GuardedMemory(folder)
+    async with open_store(place) as store, open_store(place) as reader:
+        for bodies in ((b"1", b"2"), (b"a", b"b")):
+            epoch = await store.claim("s", at=1.0)
+            await append(store, *bodies, expected=0, epoch=epoch)
+            assert [each.body for each in await reader.read("s", after=0, limit=9)] == [*bodies]
+            await append(store, b"3", expected=2, epoch=epoch)
+            assert [each.body for each in await reader.read("s", after=2, limit=9)] == [b"3"]
+            await store.delete("s")
+
+
+@spec("SEC-44")
+async def test_pruning_leaves_the_later_links_as_they_are(place: GuardedMemory) -> None:
+    links = [each.link for each in place.records]
+    async with open_store(place) as store:
+        assert await store.prune("s", b"fold", position=4, epoch=2)
+        assert not await store.prune("s", b"fold", position=3, epoch=1)
+    assert await read(place) == [b"fold", b"2", b"3"]
+    assert [each.link for each in place.records[1:]] == links[4:]
+    async with open_store(place) as store:
+        assert await store.prune("s", b"fold again", position=5, epoch=2)
+        assert await store.prune("s", b"fold once more", position=5, epoch=2)
+    assert await read(place) == [b"fold once more", b"3"]
+    place.records[0] = replace(place.records[0], body=b"x")
+    with pytest.raises(StoreDamagedError, match="record 5"):
+        await read(place)
+
+
+@spec("SEC-51")
+async def test_a_large_result_that_was_changed_is_refused(folder: Path) -> None:
+    place, blob = GuardedMemory(folder), blob_of("large")
+    async with open_store(place) as store:
+        epoch = await store.claim("s", at=1.0)
+        await store.append("s", Batch([b"1"], 0, epoch, Sync.FULL, blobs=[blob]))
+        assert await store.blob("s", blob.digest) == b"large"
+        place.memory.sessions["s"].blobs[blob.digest] = b"forged"
+        with pytest.raises(StoreDamagedError, match="was changed"):
+            await store.blob("s", blob.digest)
+        assert await store.blob("s", "0" * 64) is None
+        await store.append("s", Batch([b"2"], 1, epoch, Sync.FULL, blobs=[Blob("not a digest", b"x")]))
+        assert await store.blob("s", "not a digest") == b"x"
+
+
+@spec("SEC-48", "SEC-49")
+async def test_a_forged_command_is_removed_and_the_next_one_delivered(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = GuardedMemory(folder)
+    node, sender = place.store(), place.store()
+    async with contextlib.AsyncExitStack() as closing:
+        for each in (node, sender):
+            await each.open()
+            closing.push_async_callback(each.close)
+        epoch = await node.claim("s", at=1.0)
+        await append(node, b"1", expected=0, epoch=epoch)
+        forging = asyncio.ensure_future(sender._store.forward("s", b"approve"))
+        await asyncio.sleep(0)
+        sending = asyncio.ensure_future(sender.forward("s", b"say hi"))
+        delivered: list[ForwardedCommand] = []
+        while not delivered:
+            delivered = [*(await asyncio.wait_for(node.watch({}), 30)).forwarded_commands]
+        assert [each.body for each in delivered] == [b"say hi"]
+        assert "no node of this store sealed it" in caplog.text
+        assert await asyncio.wait_for(forging, 30) == b""
+        await node.answer(delivered[0].number, b"done")
+        assert await asyncio.wait_for(sending, 30) == b"done"
+        sending = asyncio.ensure_future(sender.forward("s", b"say hi"))
+        delivered = []
+        while not delivered:
+            delivered = [*(await asyncio.wait_for(node.watch({}), 30)).forwarded_commands]
+        await node._store.answer(delivered[0].number, b'{"position":7}')
+        with pytest.raises(UnavailableError, match="not authentic"):
+            await asyncio.wait_for(sending, 30)
+
+
+async def test_a_guarded_store_that_is_not_open_says_so(folder: Path) -> None:
+    store = GuardedMemory(folder).store()
+    with pytest.raises(UsageError, match="not open"):
+        await store.forward("s", b"")
+    with pytest.raises(UsageError, match="not open"):
+        _ = store.chain_keys
+
+
+@spec("SEC-45", "SEC-54")
+async def test_a_file_of_the_older_schema_goes_on_with_a_chain(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    path = folder / "x.db"
+    old = SQLiteStore(path)
+    await old.open()
+    epoch = await old.claim("s", at=1.0)
+    await append(old, b"1", b"2", expected=0, epoch=epoch)
+    await old.close()
+    with apsw.Connection(str(path)) as db:
+        db.execute("drop view journal; alter table record drop column link; drop index session_changed")
+        db.execute("pragma user_version = 1")
+    db.close()
+    store = guard_store(SQLiteStore(path))
+    assert isinstance(store, GuardedStore)
+    await store.open()
+    assert "not authenticated" in caplog.text
+    epoch = await store.claim("s", at=2.0)
+    await append(store, b"3", expected=2, epoch=epoch)
+    assert len(await store.read("s", after=0, limit=9)) == 3
+    found = await store._store.read("s", after=0, limit=9)
+    assert [(each.body, bool(each.link)) for each in found] == [(b"1", False), (b"2", False), (b"3", True)]
+    await store.close()
+
+
+@spec("SEC-43", "SEC-44")
+async def test_a_host_goes_on_with_a_pruned_journal_of_a_guarded_file(folder: Path) -> None:
+    path = folder / "x.db"
+    model = ScriptedModel([text(f"answer {number}") for number in range(9)])
+    for number in range(3):
+        async with Host(Agent(model), path) as host:
+            assert isinstance(host.store, GuardedStore)
+            await run_turn(host, "s", f"question {number}")
+            retention = Retention(events_for_s=None, events_max=1)
+            await Pruner(host, host.store, host.world, retention).sweep()
+            assert (await host.session("s")).state.turns == number + 1
+    assert path.with_name("x.db.store-key").exists()
+
+
+@spec("SEC-40")
+async def test_a_store_that_is_encrypted_does_not_open_without_keys(folder: Path) -> None:
+    path = folder / "x.db"
+    plain = SQLiteStore(path)
+    await plain.open()
+    epoch = await plain.claim("s", at=1.0)
+    await append(plain, b"\x01 encrypted before there were markers", expected=0, epoch=epoch)
+    await plain.close()
+    with pytest.raises(KeyMissingError, match="--key-file"):
+        await guard_store(SQLiteStore(path)).open()
+    assert not path.with_name("x.db.store-key").exists()
