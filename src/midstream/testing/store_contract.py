@@ -608,6 +608,11 @@ class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingCo
             assert await store.blob("s", blob.digest) == blob.body
             assert await store.blob("t", blob.digest) is None
             assert await store.blob("s", "e" * 64) is None
+            assert [await store.blob_digests(name) for name in ("s", "t", "nobody")] == [
+                [blob.digest],
+                [],
+                [],
+            ]
             assert await store.blob("nobody", blob.digest) is None
 
     async def test_a_blob_is_appended_with_its_record_or_not_at_all(self, place: Storage) -> None:

@@ -224,6 +224,11 @@ class EncryptedReader(StoreReader):
         return await self._plain(session, found, _place_of_blob(session, digest), keys)
 
     @override
+    async def blob_digests(self, session: str) -> Sequence[str]:
+        found = await self._reader.blob_digests(session)
+        return [digest for digest in found if not digest.startswith(KEY_MARK)]
+
+    @override
     async def find(self, session: str) -> SessionInfo | None:
         found = await self._reader.find(session)
         return None if found is None else replace(await self._with_title(found), seal=b"")
@@ -265,6 +270,10 @@ class EncryptedReader(StoreReader):
         if missing is not None and not entries:
             raise missing
         return entries
+
+    @override
+    async def kv_namespaces(self) -> Sequence[str]:
+        return await self._reader.kv_namespaces()
 
     async def _decrypt_entry(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
         if self._is_mixed and found.body[:1] != b"%c" % ALONE:
