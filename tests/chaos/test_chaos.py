@@ -13,7 +13,7 @@ from tests.chaos.plan import SWEPT_BYTES, Cut, Harm, Plan
 from tests.chaos.proxy import Requests
 from tests.chaos.run import Report, run
 from tests.chaos.turns import WAYS
-from tests.fault.drive import journals_of
+from tests.fault.stored import read_all
 from tests.spec import spec
 
 SEED = 5
@@ -38,7 +38,7 @@ async def test_nothing_is_lost_doubled_or_executed_again_whatever_the_network_do
     assert min(report.reconnects_by_transport[way] for way in WAYS) > 0
     _every_class_of_harm_was_done(report)
     assert verdict.shown > verdict.events > 0 < verdict.executions
-    _an_event_less_and_a_run_more_are_seen(tmp_path, await journals_of(tmp_path))
+    _an_event_less_and_a_run_more_are_seen(tmp_path, read_all(tmp_path))
 
 
 def _every_class_of_harm_was_done(report: Report) -> None:

@@ -119,13 +119,14 @@ class Serving:
         options: Sequence[str] = (),
         agent: str = "agent",
         app: str = APP,
+        store: str = "",
     ) -> None:
         (folder / "told.py").write_text(app)
         self.store = folder / "sessions.db"
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "midstream", "serve", f"told:{agent}", "--json"),
-                *("--port", str(port), "--store", str(self.store)),
+                *("--port", str(port), "--store", store or str(self.store)),
                 *options,
             ],
             stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ from midstream.engine.forwarding import (
     decode_command,
     encode_answer,
     encode_command,
+    name_approver,
     once,
     position_of,
 )
@@ -19,8 +20,10 @@ from midstream.errors import (
     WrongSecretError,
 )
 from midstream.history.messages import Outcome, ToolResult, UserMessage
+from midstream.session.calls import Choice
+from midstream.session.references import CallRef
 from midstream.session.session import Received, Session
-from midstream.session.turn.commands import CallFinished, Cancel, Command, Resume, SendMessage
+from midstream.session.turn.commands import Answer, CallFinished, Cancel, Command, Resume, SendMessage
 from midstream.session.turn.states import AwaitingModel
 from midstream.testing.worlds import FakeWorld
 from tests.spec import spec
@@ -108,3 +111,31 @@ def test_what_is_handed_over_has_a_number_or_names_its_turn() -> None:
     assert isinstance(second, Received)
     assert first.command == Resume()
     assert first.stream != second.stream, "two askers are two"
+
+
+@spec("SEC-49")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"said":{"kind":"Recover","command":{}}}',
+        b'{"said":{"kind":"TurnExpired","command":{"turn":1}}}',
+        b'{"said":{"kind":"Cancel","command":{"turn":' + b"[" * 100_000 + b"]" * 100_000 + b"}}}",
+        b"\xff",
+    ],
+    ids=["internal", "also internal", "deep", "no text"],
+)
+def test_what_clients_do_not_send_is_not_decided(body: bytes) -> None:
+    with pytest.raises(UnavailableError):
+        decode_command(body)
+
+
+@spec("SEC-49")
+def test_an_answer_without_a_principal_names_the_node_that_took_it() -> None:
+    answer = Answer(CallRef(1, 1, "a"), "digest", Choice.ALLOW)
+    named = Answer(CallRef(1, 1, "a"), "digest", Choice.ALLOW, by="node node-7")
+    of_ada = Answer(CallRef(1, 1, "a"), "digest", Choice.ALLOW, by="ada")
+    assert name_approver(answer, "node-7") == named
+    received = Received("k", "digest of s", 3, "digest", answer)
+    assert name_approver(received, "node-7") == Received("k", "digest of s", 3, "digest", named)
+    for other in (of_ada, Cancel(7), Received("k", "digest of s", 3, "digest", None)):
+        assert name_approver(other, "node-7") == other

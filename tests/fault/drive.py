@@ -29,11 +29,10 @@ from midstream.session.records import (
     TurnStatus,
     decode,
 )
-from midstream.store.contract import StoredRecord
-from midstream.store.sqlite import SQLiteStore
 from midstream.testing.history_checker import Evidence, Execution, check_ended
 from tests.fault.client_process import HastyWorld
 from tests.fault.matrix import CASE_S, Case, Process, Report, reached, read_ledger
+from tests.fault.stored import read_all
 from tests.fault.stories import CLIENT_POLICIES, MCP_POLICIES, MESSAGES, POLICIES, RESUMED
 from tests.fault.turn import PIDS, SESSION
 from tests.ports import held_port
@@ -59,7 +58,7 @@ async def play(case: Case, folder: Path) -> Report:
     report.deadly = [*server.deaths]
     report.deaths = len(report.deadly)
     report.reached = {"server": reached(folder, "server")}
-    judge(case, Evidence(await journals_of(folder), ledger=read_ledger(folder)), report)
+    judge(case, Evidence(read_all(folder), ledger=read_ledger(folder)), report)
     report.problems += await _left_behind(folder)
     report.seconds = round(time.monotonic() - began_at, 2)
     return report
@@ -186,16 +185,6 @@ def _lives(pid: str) -> bool:
         return bool(Path("/proc", pid, "cmdline").read_bytes())  # of a zombie it is empty
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-async def journals_of(folder: Path) -> dict[str, list[StoredRecord]]:
-    store = SQLiteStore(folder / "server.db")
-    await store.open()
-    try:
-        names = [each.session async for each in store.list()]
-        return {name: await store.read(name, after=0, limit=100_000) for name in names}
-    finally:
-        await store.close()
 
 
 def judge(case: Case, evidence: Evidence, report: Report) -> None:

@@ -35,12 +35,11 @@ from midstream.session.records import (
     TurnStatus,
     decode,
 )
-from midstream.store.contract import StoredRecord
-from midstream.store.sqlite import SQLiteStore
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
 from tests.fault import starting
 from tests.fault.client_process import read_notes
 from tests.fault.options import Point
+from tests.fault.stored import read_session
 from tests.fault.turn import ANSWER_OF_CLIENT, QUESTION, SESSION, TEXTS, Ledger, Line, client_tools
 from tests.ports import held_port
 
@@ -228,7 +227,7 @@ def reached(folder: Path, side: Side) -> dict[str, int]:
 
 async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], report: Report) -> None:
     server, client = sides
-    stored = await _journal(folder)
+    stored = read_session(folder, SESSION)
     records = [decode(each.body) for each in stored]
     ledger = read_ledger(folder)
     say = SendPayload((Text(QUESTION),), declare(client_tools(Ledger(folder / "ledger"))))
@@ -264,15 +263,6 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
         for record in records
     )
     _measure_takeovers(folder, server, report)
-
-
-async def _journal(folder: Path) -> list[StoredRecord]:
-    store = SQLiteStore(folder / "server.db")
-    await store.open()
-    try:
-        return await store.read(SESSION, after=0, limit=100_000)
-    finally:
-        await store.close()
 
 
 def read_ledger(folder: Path) -> list[Execution]:

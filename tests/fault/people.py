@@ -13,9 +13,10 @@ from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import decode
 from midstream.testing.history_checker import Evidence
 from tests.fault.cases import CHECKPOINTS
-from tests.fault.drive import journals_of, judge
+from tests.fault.drive import judge
 from tests.fault.matrix import Case, Kill, Process, Report, Side, client_log, read_ledger, reader_log, run
 from tests.fault.options import Inside, Point
+from tests.fault.stored import read_all
 from tests.fault.stories import CLIENT_POLICIES, Stage
 from tests.fault.turn import QUESTION, SESSION
 
@@ -60,7 +61,7 @@ def every_case(story: str, reference: Report) -> Iterator[Case]:
 
 
 async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], report: Report) -> None:
-    journals = await journals_of(folder)
+    journals = read_all(folder)
     stored = [decode(each.body) for each in journals.get(SESSION, [])]
     tools = (
         [Stage(folder, World(), dies_inside=False).tool(case.story)] if case.story in CLIENT_POLICIES else []

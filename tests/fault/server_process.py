@@ -9,9 +9,9 @@ import os
 from midstream.engine.agent import Agent
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
-from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import ScriptedModel
 from tests.fault.options import Options
+from tests.fault.stored import make_store
 from tests.fault.stories import Stage
 from tests.fault.turn import Ledger, script, server_tools
 
@@ -24,7 +24,7 @@ async def main() -> None:
         agent = Agent(ScriptedModel(script(), world=world), tools=server_tools(ledger, world))
     else:
         agent = Stage(options.folder, world, dies_inside=options.dies_inside).agent(options.story)
-    app = asgi(agent, store=SQLiteStore(options.folder / "server.db", world=world), world=world)
+    app = asgi(agent, store=make_store(options.folder, world), world=world)
     os.write(options.notes, f"start {world.now():.6f}\n".encode())
     await serve(app, port=options.port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver
 

@@ -16,7 +16,9 @@ from midstream.environment import Fault
 from tests.fault.cases import EVERY_DAY, every_case, summary, table
 from tests.fault.matrix import Case, Report, run
 from tests.fault.starting import ROOT
+from tests.fault.stored import use_postgres
 from tests.fault.test_pruning import POINTS
+from tests.postgres_engine import Engine
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
@@ -44,22 +46,51 @@ async def test_somebody_dies(case: Case, tmp_path: Path) -> None:
     assert report.deaths == len(case.kills), "a point was not reached"
 
 
+ON_POSTGRES = [
+    case
+    for case in EVERY_DAY
+    if IS_FULL or str(case) in {"server after_append 12", "server after_tool 2, then server after_claim 1"}
+]
+"""What every day shows of the same on PostgreSQL; `make fault` runs all of it there too."""
+
+
+@spec("TURN-13", "TURN-14", "TURN-16")
+@pytest.mark.parametrize("case", ON_POSTGRES, ids=str)
+async def test_somebody_dies_on_postgresql(case: Case, tmp_path: Path, engine: Engine) -> None:
+    use_postgres(tmp_path, engine)
+    report = await run(case, tmp_path)
+    assert report.problems == []
+    assert report.deaths == len(case.kills), "a point was not reached"
+
+
 def test_every_fault_point_kills_somebody() -> None:
     assert {kill.point for case in EVERY_DAY for kill in case.kills} == set(Fault).difference(POINTS)
 
 
 @pytest.mark.skipif(not IS_FULL, reason="MIDSTREAM_FAULT_FULL=1 runs the whole matrix (`make fault`)")
 @pytest.mark.timeout(FULL_S)
-async def test_everybody_dies_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reference = await run(Case(), _folder(tmp_path, "reference"))
-    cancelled = await run(Case(is_cancelled=True), _folder(tmp_path, "cancelled"))
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_everybody_dies_everywhere(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    engine: Engine | None = request.getfixturevalue("engine") if kind == "postgresql" else None
+
+    def make_folder(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        if engine is not None:
+            use_postgres(folder, engine)
+        return folder
+
+    reference = await run(Case(), make_folder("reference"))
+    cancelled = await run(Case(is_cancelled=True), make_folder("cancelled"))
     assert reference.problems + cancelled.problems == []
     cases = list(every_case(reference, cancelled))
     turnstile = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int, case: Case) -> Report:
         async with turnstile:
-            return await run(case, _folder(tmp_path, str(number)))
+            return await run(case, make_folder(str(number)))
 
     reports = await asyncio.gather(*(one(number, case) for number, case in enumerate(cases)))
     figures = summary(reports)
@@ -68,7 +99,8 @@ async def test_everybody_dies_everywhere(tmp_path: Path, capsys: pytest.CaptureF
     results = ROOT / "bench" / "results"
     results.mkdir(parents=True, exist_ok=True)
     report = {"machine": _machine(), "result": figures}
-    (results / "fault.json").write_text(json.dumps(report, indent=2) + "\n")
+    name = "fault.json" if engine is None else "fault-postgresql.json"
+    (results / name).write_text(json.dumps(report, indent=2) + "\n")
     assert [f"{report.case}: {report.problems}" for report in reports if report.problems] == []
     assert set(figures["deaths_by_point"]) == {point.value for point in set(Fault).difference(POINTS)}
     assert figures["deaths"] > 0.9 * sum(len(case.kills) for case in cases), (
@@ -84,9 +116,3 @@ def _machine() -> dict[str, object]:
         "sqlite": apsw.sqlite_lib_version(),
         "day": time.strftime("%Y-%m-%d"),
     }
-
-
-def _folder(parent: Path, name: str) -> Path:
-    folder = parent / name
-    folder.mkdir()
-    return folder

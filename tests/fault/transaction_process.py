@@ -1,5 +1,5 @@
 """A process whose tool writes in the transaction of its outcome, and which may kill itself:
-`python -m tests.fault.transaction_process DATABASE [POINT COUNT]`.
+`python -m tests.fault.transaction_process FOLDER [POINT COUNT]`.
 
 POINT is a fault point or `within`: in the middle of the tool. It ends by itself when the turn has ended.
 """
@@ -17,13 +17,19 @@ from midstream.engine.host import Host
 from midstream.environment import Fault
 from midstream.history.messages import UserMessage
 from midstream.session.turn.commands import SendMessage
-from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, calls, text
 from midstream.testing.worlds import KillingWorld
 from midstream.tools.function_tools import Tool, current_call, tool, transaction
+from tests.fault.stored import make_store, name_of
 
 SESSION = "s"
 WITHIN = "within"
+TABLE = "create table if not exists app_note (what text, key text, run integer, half integer)"
+INSERTS = {
+    "sqlite": "insert into app_note (what, key, run, half) values (?, ?, ?, ?)",
+    "postgresql": "insert into app_note (what, key, run, half) values ($1, $2, $3, $4)",
+}
+"""Each database has placeholders of its own."""
 WHATS = ("a", "b", "c")
 """What is noted down: two in one response, one in the next."""
 SCRIPT = [
@@ -33,7 +39,7 @@ SCRIPT = [
 ]
 
 
-def tool_that_dies(count: int) -> Tool:
+def tool_that_dies(count: int, insert: str) -> Tool:
     """Return the tool, which dies in its `count`-th run in this process; 0 for never."""
     runs = 0
 
@@ -43,25 +49,24 @@ def tool_that_dies(count: int) -> Tool:
         nonlocal runs
         runs += 1
         call = current_call()
-        transaction().execute(
-            "create table if not exists app_note (what text, key text, run integer, half integer)"
-        )
+        transaction().execute(TABLE)
         for half in (1, 2):
             if half == 2 and runs == count:
                 os.kill(os.getpid(), signal.SIGKILL)
                 signal.pause()
             row = (what, call.effect_key, call.run, half)
-            transaction().execute("insert into app_note values (?, ?, ?, ?)", row)
+            transaction().execute(insert, row)
         return f"noted {what}"
 
     return note
 
 
-async def main(path: Path, point: str = "", count: str = "0") -> None:
+async def main(folder: Path, point: str = "", count: str = "0") -> None:
     is_within = point == WITHIN
     world = KillingWorld(Fault(point) if point and not is_within else None, int(count))
-    note = tool_that_dies(int(count) if is_within else 0)
-    host = Host(Agent(ScriptedModel(SCRIPT), tools=[note]), SQLiteStore(path, world=world), world=world)
+    insert = INSERTS["postgresql" if name_of(folder).startswith("postgresql:") else "sqlite"]
+    note = tool_that_dies(int(count) if is_within else 0, insert)
+    host = Host(Agent(ScriptedModel(SCRIPT), tools=[note]), make_store(folder, world), world=world)
     async with asyncio.timeout(20):
         await host.start()
         await host.wait_for_recovery()

@@ -21,11 +21,11 @@ from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextD
 from midstream.server.app import App, asgi
 from midstream.server.uvicorn_server import serve
 from midstream.session.turn.commands import SendMessage
-from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.store import LEASE_S
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, steps_since_user, text
 from midstream.testing.worlds import KillingWorld
 from midstream.tools.function_tools import Tool, tool
+from tests.fault.stored import make_store
 from tests.fault.turn import Ledger
 
 POLL_S = 0.005
@@ -146,7 +146,7 @@ async def main() -> None:
     session_work.HELD_FOR_S = given.lease / 4
     world = WorkerWorld(given.kill_at, given.count)
     world.freeze_at = (given.freeze_at, given.count)
-    store = SQLiteStore(given.folder / "server.db", lease_s=given.lease, world=world)
+    store = make_store(given.folder, world, lease_s=given.lease)
     go = Go(given.folder / "go", world)
     looking = world.spawn(go.look(), name="go")
     app = asgi(Agent(Model(go, world), tools=tools(given.folder, go)), store=store, world=world)

@@ -20,9 +20,9 @@ from midstream.environment import World
 from midstream.errors import NotFoundError
 from midstream.session.records import Record, TurnEnded, decode
 from midstream.store.contract import StoredRecord
-from midstream.store.sqlite.reads import reading
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
 from tests.fault import starting
+from tests.fault.stored import read_session
 from tests.fault.turn import Line
 from tests.server.serving import KEYS
 
@@ -106,8 +106,7 @@ class Worker:
 
 def journal(folder: Path, session: str) -> list[StoredRecord]:
     """Read a whole journal without being a node."""
-    with reading(folder / "server.db") as reader:
-        return reader.records(session, 0, 100_000)
+    return read_session(folder, session)
 
 
 def records(folder: Path, session: str) -> list[Record]:

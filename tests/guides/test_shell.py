@@ -178,6 +178,15 @@ def _security(shell: Shell, serve: str, chat: str, login: str, access: str, curl
         assert json.loads(shell.run(curl))["sessions"]
 
 
+def _verified(shell: Shell, checkpoint: str, compare: str) -> None:
+    write_agent(shell.folder, "hello:agent", "app")
+    with shell.serving("midstream serve app:agent"):
+        shell.run("midstream chat --session s --message Oslo?")
+        shell.run(checkpoint)
+        shell.run(compare)
+    assert (shell.folder / "heads-2").read_text().count('"session":"s"') == 1
+
+
 def _upstreams(shell: Shell, *gateways: str) -> None:
     """Start each; those whose upstream is not on this machine say what is missing when they are asked."""
     for gateway in gateways:
@@ -261,6 +270,7 @@ RUN: dict[tuple[Key, ...], Callable[..., None]] = {
     (("gateway.md", "", 0),): _upstreams,
     (("gateway.md", "", 2),): _gateway_file,
     (("security.md", "sh", 0),): _security,
+    (("security.md", "sh", 1),): _verified,
 }
 NOT_RUN = {
     ("README.md", "", 1): "nothing is published yet: tests/test_extras.py",

@@ -69,10 +69,12 @@ SETTINGS_OF_ALL = {"derandomize", "database", "deadline", "print_blob"}
 # Test file: why nothing that it draws decides whether it fails.
 MAY_DRAW: dict[str, str] = {
     "tests/fault/test_nodes.py": "only `make fault` draws its seed, and prints it",
+    "tests/fault/test_postgres_nodes.py": "likewise",
     "tests/agents/acp_agent.py": "names of conversations: programs of one test must not make the same",
     "tests/agents/claude_cli.py": "names of messages and sessions, likewise",
     "tests/agents/codex_server.py": "names of threads and turns, likewise",
     "tests/programs/__main__.py": "only `make agents` draws its seed, and prints it",
+    "tests/frameworks/kills.py": "only `make frameworks` draws its seed, and prints it",
     "tests/fault/workers.py": "an idempotency key: any will do that was not used before",
 }
 

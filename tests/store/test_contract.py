@@ -6,6 +6,7 @@ import pytest
 
 from midstream.store.contract import Immediate, KeyValue, KeyValueReader, Store, StoreReader, Transactional
 from midstream.store.memory import MemoryStore
+from midstream.store.postgres import PostgresStore
 from midstream.store.sqlite import SQLiteStore
 
 METHODS = {
@@ -17,7 +18,7 @@ METHODS = {
 ABILITIES = {"transactional": (Transactional, "append_within"), "immediate": (Immediate, "append_now")}
 
 
-@pytest.mark.parametrize("store", [MemoryStore, SQLiteStore])
+@pytest.mark.parametrize("store", [MemoryStore, SQLiteStore, PostgresStore])
 def test_a_store_takes_and_gives_exactly_what_the_contract_says(store: type) -> None:
     methods = {name: contract for name, contract in METHODS.items() if callable(getattr(contract, name))}
     assert {name: inspect.signature(getattr(store, name)) for name in methods} == {
@@ -29,6 +30,7 @@ def test_a_store_has_no_public_method_but_those_of_the_contract_and_of_the_abili
     for store, declared in (
         (MemoryStore(), {"immediate"}),
         (SQLiteStore("x.db"), {"immediate", "transactional"}),
+        (PostgresStore("postgresql://h/db"), {"transactional"}),
     ):
         assert {name for name in ABILITIES if getattr(store, name) is store} == declared
         public = {name for name in vars(type(store)) if not name.startswith("_")}

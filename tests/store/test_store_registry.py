@@ -29,7 +29,11 @@ def test_a_store_stands_for_itself_and_each_one_in_memory_is_another() -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("postgresql://host/db", "unknown scheme; known: 'memory:', 'sqlite:'"),
+        (
+            "mysql://u:secret@host/db",
+            "'mysql://u@host/db' has an unknown scheme; known: 'memory:', 'postgres:'",
+        ),
+        ("postgresql:db", "is named 'postgresql://user@host"),
         ("sqlite:sessions.db", "write 'sqlite:///' and a path"),
         ("memory:here", "write 'memory:'"),
     ],

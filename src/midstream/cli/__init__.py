@@ -65,6 +65,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "midstream.cli.sessions:sessions",
         "List, show, answer, resume, stop, export and delete sessions.",
     ),
+    "store": (
+        "midstream.cli.store_command:store",
+        "Prepare a store in a database; copy a store into another one.",
+    ),
     "token": ("midstream.cli.login:token", "Print your token for a server on this machine."),
     "verify": (
         "midstream.cli.verify_command:verify",

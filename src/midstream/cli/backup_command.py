@@ -13,7 +13,7 @@ from midstream.cli.terminal import clean
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.sqlite.online_backup import back_up
-from midstream.store.store_registry import file_of
+from midstream.store.store_registry import file_of, show_store
 
 QUIET_S = 0.5
 """Seconds before progress is shown."""
@@ -46,7 +46,10 @@ def backup(
     named = store or surroundings.places.store
     file = file_of(named)
     if file is None:
-        raise UsageError(f"store {str(named)!r} is not a single file; copy it with the tools of its database")
+        raise UsageError(
+            f"store {show_store(named)!r} is not a single file; copy it with the tools of its database "
+            "(PostgreSQL: `pg_dump --schema`, or base backups with an archive of the log)"
+        )
     done = back_up(file, target, may_replace=force, progress=progress.show)
     progress.clear()
     if is_json:

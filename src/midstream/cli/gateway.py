@@ -29,6 +29,7 @@ from midstream.paths import make_folder
 from midstream.server.gateway_app import KEPT_S
 from midstream.server.gateway_app import gateway as gateway_app
 from midstream.server.uvicorn_server import serve
+from midstream.store.store_registry import show_store
 
 HOUR_S = 3600.0
 COLLECT_AFTER = 5_000
@@ -151,7 +152,7 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
             ready = {
                 "url": url,
                 "pid": os.getpid(),
-                "store": str(path),
+                "store": show_store(path),
                 "upstream": model.name,
                 "requires_key": key.key is not None,
                 "key_file": str(key.file) if key.file else None,

@@ -21,7 +21,7 @@ from midstream.cli.visible_text import reveal_line
 from midstream.errors import NotFoundError, UsageError
 from midstream.store.blocking_reads import ENTRY_MARK
 from midstream.store.contract import KeyValueEntry
-from midstream.store.store_registry import open_store, read_store
+from midstream.store.store_registry import open_store, read_store, show_store
 
 SESSION_COLUMNS = 24
 STATE_COLUMNS = 9
@@ -160,7 +160,8 @@ def clear(
     """Remove records, so that the next turn begins with a fresh agent. Nothing is deleted upstream."""
     if bool(sessions) == is_all:
         raise UsageError("no sessions given; name them, or give --all")
-    found = _find(_stores(surroundings, store, key_file), key_file)
+    stores = _stores(surroundings, store, key_file)
+    found = _find(stores, key_file)
     wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
     if wanted and not yes:
         if not sys.stdin.isatty():
@@ -168,9 +169,10 @@ def clear(
         what = f"the record of {wanted[0].session!r}" if len(wanted) == 1 else _format_count(len(wanted))
         click.confirm(f"Remove {reveal_line(what)}?", abort=True, err=True)
     removed: list[str] = []
-    for path in sorted({line.store for line in wanted}):
-        keys = [line.key for line in wanted if line.store == path]
-        removed += asyncio.run(_remove(path, keys))
+    for named in stores:
+        keys = [line.key for line in wanted if line.store == show_store(named)]
+        if keys:
+            removed += asyncio.run(_remove(named, keys))
     if is_json:
         for key in removed:
             click.echo(json_of({"key": key, "is_removed": True}))
@@ -214,7 +216,7 @@ def _find(stores: Sequence[str], key_file: Path | None) -> list[PoolLine]:
     found = []
     for named in stores:
         with read_store(named, key_file=key_file) as store:
-            found += [_line_of(kept, named) for kept in store.kv_list(POOL_NAMESPACE)]
+            found += [_line_of(kept, show_store(named)) for kept in store.kv_list(POOL_NAMESPACE)]
     return sorted(found, key=lambda line: line.used_at, reverse=True)
 
 

@@ -39,6 +39,7 @@ from midstream.server.auth.access import Access, this_user, token_file
 from midstream.server.settings_file import SettingsFile
 from midstream.server.uvicorn_server import serve as serve_app
 from midstream.session.retention import BYTES_MAX, EVENTS_FOR_S, EVENTS_MAX, Retention
+from midstream.store.store_registry import show_store
 
 T = TypeVar("T", int, float)
 
@@ -82,7 +83,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 @click.option(
     "--store",
     metavar="FILE|URL",
-    help="The store of all sessions: a SQLite file (created if missing), or a URL such as sqlite:///sessions.db "
+    help="The store of all sessions: a SQLite file (created if missing), or a URL such as postgresql://host/db "
     "(default: a file for the current folder, in midstream's data folder).",
 )
 @click.option(
@@ -215,7 +216,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     )
 
     def report(url: str) -> None:
-        _report(surroundings, url, str(path), agent.name, login, is_json=options["is_json"])
+        _report(surroundings, url, show_store(path), agent.name, login, is_json=options["is_json"])
 
     serving = serve_app(
         app,

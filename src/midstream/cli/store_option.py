@@ -6,7 +6,7 @@ from pathlib import Path
 
 from midstream.errors import UsageError
 from midstream.store.contract import Store
-from midstream.store.store_registry import file_of, open_store
+from midstream.store.store_registry import file_of, open_store, show_store
 
 
 def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bool) -> Store:
@@ -19,7 +19,7 @@ def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bo
     if is_escrowed and key_file is None:
         if file is None:
             raise UsageError(
-                f"store {str(named)!r} is not a file, so no key file is beside it; give one with --key-file"
+                f"store {show_store(named)!r} is not a file, so no key file is beside it; give one with --key-file"
             )
         key_file = file.with_name(f"{file.name}.keys")
     if key_file is None:

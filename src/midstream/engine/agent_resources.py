@@ -36,7 +36,8 @@ class AgentResources:
         """
         if store.transactional is None and (names := sorted(_transactional_tools(self._agent))):
             message = (
-                "tools with on_doubt='in_transaction' need a store that is `transactional`, such as SQLite"
+                "tools with on_doubt='in_transaction' need a store that is `transactional`: "
+                "SQLite or PostgreSQL"
             )
             raise ToolDefinitionError(f"{message}: {', '.join(names)}")
 

@@ -9,11 +9,21 @@ from collections.abc import Awaitable, Callable
 from midstream.engine.defects import Defects, StoppedOnDefectError
 from midstream.engine.runner import Runner
 from midstream.environment import World
-from midstream.errors import MidstreamError, UnavailableError
+from midstream.errors import (
+    JournalMovedError,
+    LeaseLostError,
+    MidstreamError,
+    SessionNotFoundError,
+    UnavailableError,
+)
 from midstream.retries import RECONNECT_BACKOFF
 
 REOPENINGS_MAX = 100
 """Tries to reopen a session whose runner failed on a store that was busy or full; about 25 minutes."""
+
+MAY_PASS = (UnavailableError, JournalMovedError, LeaseLostError)
+"""Errors after which a session is reopened. A journal that is shorter than what was appended, and a lease of an older
+epoch, are what the crash of a database leaves: then no other node has the session."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +58,7 @@ class FailedSessions:
             self._defects.count(session_id)
         if session_id in self.reopening or self._is_stopped:
             return  # its own runner has failed again: the task goes on trying
-        if runner.state.is_live and isinstance(error, UnavailableError):
+        if runner.state.is_live and isinstance(error, MAY_PASS):
             name = f"reopen {session_id}"
             self.reopening[session_id] = self._world.spawn(self._reopen(session_id), name=name)
 
@@ -71,6 +81,8 @@ class FailedSessions:
                     continue
                 if not runner.has_failed:
                     return
+        except SessionNotFoundError:
+            _log.debug("deleted meanwhile", extra={"session": session_id})
         except MidstreamError as error:
             _log.error("not reopened: %s", error.message, extra={"session": session_id})
         finally:

@@ -213,6 +213,12 @@ class StoreReader(KeyValueReader, Protocol):
     async def blob(self, session: str, digest: str) -> bytes | None:
         """Return a large result of a session, or None where it has none of this digest."""
 
+    async def blob_digests(self, session: str) -> Sequence[str]:
+        """Return the digests of all large results of a session, in any order."""
+
+    async def kv_namespaces(self) -> Sequence[str]:
+        """Return the namespaces that have entries, in any order."""
+
     async def find(self, session: str) -> SessionInfo | None:
         """Return the session's line, or None where there is no such session."""
 
@@ -268,7 +274,7 @@ class Store(StoreReader, KeyValue, Protocol):
             JournalMovedError: The end is not the expected one. Nothing was written.
             LeaseLostError: A newer epoch exists. Nothing was written.
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
-            UsageError: This store keeps a seal of its own, and was given one. Nothing was written.
+            UsageError: This store keeps a seal or links of its own, and was given some. Nothing was written.
         """
 
     async def prune(

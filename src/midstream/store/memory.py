@@ -74,6 +74,10 @@ class MemoryKeyValue(KeyValue):
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         return sorted(self.values.get(namespace, {}).values(), key=lambda entry: (-entry.at, entry.key))
 
+    async def kv_namespaces(self) -> Sequence[str]:
+        """See `StoreReader.kv_namespaces`."""
+        return [namespace for namespace, entries in self.values.items() if entries]
+
     @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
         entries = self.values.setdefault(namespace, {})
@@ -234,6 +238,11 @@ class MemoryStore(Store):
         return None if found is None else found.blobs.get(digest)
 
     @override
+    async def blob_digests(self, session: str) -> Sequence[str]:
+        found = self._require_open().sessions.get(session)
+        return [] if found is None else [*found.blobs]
+
+    @override
     async def find(self, session: str) -> SessionInfo | None:
         found = self._require_open().sessions.get(session)
         return None if found is None else replace(_line_of(session, found), seal=found.seal)
@@ -335,6 +344,10 @@ class MemoryStore(Store):
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         return await self._require_open().kv_list(namespace)
+
+    @override
+    async def kv_namespaces(self) -> Sequence[str]:
+        return await self._require_open().kv_namespaces()
 
     @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:

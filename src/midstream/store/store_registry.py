@@ -2,6 +2,7 @@
 
 sqlite:///sessions.db    a file in the current folder; four slashes begin an absolute path
 sessions.db              the same: a path is a SQLite file
+postgresql://host/db     tables of a PostgreSQL database, for any number of servers
 memory:                  nothing survives the process
 """
 
@@ -14,14 +15,30 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct
+
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.blocking_reads import ClosedStore, LoopThread, decrypt_reader
 from midstream.store.contract import Store, StoreReader
+from midstream.store.guard.chain import NoKeySource
+from midstream.store.guard.guarded_store import GuardedReader
 
 SQLITE = "sqlite"
+POSTGRES = "postgresql"
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.DOTALL)
 """A scheme has two letters at least: a single letter is a drive of Windows."""
+
+
+_SECRETS = frozenset(("password", "sslpassword"))
+"""Parameters of a URL that are never shown."""
+
+
+class Prepared(Struct, frozen=True):
+    """Result of the preparation of a store: the versions of its tables before and after. 0: there were none."""
+
+    before: int
+    after: int
 
 
 class Backend(Protocol):
@@ -46,6 +63,17 @@ class Backend(Protocol):
     def file(self, address: str) -> Path | None:
         """Return the file that is the store, where it is one."""
 
+    async def prepare(self, address: str, *, grant: str = "") -> Prepared:  # noqa: ARG002 - kinds differ
+        """Make the tables of a store, or bring them up to date.
+
+        Args:
+            grant: A role of the database that gets the rights with which a server runs.
+
+        Raises:
+            UsageError: This kind of store does that by itself when it is opened; or it refuses.
+        """
+        raise UsageError("this kind of store makes its tables when it is opened: nothing is to be prepared")
+
 
 def _sqlite() -> Backend:
     from midstream.store.sqlite.backend import SQLiteBackend  # noqa: PLC0415 - other stores need no SQLite
@@ -59,7 +87,18 @@ def _memory() -> Backend:
     return MemoryBackend()
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {SQLITE: _sqlite, "memory": _memory}
+def _postgres() -> Backend:
+    from midstream.store.postgres.postgres_backend import PostgresBackend  # noqa: PLC0415 - an extra
+
+    return PostgresBackend()
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    SQLITE: _sqlite,
+    POSTGRES: _postgres,
+    "postgres": _postgres,
+    "memory": _memory,
+}
 """The kinds of stores, by the schemes of their URLs."""
 
 
@@ -94,7 +133,8 @@ def read_store(named: str | Path, *, key_file: Path | None = None) -> Iterator[C
     """
     backend, address = _find_backend(named)
     with backend.read(address) as reader, contextlib.closing(LoopThread()) as loop:
-        yield ClosedStore(reader, reader if key_file is None else decrypt_reader(reader, key_file), loop)
+        guarded = GuardedReader(reader, NoKeySource())
+        yield ClosedStore(reader, guarded if key_file is None else decrypt_reader(reader, key_file), loop)
 
 
 @contextlib.contextmanager
@@ -115,6 +155,29 @@ def file_of(named: str | Path) -> Path | None:
     return backend.file(address)
 
 
+async def prepare_store(named: str | Path, *, grant: str = "") -> Prepared:
+    """Make the tables of a store, or bring them up to date; see `Backend.prepare`."""
+    backend, address = _find_backend(named)
+    return await backend.prepare(address, grant=grant)
+
+
+def show_store(named: str | Path) -> str:
+    """Return the name of a store for messages and logs: without a password."""
+    url = _URL.fullmatch(named) if isinstance(named, str) else None
+    return str(named) if url is None else f"{url[1]}:{hide_password(url[2])}"
+
+
+def hide_password(address: str) -> str:
+    """Return what follows the scheme of a URL, without its passwords."""
+    place, mark, rest = address.partition("?")
+    slashes = "//" if place.startswith("//") else ""
+    authority, slash, path = place.removeprefix("//").partition("/")
+    user, at, host = authority.rpartition("@")
+    shown = f"{slashes}{user.partition(':')[0]}{at}{host}{slash}{path}"
+    kept = [each for each in rest.split("&") if each.partition("=")[0].lower() not in _SECRETS]
+    return f"{shown}?{'&'.join(kept)}" if mark and kept else shown
+
+
 def _find_backend(named: str | Path) -> tuple[Backend, str]:
     url = _URL.fullmatch(named) if isinstance(named, str) else None
     if url is None:
@@ -122,5 +185,7 @@ def _find_backend(named: str | Path) -> tuple[Backend, str]:
     scheme, address = url.groups()
     if scheme not in BACKENDS:
         known = ", ".join(f"'{each}:'" for each in sorted(BACKENDS))
-        raise UsageError(f"store {named!r} has an unknown scheme; known: {known}. A path needs none.")
+        raise UsageError(
+            f"store {show_store(named)!r} has an unknown scheme; known: {known}. A path needs none."
+        )
     return BACKENDS[scheme](), address

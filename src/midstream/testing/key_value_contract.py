@@ -98,6 +98,9 @@ class KeyValueContract:
             assert [kept.key for kept in await kv.kv_list("pool")] == ["b", "c", "d", "a"]
             assert [kept.key for kept in await kv.kv_list("other")] == ["a"]
             assert await kv.kv_list("none") == []
+            assert sorted(await kv.kv_namespaces()) == ["other", "pool"]
+            assert await kv.kv_delete("other", "a", expected=1)
+            assert [*await kv.kv_namespaces()] == ["pool"]
 
     async def test_entries_outlive_the_store_that_wrote_them(self, place: Storage) -> None:
         store = place.store()

@@ -42,6 +42,7 @@ from midstream.store.contract import (
 )
 from midstream.testing.immediate_contract import ImmediateContract
 from midstream.testing.key_value_contract import KeyValueContract
+from midstream.testing.link_contract import LinkContract
 from midstream.testing.listing_contract import ListingContract
 from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, open_store
 
@@ -50,7 +51,7 @@ NEWS_S = 30.0
 """Seconds after which news that should be there are missing."""
 
 
-class StoreContract(KeyValueContract, ImmediateContract, ListingContract):
+class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingContract):
     """The tests. Each one gets a fresh `place`."""
 
     pytestmark = pytest.mark.asyncio
@@ -607,6 +608,11 @@ class StoreContract(KeyValueContract, ImmediateContract, ListingContract):
             assert await store.blob("s", blob.digest) == blob.body
             assert await store.blob("t", blob.digest) is None
             assert await store.blob("s", "e" * 64) is None
+            assert [await store.blob_digests(name) for name in ("s", "t", "nobody")] == [
+                [blob.digest],
+                [],
+                [],
+            ]
             assert await store.blob("nobody", blob.digest) is None
 
     async def test_a_blob_is_appended_with_its_record_or_not_at_all(self, place: Storage) -> None:

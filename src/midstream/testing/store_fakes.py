@@ -97,6 +97,11 @@ class StoreInFront(Store):
         return await self.store.blob(session, digest)
 
     @override
+    async def blob_digests(self, session: str) -> Sequence[str]:
+        await self.before_operation("blob_digests", session)
+        return await self.store.blob_digests(session)
+
+    @override
     async def find(self, session: str) -> SessionInfo | None:
         await self.before_operation("find", session)
         return await self.store.find(session)
@@ -143,6 +148,11 @@ class StoreInFront(Store):
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         await self.before_operation("kv_list", "")
         return await self.store.kv_list(namespace)
+
+    @override
+    async def kv_namespaces(self) -> Sequence[str]:
+        await self.before_operation("kv_namespaces", "")
+        return await self.store.kv_namespaces()
 
     @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:

@@ -214,8 +214,8 @@ async def test_a_session_is_not_begun_with_a_secret_that_can_be_guessed(folder: 
 
 # --- rows and keys
 
-SEAL_BYTES = 37
-"""Bytes before the JSON of a row: see `store.encryption.sealed_rows`."""
+SEAL_BYTES = 40
+"""Bytes before the JSON of a row: see `store.guard.entry_seals`."""
 
 
 def _row(memory: Memory, session: str) -> Any:  # noqa: ANN401 - JSON of any form, to be spoilt

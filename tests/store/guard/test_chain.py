@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from midstream.errors import EventsLostError, StoreDamagedError
@@ -113,8 +115,44 @@ def test_records_before_the_chain_are_read_and_none_behind_its_beginning() -> No
 
 
 @spec("SEC-45")
-def test_a_fold_of_a_record_without_a_link_begins_a_chain() -> None:
+def test_a_fold_of_records_without_links_stands_before_others_of_them_and_before_a_chain() -> None:
     fold = StoredRecord(2, 1, b"fold", KEY.fold_link(NO_LINK, b"s", 2, 1, b"fold"))
     assert fold.link[:LINK_BYTES] == UNLINKED
     assert checked([fold, StoredRecord(3, 1, b"3")][:1], MIXED).head.link == NO_LINK
-    assert checked([fold, *journal(b"3", after=2)], MIXED).begins_at == 2
+    assert checked([fold, StoredRecord(3, 1, b"3"), *journal(b"4", after=3)], MIXED).begins_at == 4
+    assert checked([fold, *journal(b"3", after=2)], MIXED).begins_at == 3
+    with pytest.raises(StoreDamagedError):
+        checked([replace(fold, body=b"x")], MIXED)
+
+
+BODIES = st.lists(st.binary(max_size=3), min_size=1, max_size=6)
+
+
+@spec("SEC-43")
+@given(shared=BODIES, first=BODIES, second=BODIES, data=st.data())
+def test_only_a_beginning_of_one_of_two_timelines_is_accepted(
+    shared: list[bytes], first: list[bytes], second: list[bytes], data: st.DataObject
+) -> None:
+    """Whatever a writer without the key composes of the records of two timelines, at whatever positions."""
+    common = journal(*shared)
+    before, after = common[-1].link, len(common)
+    timelines = [
+        [*common, *journal(*bodies, before=before, after=after, epoch=epoch)]
+        for bodies, epoch in ((first, 1), (second, 1), (second, 2))
+    ]
+    pool = [record for timeline in timelines for record in timeline]
+    positions = st.integers(1, len(pool))
+    spliced = data.draw(st.lists(st.tuples(st.sampled_from(pool), st.booleans(), positions), max_size=8))
+    composed = [
+        replace(record, position=number + 1 if is_placed else position)
+        for number, (record, is_placed, position) in enumerate(spliced)
+    ]
+    is_beginning = any(composed == timeline[: len(composed)] for timeline in timelines)
+    check = LinkCheck(STRICT, "s", None, 0)
+    try:
+        for stored in composed:
+            check.take(stored)
+    except StoreDamagedError:
+        assert not is_beginning
+    else:
+        assert is_beginning

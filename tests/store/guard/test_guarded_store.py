@@ -71,6 +71,17 @@ class GuardedMemory:
         return self.memory.sessions["s"].records
 
 
+class SameFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def store(self) -> Store:
+        return guard_store(SQLiteStore(self._path))
+
+    def kill(self, store: Store) -> None:
+        raise AssertionError("no node of this file is killed")
+
+
 async def append(store: Store, *bodies: bytes, expected: int, epoch: int) -> None:
     await store.append("s", Batch(bodies, expected, epoch, Sync.FULL))
 
@@ -259,7 +270,11 @@ async def test_a_file_of_the_older_schema_goes_on_with_a_chain(
     assert len(await store.read("s", after=0, limit=9)) == 3
     found = await store._store.read("s", after=0, limit=9)
     assert [(each.body, bool(each.link)) for each in found] == [(b"1", False), (b"2", False), (b"3", True)]
+    assert await store.prune("s", b"fold", position=1, epoch=1)
     await store.close()
+    async with open_store(SameFile(path)) as again:
+        found = await again.read("s", after=0, limit=9)
+    assert [each.body for each in found] == [b"fold", b"2", b"3"]
 
 
 @spec("SEC-43", "SEC-44")

@@ -139,6 +139,13 @@ class ToyReader(StoreReader):
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         return self._content.entries.get(namespace, {}).get(key)
 
+    async def blob_digests(self, session: str) -> Sequence[str]:
+        journal = self._content.journals.get(session)
+        return [*journal.blobs] if journal else []
+
+    async def kv_namespaces(self) -> Sequence[str]:
+        return [name for name, entries in self._content.entries.items() if entries]
+
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         return sorted(
             self._content.entries.get(namespace, {}).values(), key=lambda each: (-each.at, each.key)

@@ -40,7 +40,6 @@ from midstream.session.blobs import Blob
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import Sync, is_pruned
 from midstream.store.contract import (
-    OF_SESSIONS,
     Attempt,
     Batch,
     ForwardedCommand,
@@ -57,9 +56,7 @@ from midstream.store.contract import (
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import ALONE, ID_BYTES, SHARED, DataKey, OperatorKeys
 from midstream.store.encryption.store_secret import WrappedKeySource
-from midstream.store.guard.chain import ChainKeys
 from midstream.store.guard.guarded_store import GuardedStore
-from midstream.store.guard.spent_entries import SpentEntries
 
 KEYS_KNOWN_MAX = 4096
 """Data keys that are kept in memory for reading; the longest unused is asked for again."""
@@ -76,11 +73,11 @@ class SessionKeys(Protocol):
     house: OperatorKeys
     """The operator's: they wrap what belongs to no session."""
 
-    async def prepare(self, chain: ChainKeys) -> None:
+    async def prepare(self, store: Store) -> None:
         """Make ready, when the store is.
 
         Args:
-            chain: The store's own keys.
+            store: The store behind the encrypted one, guarded.
 
         Raises:
             KeyMissingError: The operator's keys are not those this store was written under.
@@ -123,7 +120,7 @@ class OneForAll(SessionKeys):
     def __init__(self, keys: OperatorKeys) -> None:
         self.house = keys
 
-    async def prepare(self, chain: ChainKeys) -> None:
+    async def prepare(self, store: Store) -> None:
         """See `SessionKeys.prepare`."""
 
     def close(self) -> None:
@@ -173,7 +170,6 @@ class EncryptedReader(StoreReader):
         self._reader = store
         self._is_mixed = is_mixed
         self._known: dict[tuple[str, bytes], DataKey] = {}
-        self._entries = SpentEntries()
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """See `Store.read`.
@@ -228,6 +224,11 @@ class EncryptedReader(StoreReader):
         return await self._plain(session, found, _place_of_blob(session, digest), keys)
 
     @override
+    async def blob_digests(self, session: str) -> Sequence[str]:
+        found = await self._reader.blob_digests(session)
+        return [digest for digest in found if not digest.startswith(KEY_MARK)]
+
+    @override
     async def find(self, session: str) -> SessionInfo | None:
         found = await self._reader.find(session)
         return None if found is None else replace(await self._with_title(found), seal=b"")
@@ -270,8 +271,11 @@ class EncryptedReader(StoreReader):
             raise missing
         return entries
 
+    @override
+    async def kv_namespaces(self) -> Sequence[str]:
+        return await self._reader.kv_namespaces()
+
     async def _decrypt_entry(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
-        self._entries.check(namespace, found)
         if self._is_mixed and found.body[:1] != b"%c" % ALONE:
             return found
         body = await ciphers.decrypt_alone(found.body, _place_of_entry(namespace, found.key), self.keys.house)
@@ -330,7 +334,7 @@ class EncryptedStore(EncryptedReader, Store):
     async def open(self) -> None:
         await self._store.open()
         try:
-            await self.keys.prepare(self._store.chain_keys)
+            await self.keys.prepare(self._store)
         except MidstreamError:
             await self._store.close()
             raise
@@ -422,7 +426,6 @@ class EncryptedStore(EncryptedReader, Store):
         self.lock(session)
         is_deleted = await self._store.delete(session)
         self.keys.drop(session)
-        self._entries.spend_session(OF_SESSIONS, session)
         return is_deleted
 
     def lock(self, session: str) -> None:
@@ -483,16 +486,11 @@ class EncryptedStore(EncryptedReader, Store):
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
         place = _place_of_entry(namespace, key)
         encrypted = await ciphers.encrypt_alone(body, place, self.keys.house, self._world)
-        version = await self._store.kv_put(namespace, key, encrypted, expected=expected, at=at)
-        self._entries.replace(namespace, key, expected=expected, version=version, body=encrypted)
-        return version
+        return await self._store.kv_put(namespace, key, encrypted, expected=expected, at=at)
 
     @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        is_removed = await self._store.kv_delete(namespace, key, expected=expected)
-        if is_removed:
-            self._entries.spend(namespace, key, version=expected)
-        return is_removed
+        return await self._store.kv_delete(namespace, key, expected=expected)
 
 
 def encrypt_store(

@@ -45,8 +45,6 @@ from midstream.store.contract import ESCROW, Escrow, OpenedSession, Store
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import OneKey, OperatorKeys
 from midstream.store.encryption.encrypted_store import EncryptedStore, SessionKeys
-from midstream.store.encryption.sealed_rows import SealedRows
-from midstream.store.guard.chain import ChainKeys
 
 SECRET_CHARS_MIN = 43
 """Characters of a client's secret: 32 random bytes, base64url without padding."""
@@ -138,7 +136,6 @@ class ClientKeys(SessionKeys, Escrow):
         self._is_mixed = is_mixed
         self._roots: dict[str, _Root] = {}
         self._nobody: _Row | None = None
-        self._rows: SealedRows | None = None
 
     # --- who may open
 
@@ -306,15 +303,15 @@ class ClientKeys(SessionKeys, Escrow):
     # --- the rows
 
     async def _read_row(self, place: str) -> _Kept:
-        assert self._rows is not None, "the store is opened first"
-        found = await self._rows.get(place)
+        found = await self._store.kv_get(ESCROW, place)
         return _Kept(0, None) if found is None else _Kept(found.version, _decode_row(found.body, place))
 
     async def _keep(self, place: str, row: _Row, version: int) -> bool:
         """Write a row, and return whether it had still this version."""
-        assert self._rows is not None, "the store is opened first"
         try:
-            await self._rows.put(place, msgspec.json.encode(row), expected=version)
+            await self._store.kv_put(
+                ESCROW, place, msgspec.json.encode(row), expected=version, at=self._world.now()
+            )
         except EntryMovedError:
             return False
         return True
@@ -322,8 +319,8 @@ class ClientKeys(SessionKeys, Escrow):
     # --- what it opens
 
     @override
-    async def prepare(self, chain: ChainKeys) -> None:
-        self._rows = SealedRows(self._store, ESCROW, chain, self._world)
+    async def prepare(self, store: Store) -> None:
+        self._store = store  # from here on the guarded one
         kept = await self._read_row(NOBODY)
         if kept.row is None:
             key, secret = ciphers.fresh_key(self._world), self._world.new_secret()
@@ -380,8 +377,6 @@ class ClientKeys(SessionKeys, Escrow):
         """Drop the wraps of a session that was deleted. The row went with the session (`OF_SESSIONS`)."""
         if session == root_of(session):
             self.lock(session)
-            if self._rows is not None:
-                self._rows.drop(session)
 
     async def _house_for(self, session: str) -> OperatorKeys:
         """Return the operator's keys, for a session from before the escrow."""

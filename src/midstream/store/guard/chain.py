@@ -85,6 +85,11 @@ class ChainKeys:
         assert self._newest is not None, "a store that is written has a key"
         return self._newest
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a key is here."""
+        return self._newest is not None
+
     def find(self, link: bytes) -> ChainKey | None:
         """Return the key that made a link or a seal, where it is known."""
         return self._by_id.get(link[:ID_BYTES])
@@ -118,6 +123,14 @@ def link_behind(stored: StoredRecord | None) -> bytes:
     """Return the link that the record behind this one was made from."""
     link = NO_LINK if stored is None else stored.link[:LINK_BYTES]
     return NO_LINK if link == UNLINKED else link
+
+
+class NoKeySource:
+    """Finds no key: nothing is checked, and everything is read."""
+
+    async def find(self, _reader: object) -> ChainKeys:
+        """See `guarded_store.ReaderKeySource`."""
+        return ChainKeys((), is_mixed=True, place="no file")
 
 
 class LinkCheck:
@@ -160,8 +173,10 @@ class LinkCheck:
             self._require_mixed(stored, f"was linked by another key than those in {self._keys.place}")
         else:
             self._require_link(stored, key, is_fold=is_fold)
-            self.begins_at = self.begins_at or stored.position
-            self._is_linked = True
+            # A fold of records from before the chain may have others of them behind it.
+            if self._keys.find(link_behind(stored)) is not None:
+                self.begins_at = self.begins_at or stored.position
+                self._is_linked = True
         self.head = Head(stored.position, stored.epoch, link_behind(stored))
 
     def _require_mixed(self, stored: StoredRecord, what: str) -> None:

@@ -1,8 +1,8 @@
 """A wrapper of any store that detects what other programs wrote into it: journals and forwarded commands.
 
 It keeps a link with each record (`chain`), checks the links of what is read, and seals what goes to another node
-(`inbox_seals`). A record is checked once in a process, when it is first read; readers of the same session do not check
-it again. What a store without encryption does not protect: titles and times of listings, and key-value entries.
+(`inbox_seals`). It seals key-value entries too (`entry_seals`). A record is checked once in a process, when it is first
+read; readers of the same session do not check it again. Titles and times of listings are not protected.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, StoreDamagedError, UsageError
 from midstream.session.blobs import digest_of, is_digest
 from midstream.store.contract import (
+    OF_SESSIONS,
     Attempt,
     Batch,
     ForwardedCommand,
@@ -33,6 +34,7 @@ from midstream.store.contract import (
     Transactional,
 )
 from midstream.store.guard.chain import NO_LINK, ChainKeys, Head, LinkCheck, link_behind, links_of
+from midstream.store.guard.entry_seals import EntrySeals
 from midstream.store.guard.inbox_seals import InboxSeals
 from midstream.store.guard.store_key import FileKeySource
 from midstream.store.guard.store_marker import refuse_encrypted
@@ -69,10 +71,14 @@ class GuardedReader(StoreReader):
         source: Where its keys are; they are loaded with the first read.
     """
 
-    def __init__(self, reader: StoreReader, source: ReaderKeySource | None) -> None:
+    def __init__(
+        self, reader: StoreReader, source: ReaderKeySource | None, *, world: World = World()
+    ) -> None:
         self._reader = reader
         self._source = source
+        self._world = world
         self._keys: ChainKeys | None = None
+        self._entries: EntrySeals | None = None
         self._heads: dict[str, Head] = {}
         """The last record of each journal that was checked or written here."""
 
@@ -105,9 +111,15 @@ class GuardedReader(StoreReader):
 
     async def _load_keys(self) -> ChainKeys:
         if self._keys is None:
-            assert self._source is not None, "a store that is opened has its keys"
+            if self._source is None:
+                raise UsageError("the store is not open: call `await store.open()` first")
             self._keys = await self._source.find(self._reader)
         return self._keys
+
+    async def _load_seals(self) -> EntrySeals:
+        if self._entries is None:
+            self._entries = EntrySeals(await self._load_keys(), self._world)
+        return self._entries
 
     async def _find_link(self, session: str, position: int) -> bytes | None:
         """Return the link behind the record at a position; None where there is no such record."""
@@ -139,13 +151,29 @@ class GuardedReader(StoreReader):
         async for line in self._reader.list(live=live, of=of, after=after, limit=limit):
             yield line
 
-    @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        return await self._reader.kv_get(namespace, key)
+        """See `KeyValueReader.kv_get`.
 
-    @override
+        Raises:
+            StoreDamagedError: Another program wrote or changed it, or put an old one back.
+        """
+        seals = await self._load_seals()
+        found = await self._reader.kv_get(namespace, key)
+        if found is None:
+            seals.check_nothing(namespace, key)
+            return None
+        return seals.open(namespace, found)
+
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        return await self._reader.kv_list(namespace)
+        """See `KeyValueReader.kv_list`. An entry that another program wrote is left out, and logged."""
+        seals = await self._load_seals()
+        entries: list[KeyValueEntry] = []
+        for found in await self._reader.kv_list(namespace):
+            try:
+                entries.append(seals.open(namespace, found))
+            except StoreDamagedError as error:
+                _log.error("an entry is left out: %s", error.message)
+        return entries
 
 
 class GuardedStore(GuardedReader, Store):
@@ -159,11 +187,10 @@ class GuardedStore(GuardedReader, Store):
     """
 
     def __init__(self, store: Store, keys: KeySource, *, has_plain_blobs: bool, world: World) -> None:
-        super().__init__(store, None)
+        super().__init__(store, None, world=world)
         self._store = store
         self._key_source = keys
         self._has_plain_blobs = has_plain_blobs
-        self._world = world
         self._inbox: InboxSeals | None = None
 
     @property
@@ -193,7 +220,7 @@ class GuardedStore(GuardedReader, Store):
 
     @override
     async def close(self) -> None:
-        self._keys = self._inbox = None
+        self._keys = self._inbox = self._entries = None
         self._heads.clear()
         await self._store.close()
 
@@ -207,7 +234,11 @@ class GuardedStore(GuardedReader, Store):
         await self._store.release(session, epoch=epoch)
 
     async def append(self, session: str, batch: Batch) -> int:
-        """See `Store.append`. The links are this store's own."""
+        """See `Store.append`.
+
+        Raises:
+            UsageError: There are links already, of a store in front of this one. Nothing was written.
+        """
         linked, head = self._link(session, batch, await self._link_before(session, batch.expected))
         self._keep_head(session, head)  # now: the next append may be called before this one returns
         try:
@@ -274,7 +305,9 @@ class GuardedStore(GuardedReader, Store):
     @override
     async def delete(self, session: str) -> bool:
         self._heads.pop(session, None)
-        return await self._store.delete(session)
+        is_deleted = await self._store.delete(session)
+        (await self._load_seals()).spent.spend_session(OF_SESSIONS, session)
+        return is_deleted
 
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `StoreReader.blob`.
@@ -315,11 +348,18 @@ class GuardedStore(GuardedReader, Store):
 
     @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        return await self._store.kv_put(namespace, key, body, expected=expected, at=at)
+        seals = await self._load_seals()
+        sealed = seals.seal(namespace, key, body)
+        version = await self._store.kv_put(namespace, key, sealed, expected=expected, at=at)
+        seals.spent.replace(namespace, key, expected=expected, version=version, body=sealed)
+        return version
 
     @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        return await self._store.kv_delete(namespace, key, expected=expected)
+        is_removed = await self._store.kv_delete(namespace, key, expected=expected)
+        if is_removed:
+            (await self._load_seals()).spent.spend(namespace, key, version=expected)
+        return is_removed
 
     @property
     def _seals(self) -> InboxSeals:
@@ -337,6 +377,8 @@ class GuardedStore(GuardedReader, Store):
         return await self._find_link(session, expected) or NO_LINK
 
     def _link(self, session: str, batch: Batch, before: bytes) -> tuple[Batch, Head]:
+        if batch.links:
+            raise UsageError("a journal has one chain: guard it once")
         links = links_of(self.chain_keys, before, session, batch)
         return replace(batch, links=links), Head(batch.end, batch.epoch, links[-1] if links else before)
 

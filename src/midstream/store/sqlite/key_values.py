@@ -23,6 +23,7 @@ SPEND_VERSIONS = "update ledger set versions_spent = max(versions_spent, ?)"
 
 FIND = "select key, version, body, at from key_value where namespace = ? and key = ?"
 LIST = "select key, version, body, at from key_value where namespace = ? order by at desc, key"
+LIST_NAMESPACES = "select distinct namespace from key_value"
 HAS_ENTRIES = "select 1 from sqlite_schema where name = 'key_value'"
 
 Rows = Callable[[str, tuple[Any, ...]], list[Any]]  # as SQLite has them
@@ -77,3 +78,8 @@ def entries(rows: Rows, namespace: str) -> list[KeyValueEntry]:
     if not rows(HAS_ENTRIES, ()):
         return []
     return [KeyValueEntry(*row) for row in rows(LIST, (namespace,))]
+
+
+def namespaces(rows: Rows) -> list[str]:
+    """Return the namespaces that have entries; none where an older midstream made the file."""
+    return [name for (name,) in rows(LIST_NAMESPACES, ())] if rows(HAS_ENTRIES, ()) else []

@@ -36,6 +36,7 @@ where session_id = (select id from session where name = ?) and position > ? orde
 # Of a file that an older version made, which is only read.
 FIND_UNLINKED = FIND_RECORDS.replace(", link", "")
 FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
+LIST_BLOBS = "select digest from blob where session_id = (select id from session where name = ?)"
 COLUMNS = """
 select session.id, session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
     session.epoch, session.created_at, is_live, changed_at, title, turns, status, node is null,
@@ -94,6 +95,10 @@ class ReadConnection:
         rows = self.rows(FIND_BLOB, (session, digest))
         return rows[0][0] if rows else None
 
+    def blob_digests(self, session: str) -> list[str]:
+        """See `Store.blob_digests`."""
+        return [digest for (digest,) in self.rows(LIST_BLOBS, (session,))]
+
     def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`; a file of an older version has no seal."""
         rows = self.rows(FIND_SEALED if self._has_seals else FIND_LINE, (session,))
@@ -127,6 +132,10 @@ class ReadConnection:
         """See `KeyValue.kv_list`. A file of an older version has none."""
         return key_values.entries(self.rows, namespace)
 
+    def kv_namespaces(self) -> list[str]:
+        """See `KeyValue.kv_namespaces`. A file of an older version has none."""
+        return key_values.namespaces(self.rows)
+
     def rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
         """Run a query and return its rows."""
         with self._file.convert_errors(self._db):
@@ -147,6 +156,10 @@ class SQLiteReads(StoreReader):
     @override
     async def blob(self, session: str, digest: str) -> bytes | None:
         return await self._query(session, lambda reader: reader.blob(session, digest))
+
+    @override
+    async def blob_digests(self, session: str) -> Sequence[str]:
+        return await self._query(session, lambda reader: reader.blob_digests(session))
 
     @override
     async def find(self, session: str) -> SessionInfo | None:
@@ -174,6 +187,10 @@ class SQLiteReads(StoreReader):
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         return await self._query(namespace, lambda reader: reader.kv_list(namespace))
+
+    @override
+    async def kv_namespaces(self) -> Sequence[str]:
+        return await self._query("", ReadConnection.kv_namespaces)
 
 
 class SQLiteReader(SQLiteReads):

@@ -59,7 +59,8 @@ class SQLiteStore(SQLiteReads, Store):
     Args:
         path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
             (`-wal`, `-shm`) appear beside it, which belong to the database and to each copy of it, and a folder
-            of locks (`.nodes`), which does not.
+            of locks (`.nodes`), which does not. A host adds a key (`.store-key`), which belongs to the database and is
+            no part of it: see `store.guard`.
         durability: "power" syncs every append, "process" none, "default" syncs as the records require.
         lease_s: Seconds after which the sessions of a frozen process may be taken; a dead one's may be at once.
         world: Where the node's id and the jitter come from.

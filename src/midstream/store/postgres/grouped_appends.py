@@ -1,0 +1,327 @@
+"""Appends of one process in groups: one statement and one commit for all that wait.
+
+A group has at most one append of each session, and only appends that are synced alike. `Sync.FULL` is a synced commit
+of the server, `Sync.NORMAL` one that it does not wait for. The server syncs its log in order, so that a synced commit
+syncs all before it.
+
+A commit whose connection was lost has happened or not. The last record of the journal shows which, before anything else
+is done for that session: nothing is appended twice, and no append is refused that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from midstream.environment import World
+from midstream.errors import (
+    JournalMovedError,
+    LeaseLostError,
+    MidstreamError,
+    StoreBusyError,
+)
+from midstream.extras import extra
+from midstream.retries import APPEND_BACKOFF
+from midstream.session.records import Sync
+from midstream.store.contract import Batch
+from midstream.store.postgres.postgres_connections import Postgres, ServerLink
+from midstream.store.postgres.postgres_errors import AGAIN, FAILURES, is_lost, refusal_of
+
+with extra("postgres"):
+    import asyncpg
+
+GROUP_MAX = 1000
+"""Appends in one group; bounds how long the first of them waits for the last."""
+GROUP_BYTES_MAX = 8 * 2**20
+"""Bytes of records and blobs in one group, beside its first append."""
+AGAIN_MAX = 10
+"""Times that a group is sent again which the server undid because of another statement."""
+CLOSE_S = 10.0
+"""Seconds that a store which is closed waits for a server that is away."""
+
+# Append a group: move the ends of the sessions whose epoch and end fit, and insert the records of those. `set_config`
+# makes this very commit one that is not waited for.
+APPEND = """
+with asked as (
+    select * from unnest(
+        $2::integer[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[],
+        $7::boolean[], $8::double precision[], $9::text[], $10::integer[], $11::text[], $12::bytea[]
+    ) as asked (number, name, epoch, expected, reached, is_live, changed_at, title, turns, status, seal)
+), moved as (
+    update session set
+        last = asked.reached,
+        is_live = coalesce(asked.is_live, session.is_live),
+        changed_at = coalesce(asked.changed_at, session.changed_at),
+        title = coalesce(asked.title, session.title),
+        turns = coalesce(asked.turns, session.turns),
+        status = coalesce(asked.status, session.status),
+        seal = coalesce(asked.seal, session.seal)
+    from asked
+    where session.name = asked.name and session.epoch = asked.epoch and session.last = asked.expected
+    returning session.id, asked.number
+), added as (
+    insert into record (session_id, position, epoch, body)
+    select moved.id, new.position, new.epoch, new.body
+    from unnest($13::integer[], $14::bigint[], $15::bigint[], $16::bytea[]) as new (number, position, epoch, body)
+    join moved on moved.number = new.number
+), kept as (
+    insert into blob (session_id, digest, body)
+    select moved.id, large.digest, large.body
+    from unnest($17::integer[], $18::text[], $19::bytea[]) as large (number, digest, body)
+    join moved on moved.number = large.number
+    on conflict do nothing
+)
+select number, case when $1::boolean then set_config('synchronous_commit', 'off', true) end from moved
+"""
+# Why an append did not fit.
+FIND_REASONS = "select name, epoch, last from session where name = any($1::text[])"
+# Wait for whatever the lost connection may still be doing.
+LOCK_SESSIONS = "select from session where name = any($1::text[]) order by id for update"
+# Which appends of a lost connection have happened: their last records are there, as they were sent.
+FIND_OUTCOMES = """
+select asked.number from unnest($1::integer[], $2::text[], $3::bigint[], $4::bigint[], $5::bytea[])
+    as asked (number, name, epoch, reached, body)
+join session on session.name = asked.name
+join record on record.session_id = session.id and record.position = asked.reached
+where record.epoch = asked.epoch and record.body = asked.body
+"""
+
+_log = logging.getLogger(__name__)
+
+
+class QueuedAppend(Struct, eq=False):
+    """An append that waits for its group."""
+
+    session: str
+    batch: Batch
+    answer: asyncio.Future[int]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its records and blobs."""
+        return sum(map(len, self.batch.bodies)) + sum(len(blob.body) for blob in self.batch.blobs)
+
+
+class GroupedAppends:
+    """Makes the appends of one process, one group at a time.
+
+    Args:
+        postgres: The database.
+        world: The clock.
+        on_moved: Called with the new ends after each group.
+    """
+
+    def __init__(
+        self, postgres: Postgres, world: World, on_moved: Callable[[Mapping[str, int]], None]
+    ) -> None:
+        self._postgres = postgres
+        self._link = ServerLink(postgres, "writer", enable_seqscan="off")
+        self._world = world
+        self._on_moved = on_moved
+        self._waiting: list[QueuedAppend] = []
+        self._working: asyncio.Task[None] | None = None
+
+    def submit(self, session: str, batch: Batch) -> asyncio.Future[int]:
+        """Append in the next group that fits; the future has the new end. A cancelled future stops nothing."""
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append(QueuedAppend(session, batch, answer))
+        if self._working is None:
+            self._working = self._world.spawn(self._work(), name="appends")
+        return answer
+
+    async def connect(self) -> None:
+        """Open the connection, and let the server prepare the statement: the first append of a takeover is not to wait
+        for that (30 ms).
+
+        Raises:
+            MidstreamError: The server is not reached.
+        """
+        connection = await self._link.connection()
+        async with self._postgres.errors():
+            await connection.fetch(APPEND, *arguments_of([]))
+
+    async def close(self) -> None:
+        """Finish what was asked for, as far as the server is there, and end the connection."""
+        if self._working is not None:
+            await asyncio.wait({self._working}, timeout=CLOSE_S)
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait({self._working})
+        await self._link.close()
+
+    async def _work(self) -> None:
+        group: list[QueuedAppend] = []
+        try:
+            while self._waiting:
+                group = self._take_group()
+                await self._commit(group)
+        except BaseException as error:
+            lost = LeaseLostError("the store was closed before the outcome of an append was known")
+            for queued in (*group, *self._waiting):
+                _refuse(queued, lost if isinstance(error, asyncio.CancelledError) else error)
+            self._waiting.clear()
+            raise
+        finally:
+            self._working = None
+
+    def _take_group(self) -> list[QueuedAppend]:
+        """Return what may share the next commit; the oldest one decides how that is synced."""
+        group: list[QueuedAppend] = []
+        left: list[QueuedAppend] = []
+        sync = self._waiting[0].batch.sync
+        sessions: set[str] = set()
+        size = 0
+        for queued in self._waiting:
+            is_fitting = (
+                queued.batch.sync is sync and queued.session not in sessions and len(group) < GROUP_MAX
+            )
+            if is_fitting and (not group or size + queued.size <= GROUP_BYTES_MAX):
+                group.append(queued)
+                size += queued.size
+            else:
+                left.append(queued)
+            sessions.add(queued.session)  # what follows in the same session waits for its turn
+        self._waiting = left
+        return group
+
+    async def _commit(self, group: Sequence[QueuedAppend]) -> None:
+        try:
+            connection = await self._link.connection()
+        except MidstreamError as refusal:  # nothing was sent
+            for queued in group:
+                _refuse(queued, refusal)
+            return
+        for tries in range(AGAIN_MAX):
+            try:
+                rows = await connection.fetch(APPEND, *arguments_of(group))
+            except AGAIN:
+                await self._world.sleep(APPEND_BACKOFF.wait_s(tries, chance=self._world.chance()))
+            except FAILURES as error:
+                if is_lost(error, connection):
+                    await self._find_outcomes(group, error)
+                else:
+                    await self._refuse(group, error)
+                return
+            else:
+                await self._settle(connection, group, {row[0] for row in rows})
+                return
+        await self._refuse(group, StoreBusyError(f"{self._postgres.where} is busy", retry_after_s=1.0))
+
+    async def _settle(
+        self, connection: asyncpg.Connection, group: Sequence[QueuedAppend], fitting: set[int]
+    ) -> None:
+        """Answer a group that was committed."""
+        self._finish(queued for number, queued in enumerate(group) if number in fitting)
+        others = [queued for number, queued in enumerate(group) if number not in fitting]
+        if not others:
+            return
+        try:
+            rows = await connection.fetch(FIND_REASONS, [queued.session for queued in others])
+        except FAILURES:
+            rows = []
+        found = {name: (epoch, last) for name, epoch, last in rows}
+        for queued in others:
+            _refuse(queued, _reason(queued, found.get(queued.session)))
+
+    def _finish(self, done: Any) -> None:  # noqa: ANN401 - any iterable of queued appends
+        ends: dict[str, int] = {}
+        for queued in done:
+            ends[queued.session] = queued.batch.end
+            if not queued.answer.done():
+                queued.answer.set_result(queued.batch.end)
+        if ends:
+            self._on_moved(ends)
+
+    async def _refuse(self, group: Sequence[QueuedAppend], error: BaseException) -> None:
+        """Refuse one append; of several, find the one that is at fault."""
+        if len(group) > 1 and isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError):
+            for queued in group:
+                await self._commit([queued])
+            return
+        if isinstance(error, asyncpg.ReadOnlySQLTransactionError):  # it has become a replica
+            self._link.drop()
+        for queued in group:
+            _refuse(queued, refusal_of(error, self._postgres.where))
+
+    async def _find_outcomes(self, group: Sequence[QueuedAppend], error: BaseException) -> None:
+        """Find which of these appends have happened, however long the server is away; the others are sent again."""
+        _log.warning("the outcome of %d appends is unknown: %s", len(group), type(error).__name__)
+        self._link.drop()
+        for failures in itertools.count(1):
+            try:
+                connection = await self._link.connection()
+                async with connection.transaction():
+                    await connection.execute(LOCK_SESSIONS, [queued.session for queued in group])
+                    rows = await connection.fetch(FIND_OUTCOMES, *outcomes_of(group))
+                break
+            except (MidstreamError, *FAILURES) as again:
+                _log.debug("still unknown: %s", again)
+                self._link.drop()
+                await self._world.sleep(APPEND_BACKOFF.wait_s(failures, chance=self._world.chance()))
+        happened = {row[0] for row in rows}
+        self._finish(queued for number, queued in enumerate(group) if number in happened)
+        left = [queued for number, queued in enumerate(group) if number not in happened]
+        self._waiting = [*left, *self._waiting]
+
+
+def arguments_of(group: Sequence[QueuedAppend]) -> list[Any]:
+    """Return the values of `APPEND`."""
+    marks = [queued.batch.mark for queued in group]
+    records = [
+        (number, queued.batch.expected + place, queued.batch.epoch, body)
+        for number, queued in enumerate(group)
+        for place, body in enumerate(queued.batch.bodies, start=1)
+    ]
+    blobs = [
+        (number, blob.digest, blob.body) for number, queued in enumerate(group) for blob in queued.batch.blobs
+    ]
+    return [
+        any(queued.batch.sync is Sync.NORMAL for queued in group),
+        [*range(len(group))],
+        [queued.session for queued in group],
+        [queued.batch.epoch for queued in group],
+        [queued.batch.expected for queued in group],
+        [queued.batch.end for queued in group],
+        [mark and mark.is_live for mark in marks],
+        [mark and mark.at for mark in marks],
+        [_text(mark.title) if mark is not None and mark.title else None for mark in marks],
+        [mark and mark.turns for mark in marks],
+        [mark and _text(mark.status) for mark in marks],
+        [queued.batch.seal or None for queued in group],
+        *([row[column] for row in records] for column in range(4)),
+        *([row[column] for row in blobs] for column in range(3)),
+    ]
+
+
+def outcomes_of(group: Sequence[QueuedAppend]) -> list[list[Any]]:
+    """Return the values of `FIND_OUTCOMES`; an append without records leaves no trace, and is harmless twice."""
+    asked = [(number, queued) for number, queued in enumerate(group) if queued.batch.bodies]
+    return [
+        [number for number, _ in asked],
+        [queued.session for _, queued in asked],
+        [queued.batch.epoch for _, queued in asked],
+        [queued.batch.end for _, queued in asked],
+        [queued.batch.bodies[-1] for _, queued in asked],
+    ]
+
+
+def _text(words: str) -> str:
+    """Return text as PostgreSQL can hold it."""
+    return words.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _reason(queued: QueuedAppend, found: tuple[int, int] | None) -> MidstreamError:
+    name, batch = repr(queued.session), queued.batch
+    if found is None or found[0] != batch.epoch:
+        return LeaseLostError(f"session {name} has another epoch than {batch.epoch}")
+    return JournalMovedError(f"session {name} ends at {found[1]}, not at {batch.expected}")
+
+
+def _refuse(queued: QueuedAppend, error: BaseException) -> None:
+    if not queued.answer.done():
+        queued.answer.set_exception(error.again() if isinstance(error, MidstreamError) else error)

@@ -1,0 +1,385 @@
+"""Liveness of nodes: a node is a process that holds an advisory lock of PostgreSQL on a number of its own.
+
+The server frees the lock when the process dies, however it dies. Each node waits for the lock of the next one in the
+order of their numbers, on a connection of its own, and so notices its end within milliseconds. It then deletes the row
+of that node: a node without a row is dead, and its sessions are free.
+
+A connection may also be lost while its process lives. Then the process joins anew under another number, and takes the
+sessions of the old one with it, under the epochs they have. For that it has `GRACE_S`; after a restart of the server,
+where all nodes lose their connections at once, `REJOIN_S`.
+
+A process that is stopped, not dead, still holds its lock. So each node also beats. A node without a beat for the whole
+of a lease counts as frozen. No two clocks are compared: each observer adds up, by its own clock, how long a beat stayed
+as it was. A node that is wrongly taken for dead or frozen is fenced by the epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import os
+import socket
+from collections.abc import Callable
+
+from midstream.environment import World
+from midstream.errors import MidstreamError, StoreBusyError
+from midstream.extras import extra
+from midstream.retries import Backoff
+from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, ServerLink
+from midstream.store.postgres.postgres_errors import FAILURES, refusal_of
+
+with extra("postgres"):
+    import asyncpg
+
+BEATS_PER_LEASE = 10
+"""Beats of a node in the time after which it counts as frozen."""
+BEAT_WITHIN_S = 10.0
+"""Seconds in which the server answers a beat; otherwise its connection is lost."""
+GRACE_S = 0.02
+"""Seconds that a node has to join anew when its connection was lost and the server is there."""
+REJOIN_S = 3.0
+"""Seconds that all others have to join anew when the connection of the observer was lost as well."""
+JOIN_WITHIN_S = 5.0
+"""Seconds that a claim waits for this node to join anew."""
+REJOIN_BACKOFF = Backoff(first_s=0.02, most_s=1.0, jitter=0.5)
+LOCK_CLASS_BITS = 32
+FOREVER_S = 1e9
+"""The end of another node may be waited for as long as this one lives."""
+
+# The class of the locks: the schema's oid.
+FIND_CLASS = "select $1::regnamespace::oid::bigint"
+# Become a node.
+JOIN = "insert into node (name, address) values ($1, $2) returning number"
+# Take the lock of this node, until its connection ends.
+LOCK = "select pg_advisory_lock($1, $2)"
+# Take what the node had under its last number with it.
+ADOPT_SESSIONS = "update session set node = $1 where node = $2"
+# The same for the commands that it has forwarded.
+ADOPT_INBOX = "update inbox set sender = $1 where sender = $2"
+# Be no node any more.
+LEAVE = "delete from node where number = $1"
+# Beat; no row: others took this node for dead.
+BEAT = "update node set seen_at = clock_timestamp() where number = $1 returning number"
+# Wait for the end of another node; the lock is given back with the statement.
+WAIT_FOR_END = "select pg_advisory_xact_lock_shared($1, $2)"
+# Notice within seconds that the process which waits has died.
+CHECK_CLIENT = "set client_connection_check_interval to '2s'"
+# Whether a node left, and whether its lock is free.
+LOOK_AT = """
+select not exists (select from node where number = $2), pg_try_advisory_xact_lock_shared($1, $2)
+"""
+# Declare a node dead whose lock is free, and delete what it has forwarded: its clients send it again to another node.
+# Return whether it is gone.
+BURY = """
+with gone as (
+    delete from node where number = $2 and pg_try_advisory_xact_lock_shared($1, $2) returning number
+), removed as (
+    delete from inbox using gone where sender = gone.number
+)
+select exists (select from gone) or not exists (select from node where number = $2)
+"""
+# All nodes with their last beats.
+FIND_NODES = "select number, extract(epoch from seen_at)::double precision from node"
+
+_log = logging.getLogger(__name__)
+
+
+class AdvisoryLock:
+    """The place of this process among the nodes: its number, its lock and its beats.
+
+    Args:
+        name: The node's name, for people.
+        on_lost: Called when the lock was lost, before the node joins anew.
+        on_joined: Called when it has joined anew.
+    """
+
+    def __init__(
+        self,
+        postgres: Postgres,
+        name: str,
+        world: World,
+        *,
+        beat_s: float,
+        on_lost: Callable[[], None],
+        on_joined: Callable[[], None],
+    ) -> None:
+        self.lock_class = 0
+        self._postgres = postgres
+        self._name = name
+        self._world = world
+        self._beat_s = beat_s
+        self._on_lost = on_lost
+        self._on_joined = on_joined
+        self._number = 0
+        self._connection: asyncpg.Connection | None = None
+        self._joined = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def join(self, connection: asyncpg.Connection) -> None:
+        """Become a node, on a connection that is the node's from now on.
+
+        Raises:
+            MidstreamError: The server refused.
+        """
+        async with self._postgres.errors():
+            await self._take(connection, old=0)
+        self._tasks = [
+            self._world.spawn(self._beat(), name="beat"),
+            self._world.spawn(self._keep(), name="node lock"),
+        ]
+
+    async def number(self) -> int:
+        """Return the number of this node. After the loss of its connection it is waited for, some seconds.
+
+        Raises:
+            StoreBusyError: The server is away.
+        """
+        if not self._joined.is_set():
+            try:
+                async with asyncio.timeout(JOIN_WITHIN_S):
+                    await self._joined.wait()
+            except TimeoutError:
+                raise StoreBusyError(f"{self._postgres.where} is away", retry_after_s=1.0) from None
+        return self._number
+
+    @property
+    def last_number(self) -> int:
+        """The number that this node has or had last."""
+        return self._number
+
+    async def leave(self) -> None:
+        """Give up the lock: this node counts as dead."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._connection is not None:
+            with contextlib.suppress(*FAILURES):
+                await self._connection.execute(LEAVE, self._number, timeout=1.0)
+            with contextlib.suppress(*FAILURES):
+                await self._connection.close(timeout=1.0)
+
+    async def _take(self, connection: asyncpg.Connection, *, old: int) -> None:
+        oid = await connection.fetchval(FIND_CLASS, self._postgres.address.schema)
+        self.lock_class = oid - (1 << LOCK_CLASS_BITS) if oid >= 1 << (LOCK_CLASS_BITS - 1) else oid
+        address = f"{socket.gethostname()} {os.getpid()}"
+        async with connection.transaction():  # others see its row once it has its lock
+            number = await connection.fetchval(JOIN, self._name, address)
+            await connection.execute(LOCK, self.lock_class, number)
+            if old:
+                await connection.execute(ADOPT_SESSIONS, number, old)
+                await connection.execute(ADOPT_INBOX, number, old)
+                await connection.execute(LEAVE, old)
+        self._number, self._connection = number, connection
+        self._lost.clear()
+        connection.add_termination_listener(lambda _: self._lose())
+        if connection.is_closed():
+            self._lose()
+        else:
+            self._joined.set()
+
+    def _lose(self) -> None:
+        self._joined.clear()
+        self._lost.set()
+
+    async def _keep(self) -> None:
+        """Join anew, whenever the connection was lost."""
+        while True:
+            await self._lost.wait()
+            _log.warning("node %d has lost its lock in %s; joining anew", self._number, self._postgres.where)
+            self._on_lost()
+            for failures in itertools.count(1):
+                if await self._join_again():
+                    break
+                await self._world.sleep(REJOIN_BACKOFF.wait_s(failures, chance=self._world.chance()))
+            self._on_joined()
+
+    async def _join_again(self) -> bool:
+        connection = None
+        try:
+            connection = await self._postgres.connect_to_write("node")
+            await self._take(connection, old=self._number)
+        except (MidstreamError, *FAILURES) as error:
+            _log.debug("not joined: %s", refusal_of(error, self._postgres.where).message)
+            if connection is not None:
+                connection.terminate()
+            return False
+        return True
+
+    async def _beat(self) -> None:
+        while True:
+            await self._world.sleep(self._beat_s)
+            connection = self._connection
+            if connection is None or not self._joined.is_set():
+                continue
+            try:
+                number = await connection.fetchval(BEAT, self._number, timeout=BEAT_WITHIN_S)
+            except FAILURES as error:
+                _log.warning("a heartbeat failed: %s", refusal_of(error, self._postgres.where).message)
+                connection.terminate()
+            else:
+                if number is None:
+                    _log.warning("node %d was taken for dead", self._number)
+                    connection.terminate()
+
+
+class Neighbours:
+    """The other nodes, as this one sees them.
+
+    Args:
+        lock: This node.
+        pool: For short questions.
+        lease_s: Seconds without a beat after which a node counts as frozen.
+        on_death: Called when the end of a node was noticed.
+    """
+
+    def __init__(
+        self,
+        postgres: Postgres,
+        lock: AdvisoryLock,
+        pool: ConnectionPool,
+        world: World,
+        *,
+        lease_s: float,
+        on_death: Callable[[], None],
+    ) -> None:
+        self.living: frozenset[int] = frozenset()
+        self.frozen: frozenset[int] = frozenset()
+        self._lock = lock
+        self._pool = pool
+        self._world = world
+        self._lease_s = lease_s
+        self._on_death = on_death
+        self._link = ServerLink(postgres, "sentry")
+        self._looked_at: float | None = None
+        self._silent_s: dict[int, tuple[float, float]] = {}
+        """Each one's last beat, and the seconds that passed here since."""
+        self._protected: frozenset[int] = frozenset()
+        self._protected_until = 0.0
+        self._changed = asyncio.Event()
+        self._watching = world.spawn(self._watch(), name="sentry")
+
+    def protect(self) -> None:
+        """Take no known node for dead: the connection of this one was lost, and perhaps theirs too."""
+        self._protected |= self._silent_s.keys()
+        self._protected_until = math.inf
+
+    def protect_for_a_while(self) -> None:
+        """Leave the others time to join anew: this one has."""
+        self._protected_until = self._world.monotonic() + REJOIN_S
+
+    async def look(self) -> bool:
+        """Look at all nodes; return whether one came, went, froze or goes on.
+
+        Raises:
+            MidstreamError: The server is not reached.
+        """
+        rows = await self._pool.run(lambda connection, _: connection.fetch(FIND_NODES))
+        now = self._world.monotonic()
+        beat_s = self._lease_s / BEATS_PER_LEASE
+        # A gap between two looks (this process was stopped, a clock was set) counts as one beat.
+        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, beat_s)
+        self._looked_at = now
+        silent_s: dict[int, tuple[float, float]] = {}
+        for number, beat in rows:
+            if number != self._lock.last_number:
+                last, silent = self._silent_s.get(number, (beat, 0.0))
+                silent_s[number] = (beat, silent + passed_s if beat == last else 0.0)
+        if silent_s.keys() != self._silent_s.keys():
+            self._changed.set()
+        self._silent_s = silent_s
+        return self._judge()
+
+    def _judge(self) -> bool:
+        frozen = frozenset(
+            number for number, (_, silent) in self._silent_s.items() if silent >= self._lease_s
+        )
+        living = frozenset(self._silent_s) - frozen
+        for number in frozen - self.frozen:
+            _log.warning(
+                "node %d was silent for %g s; other nodes may take its sessions", number, self._lease_s
+            )
+        is_changed = (living, frozen) != (self.living, self.frozen)
+        self.living, self.frozen = living, frozen
+        return is_changed
+
+    async def is_dead(self, number: int) -> bool:
+        """Whether a node is dead or frozen; one whose lock stays free is declared dead.
+
+        Raises:
+            MidstreamError: The server is not reached.
+        """
+        if number in self.frozen:
+            return True
+        if self._is_protected(number):
+            return False
+        ask = (self._lock.lock_class, number)
+        has_left, is_free = await self._pool.run(lambda db, _: db.fetchrow(LOOK_AT, *ask))
+        if has_left or not is_free:
+            return bool(has_left)
+        await self._world.sleep(GRACE_S)
+        is_gone: bool = await self._pool.run(lambda db, _: db.fetchval(BURY, *ask))
+        return is_gone
+
+    def _is_protected(self, number: int) -> bool:
+        if self._protected and self._world.monotonic() >= self._protected_until:
+            self._protected = frozenset()
+        return number in self._protected
+
+    async def close(self) -> None:
+        """Stop watching."""
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
+        self._link.drop()
+
+    async def _watch(self) -> None:
+        """Wait for the end of the next node, whichever that is."""
+        while True:
+            self._changed.clear()
+            number = self._find_next()
+            if number is None:
+                await self._changed.wait()
+                continue
+            try:
+                if not await self._wait_for_end(number):
+                    continue
+                if await self.is_dead(number):
+                    self._silent_s.pop(number, None)
+                    self._judge()
+                else:  # it joins anew, and its row goes
+                    await self._world.sleep(GRACE_S)
+                self._on_death()
+            except (MidstreamError, *FAILURES) as error:
+                _log.debug("the next node is not watched: %s", error)
+                self._link.drop()
+                await self._world.sleep(REJOIN_BACKOFF.wait_s(4, chance=self._world.chance()))
+
+    async def _wait_for_end(self, number: int) -> bool:
+        """Wait until the lock of a node is free; False when another node is the next one by now."""
+        connection = await self._link.connection()
+        with contextlib.suppress(asyncpg.PostgresError):
+            await connection.execute(CHECK_CLIENT)
+        waiting = self._world.spawn(
+            connection.execute(WAIT_FOR_END, self._lock.lock_class, number, timeout=FOREVER_S),
+            name="wait for a node",
+        )
+        changed = self._world.spawn(self._changed.wait(), name="nodes changed")
+        try:
+            await asyncio.wait({waiting, changed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (waiting, changed):
+                task.cancel()
+            await asyncio.wait({waiting, changed})
+        if waiting.cancelled():
+            return False
+        waiting.result()
+        return True
+
+    def _find_next(self) -> int | None:
+        numbers = sorted(self._silent_s)
+        own = self._lock.last_number
+        return next((each for each in numbers if each > own), numbers[0] if numbers else None)

@@ -1,0 +1,206 @@
+"""Notifications between nodes: sent after an append and never in it, gathered, and never relied on.
+
+A notification inside an append would take a lock of the whole database in each commit: 525 appends a second instead of
+4,736. Whatever is sent here is also found by looking, each second; a lost notification costs time only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
+
+from midstream.environment import World
+from midstream.errors import MidstreamError
+from midstream.extras import extra
+from midstream.store.postgres.postgres_connections import Postgres, ServerLink
+from midstream.store.postgres.postgres_errors import FAILURES
+
+with extra("postgres"):
+    import asyncpg
+
+PAYLOAD_BYTES_MAX = 7900
+"""PostgreSQL takes notifications of less than 8000 bytes."""
+RECONNECT_S = 0.25
+"""Seconds between attempts to listen again."""
+
+# Notify all nodes of this schema. (Such a connection syncs nothing.)
+NOTIFY = "select pg_notify($1, payload) from unnest($2::text[]) as payload"
+
+_log = logging.getLogger(__name__)
+
+
+class Kind(StrEnum):
+    """Changes besides the ends of journals."""
+
+    NODES = "nodes"
+    """A node came, or its end was noticed."""
+    INBOX = "inbox"
+    """A command was forwarded, or answered."""
+    FREE = "free"
+    """A session with an open turn was released."""
+
+
+class Signal(Struct, frozen=True, omit_defaults=True):
+    """One notification.
+
+    Args:
+        by: The node that sends it.
+        moved: Sessions that were appended to or deleted, with their ends.
+        kinds: What else has changed.
+    """
+
+    by: str
+    moved: dict[str, int] = {}
+    kinds: tuple[Kind, ...] = ()
+
+
+def channel_of(schema: str) -> str:
+    """Return the name under which the nodes of a schema notify one another."""
+    return f"midstream_{schema}"
+
+
+class Notifier:
+    """Sends notifications on a connection of its own: at most one statement at a time, with all that came meanwhile.
+
+    Args:
+        has_peers: Whether there are other nodes: otherwise ends of journals are not sent.
+    """
+
+    def __init__(self, postgres: Postgres, node: str, world: World, *, has_peers: Callable[[], bool]) -> None:
+        self._has_peers = has_peers
+        self._link = ServerLink(postgres, "notifier", synchronous_commit="off")
+        self._channel = channel_of(postgres.address.schema)
+        self._node = node
+        self._world = world
+        self._moved: dict[str, int] = {}
+        self._kinds: set[Kind] = set()
+        self._sending: asyncio.Task[None] | None = None
+
+    def report_moved(self, ends: Mapping[str, int]) -> None:
+        """Send the ends of journals, soon."""
+        if self._has_peers():
+            self._moved.update(ends)
+            self._begin()
+
+    def report(self, kind: Kind) -> None:
+        """Send that something else has changed, soon."""
+        self._kinds.add(kind)
+        self._begin()
+
+    async def close(self) -> None:
+        """Send what is left, as far as that is possible, and end the connection."""
+        if self._sending is not None:
+            await asyncio.wait({self._sending}, timeout=1.0)
+            self._sending.cancel()
+            await asyncio.wait({self._sending})
+        await self._link.close()
+
+    def _begin(self) -> None:
+        if self._sending is None or self._sending.done():
+            self._sending = self._world.spawn(self._send(), name="notify")
+
+    async def _send(self) -> None:
+        while self._moved or self._kinds:
+            moved, self._moved = self._moved, {}
+            kinds, self._kinds = self._kinds, set()
+            payloads = [*self._payloads(moved, kinds)]
+            try:
+                connection = await self._link.connection()
+                await connection.execute(NOTIFY, self._channel, payloads)
+            except (MidstreamError, *FAILURES) as error:
+                _log.debug("other nodes were not notified: %s", error)
+                self._link.drop()
+                return
+
+    def _payloads(self, moved: Mapping[str, int], kinds: set[Kind]) -> Iterator[str]:
+        """Yield the texts of as few notifications as these need; a name that fits into none is left to be found."""
+        part: dict[str, int] = {}
+        size = 0
+        for session, end in moved.items():
+            cost = 32 + 2 * len(session.encode())
+            if cost > PAYLOAD_BYTES_MAX // 2:
+                continue
+            if size + cost > PAYLOAD_BYTES_MAX // 2:
+                yield self._payload(Signal(self._node, part))
+                part, size = {}, 0
+            part[session] = end
+            size += cost
+        if part or kinds:
+            yield self._payload(Signal(self._node, part, tuple(sorted(kinds))))
+
+    def _payload(self, signal: Signal) -> str:
+        return msgspec.json.encode(signal).decode()
+
+
+class Listener:
+    """Receives the notifications of other nodes, on a connection of its own.
+
+    Args:
+        on_signal: Called with each notification of another node.
+        on_gap: Called when notifications may have been missed.
+    """
+
+    def __init__(
+        self,
+        postgres: Postgres,
+        node: str,
+        world: World,
+        *,
+        on_signal: Callable[[Signal], None],
+        on_gap: Callable[[], None],
+    ) -> None:
+        self._link = ServerLink(postgres, "listener")
+        self._channel = channel_of(postgres.address.schema)
+        self._node = node
+        self._world = world
+        self._on_signal = on_signal
+        self._on_gap = on_gap
+        self._lost = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            MidstreamError: The server is not reached.
+        """
+        await self._listen()
+        self._keeping = self._world.spawn(self._keep(), name="listener")
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        self._link.drop()
+
+    async def _listen(self) -> None:
+        connection = await self._link.connection()
+        self._lost.clear()
+        connection.add_termination_listener(lambda _: self._lost.set())
+        await connection.add_listener(self._channel, self._receive)
+
+    async def _keep(self) -> None:
+        while True:
+            await self._lost.wait()
+            self._link.drop()
+            with contextlib.suppress(MidstreamError, *FAILURES):
+                await self._listen()
+                self._on_gap()
+                continue
+            await self._world.sleep(RECONNECT_S)
+
+    def _receive(self, _connection: asyncpg.Connection, _pid: int, _channel: str, payload: str) -> None:
+        try:
+            signal = msgspec.json.decode(payload, type=Signal)
+        except msgspec.MsgspecError:  # of a newer version
+            self._on_gap()
+            return
+        if signal.by != self._node:
+            self._on_signal(signal)

@@ -1,0 +1,236 @@
+"""News from other nodes: ends of journals that are followed here, forwarded commands, orphans.
+
+A notification starts the query for what it names; each second everything is queried, whether one came or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from midstream.environment import World
+from midstream.errors import MidstreamError
+from midstream.store.contract import ForwardedCommand, News
+from midstream.store.postgres.node_locks import AdvisoryLock, Neighbours
+from midstream.store.postgres.node_signals import Kind, Signal
+from midstream.store.postgres.postgres_connections import ConnectionPool
+
+BACKSTOP_S = 1.0
+"""Seconds after which everything is looked at, whatever the signs are."""
+FORWARDED_MAX = 100
+"""Commands reported at once: more wait for the next look."""
+
+# Commands without an answer, oldest first, of sessions that this node has or that no living node has, and whose senders
+# wait: they hold their locks. (A node is in its table before it has a session.)
+FIND_UNDECIDED = """
+select inbox.number, inbox.session, inbox.body, coalesce(session.epoch, 0)
+from inbox left join session on session.name = inbox.session
+where answer is null
+    and (session.node is null or session.node = $1 or session.node = any($2::integer[])
+        or not exists (select from node where number = session.node))
+    and sender <> all($2::integer[])
+    and (sender = $1 or not pg_try_advisory_xact_lock_shared($3, sender))
+order by inbox.number
+"""
+# The answers to what this node has forwarded.
+FIND_ANSWERS = "select number, answer from inbox where sender = $1 and answer is not null"
+# Sessions with an open turn that no living node has, with their epochs.
+FIND_ORPHANS = """
+select name, epoch from session where is_live
+    and (node is null or node = any($1::integer[]) or not exists (select from node where number = session.node))
+order by changed_at
+"""
+# Where these journals end.
+FIND_ENDS = "select name, last from session where name = any($1::text[])"
+
+_log = logging.getLogger(__name__)
+
+
+class _Found(Struct):
+    """Changes, and the marks of what counts as returned once they are taken."""
+
+    news: News
+    forwarded_commands: frozenset[tuple[int, int]]
+    orphans: frozenset[tuple[str, int]]
+
+
+class _Waiting:
+    """A `watch` that waits."""
+
+    def __init__(self, followed: Mapping[str, int]) -> None:
+        self.followed = dict(followed)
+        self.found: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
+
+
+class NodeWatcher:
+    """Looks for changes, from `start` to `close`.
+
+    Args:
+        lock: This node.
+        neighbours: The others.
+        pool: For questions.
+        world: The clock.
+    """
+
+    def __init__(
+        self, lock: AdvisoryLock, neighbours: Neighbours, pool: ConnectionPool, world: World
+    ) -> None:
+        self._lock = lock
+        self._neighbours = neighbours
+        self._pool = pool
+        self._world = world
+        self._nudged = asyncio.Event()
+        self._signs: set[Kind] = set(Kind)
+        """Where to look."""
+        self._moved: dict[str, int] = {}
+        """Ends that other nodes have reported."""
+        self._waiting: _Waiting | None = None
+        self._awaited: dict[int, asyncio.Future[bytes]] = {}
+        self._told = _Found(News(peers=-1), frozenset(), frozenset())
+        self._all_looked_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._looking = self._world.spawn(self._look(), name="store watcher")
+
+    async def close(self) -> None:
+        """Stop looking, and cancel those that wait."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+        if self._waiting is not None:
+            self._waiting.found.cancel()
+        for answer in self._awaited.values():
+            answer.cancel()
+        await self._world.sleep(0)  # who was cancelled has something to tidy up
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """See `Store.watch`."""
+        waiting = self._waiting = _Waiting(followed)
+        self._nudged.set()
+        try:
+            self._told = await waiting.found  # only now: a cancelled call has consumed nothing
+        finally:
+            if self._waiting is waiting:
+                self._waiting = None
+        return self._told.news
+
+    async def answer_to(self, number: int) -> bytes:
+        """Wait for the answer to a command that this node has forwarded."""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._awaited[number] = answer
+        self.note(Kind.INBOX)
+        try:
+            return await answer
+        finally:
+            del self._awaited[number]
+
+    def receive(self, signal: Signal) -> None:
+        """Take note of what another node has sent."""
+        waiting = self._waiting
+        if waiting is not None:
+            followed = waiting.followed
+            moved = {name: end for name, end in signal.moved.items() if followed.get(name, end) != end}
+            self._moved.update(moved)
+            if moved:
+                self._nudged.set()
+        if signal.kinds:
+            self.note(*signal.kinds)
+
+    def note(self, *kinds: Kind) -> None:
+        """Look there, soon."""
+        self._signs.update(kinds)
+        self._nudged.set()
+
+    def note_all(self) -> None:
+        """Look everywhere, soon."""
+        self._all_looked_at = -BACKSTOP_S
+        self.note(*Kind)
+
+    # --- the task that looks
+
+    async def _look(self) -> None:
+        while True:
+            self._nudged.clear()
+            try:
+                await self._check()
+            except MidstreamError as error:
+                self.note_all()
+                _log.debug("the store cannot be read: %s", error.message)
+                await self._world.sleep(BACKSTOP_S / 4)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BACKSTOP_S):
+                    await self._nudged.wait()
+
+    async def _check(self) -> None:
+        now = self._world.monotonic()
+        if now - self._all_looked_at >= BACKSTOP_S:
+            self._all_looked_at = now
+            self._signs.update(Kind)
+        if Kind.NODES in self._signs and await self._neighbours.look():
+            self._signs.update(Kind)
+        if self._awaited and Kind.INBOX in self._signs:
+            await self._settle_answers()
+        waiting = self._waiting
+        if waiting is None or waiting.found.done():
+            self._signs.discard(Kind.NODES)
+            return
+        signs, self._signs = self._signs, set()
+        moved, self._moved = self._moved, {}
+        try:
+            found = await self._find_changes(waiting.followed, signs)
+        except BaseException:
+            self._signs |= signs
+            raise
+        if found.news == News(peers=self._told.news.peers):
+            self._told = found
+        elif not waiting.found.done():
+            waiting.found.set_result(found)
+            return
+        if waiting.found.cancelled():
+            self._signs.update(Kind)
+            self._moved = {**moved, **self._moved}
+
+    async def _find_changes(self, followed: Mapping[str, int], signs: set[Kind]) -> _Found:
+        """Return the changes that were not returned yet, and the marks for them."""
+        node, lock_class = self._lock.last_number, self._lock.lock_class
+        frozen = [*self._neighbours.frozen]
+        commands, orphans = self._told.forwarded_commands, self._told.orphans
+        fresh: list[Any] = []
+        if Kind.INBOX in signs or Kind.NODES in signs:
+            rows = await self._pool.run(lambda db, _: db.fetch(FIND_UNDECIDED, node, frozen, lock_class))
+            fresh = [row for row in rows if (row[0], row[3]) not in commands][:FORWARDED_MAX]
+            # What is gone from the tables is forgotten here too.
+            commands = commands.intersection((row[0], row[3]) for row in rows)
+            commands = commands.union((row[0], row[3]) for row in fresh)
+        lost: list[tuple[str, int]] = []
+        if Kind.FREE in signs or Kind.NODES in signs:
+            free = [tuple(row) for row in await self._pool.run(lambda db, _: db.fetch(FIND_ORPHANS, frozen))]
+            lost = [each for each in free if each not in orphans]
+            orphans = frozenset(free)
+        moved: frozenset[str] = frozenset()
+        if followed:
+            rows = await self._pool.run(lambda db, _: db.fetch(FIND_ENDS, [*followed]))
+            ends = dict(map(tuple, rows))
+            moved = frozenset(name for name, end in followed.items() if ends.get(name, 0) != end)
+        news = News(
+            moved,
+            tuple(ForwardedCommand(*row[:3]) for row in (tuple(row) for row in fresh)),
+            tuple(session for session, _ in lost),
+            len(self._neighbours.living),
+        )
+        return _Found(news, commands, orphans)
+
+    async def _settle_answers(self) -> None:
+        node = self._lock.last_number
+        rows = await self._pool.run(lambda db, _: db.fetch(FIND_ANSWERS, node))
+        for number, body in rows:
+            answer = self._awaited.get(number)
+            if answer is not None and not answer.done():
+                answer.set_result(body)

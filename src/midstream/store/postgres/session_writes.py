@@ -1,0 +1,226 @@
+"""Writes that are no appends: leases, pruning, deletion, forwarded commands, entries. Each is one transaction.
+
+A write whose connection was lost may have happened. It is done once more, with `is_repeated`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from midstream.errors import EntryMovedError, LeaseHeldError
+from midstream.extras import extra
+from midstream.session.child_names import PART_MARK, PART_MARK_END
+from midstream.store.contract import OF_SESSIONS, require_version
+
+with extra("postgres"):
+    import asyncpg
+
+KEY_VALUE_TRIES_MAX = 5
+# Take a session, unless another node that lives has it. A new one starts above the epochs of all deleted ones. Each era
+# leaves a thousand epochs out: claims that a promoted replica, or a restored backup, did not receive had them.
+CLAIM = """
+insert into session (name, epoch, era, node, created_at, changed_at)
+select $1, 1 + epochs_spent + 1000 * era, era, $2, $3, $3 from ledger
+on conflict (name) do update set
+    epoch = session.epoch + 1 + 1000 * (excluded.era - session.era),
+    era = excluded.era,
+    node = excluded.node
+where session.node is null or session.node = $2 or session.node = any($4::integer[])
+    or not exists (select from node where number = session.node)
+returning epoch
+"""
+# The node of a session.
+FIND_HOLDER = "select node from session where name = $1"
+# Give a session up, and return whether a turn is open in it.
+RELEASE = "update session set node = null where name = $1 and epoch = $2 returning is_live"
+# Put what the first records fold to in the place of the last of them, and remove the others.
+PRUNE = """
+with folded as (
+    update record set body = $2
+    where session_id = (select id from session where name = $1) and position = $3 and epoch = $4
+    returning session_id
+), removed as (
+    delete from record using folded where record.session_id = folded.session_id and record.position < $3
+)
+select exists (select from folded)
+"""
+# A session and its parts, locked, with their holders: null where no other node that may live has it.
+LOCK_WITH_PARTS = """
+select id, name, epoch, case
+    when node = $4 or node = any($5::integer[]) or not exists (select from node where number = session.node) then null
+    else node
+end as holder
+from session where name = $1 or (name > $1 || $2 and name < $1 || $3)
+order by id for update
+"""
+# Delete the journals of these sessions.
+DELETE_RECORDS = "delete from record where session_id = any($1::bigint[])"
+# Delete their large results.
+DELETE_BLOBS = "delete from blob where session_id = any($1::bigint[])"
+# Delete their lines.
+DELETE_SESSIONS = "delete from session where id = any($1::bigint[])"
+# Delete the commands that wait for them.
+DELETE_FORWARDED = "delete from inbox where session = any($1::text[])"
+# Remove the entries of sessions, and keep the highest version of them.
+DELETE_ENTRIES = """
+with gone as (
+    delete from key_value where namespace = any($1::text[]) and key = any($2::text[]) returning version
+)
+update ledger set versions_spent = greatest(versions_spent, (select max(version) from gone))
+where exists (select from gone)
+"""
+# Let new sessions start above this epoch.
+SPEND_EPOCHS = "update ledger set epochs_spent = greatest(epochs_spent, $1)"
+
+# Keep a command for the node that has the lease of its session.
+PUT = "insert into inbox (session, sender, body) values ($1, $2, $3) returning number"
+# Answer a command whose sender waits, unless another node that lives has its session.
+ANSWER = """
+update inbox set answer = $2 where number = $1 and answer is null
+and not exists (
+    select from session join node on node.number = session.node
+    where session.name = inbox.session and session.node <> $3 and session.node <> all($4::integer[])
+)
+"""
+# Delete a forwarded command.
+REMOVE = "delete from inbox where number = $1"
+
+# Write a new entry. A deleted key starts again above all its versions.
+ADD_ENTRY = """
+insert into key_value (namespace, key, version, body, at)
+select $1, $2, 1 + versions_spent, $3, $4 from ledger
+on conflict (namespace, key) do nothing returning version
+"""
+# Replace an entry at the version that was read.
+REPLACE_ENTRY = """
+update key_value set version = version + 1, body = $3, at = $4
+where namespace = $1 and key = $2 and version = $5 returning version
+"""
+# An entry as it is now.
+FIND_WRITTEN = "select version, body, at from key_value where namespace = $1 and key = $2"
+# Delete an entry at the version that was read, and let its key start above that.
+DROP_ENTRY = """
+with gone as (
+    delete from key_value where namespace = $1 and key = $2 and version = $3 returning version
+)
+update ledger set versions_spent = greatest(versions_spent, version) from gone returning version
+"""
+
+
+class HeldError(Exception):
+    """Another node has a session, as far as the tables show; the liveness of that node is to be examined."""
+
+    def __init__(self, session: str, node: int) -> None:
+        super().__init__(session)
+        self.session = session
+        self.node = node
+
+    def refusal(self) -> LeaseHeldError:
+        """Return the error for callers: the node lives."""
+        message = f"session {self.session!r} belongs to node {self.node}, which is alive"
+        return LeaseHeldError(message, session=self.session)
+
+
+async def claim(
+    connection: asyncpg.Connection, session: str, *, node: int, frozen: Collection[int], at: float
+) -> int:
+    """See `Store.claim`.
+
+    Raises:
+        HeldError: Another node has it. Nothing was changed.
+    """
+    while True:
+        epoch: int | None = await connection.fetchval(CLAIM, session, node, at, frozen)
+        if epoch is not None:
+            return epoch
+        holder = await connection.fetchval(FIND_HOLDER, session)
+        if holder is not None and holder != node:
+            raise HeldError(session, holder)
+
+
+async def release(connection: asyncpg.Connection, session: str, *, epoch: int) -> bool:
+    """See `Store.release`; return whether a turn is open in it."""
+    is_live: bool | None = await connection.fetchval(RELEASE, session, epoch)
+    return bool(is_live)
+
+
+async def prune(connection: asyncpg.Connection, session: str, body: bytes, position: int, epoch: int) -> bool:
+    """See `Store.prune`."""
+    is_done: bool = await connection.fetchval(PRUNE, session, body, position, epoch)
+    return is_done
+
+
+async def delete(
+    connection: asyncpg.Connection, session: str, *, node: int, frozen: Collection[int]
+) -> list[str]:
+    """Delete a session with its parts, and return their names; see `Store.delete`.
+
+    Raises:
+        HeldError: Another node has one of them. Nothing was changed.
+    """
+    async with connection.transaction():
+        going = await connection.fetch(LOCK_WITH_PARTS, session, PART_MARK, PART_MARK_END, node, frozen)
+        for row in going:
+            if row["holder"] is not None:
+                raise HeldError(row["name"], row["holder"])
+        if going:
+            ids, names = [row["id"] for row in going], [row["name"] for row in going]
+            for statement in (DELETE_RECORDS, DELETE_BLOBS, DELETE_SESSIONS):
+                await connection.execute(statement, ids)
+            await connection.execute(DELETE_FORWARDED, names)
+            await connection.execute(DELETE_ENTRIES, OF_SESSIONS, names)
+            await connection.execute(SPEND_EPOCHS, max(row["epoch"] for row in going))
+    return [row["name"] for row in going]
+
+
+async def put(connection: asyncpg.Connection, session: str, body: bytes, *, sender: int) -> int:
+    """Store a forwarded command, and return its number."""
+    number: int = await connection.fetchval(PUT, session, sender, body)
+    return number
+
+
+async def answer(
+    connection: asyncpg.Connection, number: int, body: bytes, *, node: int, frozen: Collection[int]
+) -> None:
+    """See `Store.answer`."""
+    await connection.execute(ANSWER, number, body, node, frozen)
+
+
+async def remove(connection: asyncpg.Connection, number: int) -> None:
+    """Delete a forwarded command."""
+    await connection.execute(REMOVE, number)
+
+
+async def kv_put(
+    connection: asyncpg.Connection,
+    namespace: str,
+    key: str,
+    body: bytes,
+    *,
+    expected: int,
+    at: float,
+    is_repeated: bool,
+) -> int:
+    """See `KeyValue.kv_put`."""
+    for _ in range(KEY_VALUE_TRIES_MAX):
+        version: int | None = await (
+            connection.fetchval(REPLACE_ENTRY, namespace, key, body, at, expected)
+            if expected
+            else connection.fetchval(ADD_ENTRY, namespace, key, body, at)
+        )
+        if version is not None:
+            return version
+        found = await connection.fetchrow(FIND_WRITTEN, namespace, key)
+        if is_repeated and found is not None and tuple(found)[1:] == (body, at):
+            return int(found["version"])
+        require_version(key, 0 if found is None else found["version"], expected)
+    raise EntryMovedError(f"entry {key!r} is written and deleted by others all the time")
+
+
+async def kv_delete(
+    connection: asyncpg.Connection, namespace: str, key: str, *, expected: int, is_repeated: bool
+) -> bool:
+    """See `KeyValue.kv_delete`."""
+    if await connection.fetchval(DROP_ENTRY, namespace, key, expected) is not None:
+        return True
+    return is_repeated and await connection.fetchrow(FIND_WRITTEN, namespace, key) is None

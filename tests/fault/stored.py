@@ -1,0 +1,56 @@
+"""The store of a case: a SQLite file in its folder, or the schema of PostgreSQL whose URL stands in a file there."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from midstream.environment import World
+from midstream.store.contract import Store, StoredRecord
+from midstream.store.postgres import PostgresStore
+from midstream.store.sqlite import SQLiteStore
+from midstream.store.sqlite.store import LEASE_S
+from midstream.store.store_registry import read_store
+from tests.postgres_engine import Engine
+
+URL_FILE = "store.url"
+FILE = "server.db"
+
+_numbers = itertools.count(1)
+
+
+def use_postgres(folder: Path, engine: Engine) -> str:
+    """Let all processes of a folder use a fresh schema of this server, and return its URL."""
+    url = f"{engine.url}&schema=fault_{next(_numbers)}"
+    (folder / URL_FILE).write_text(url)
+    return url
+
+
+def name_of(folder: Path) -> str:
+    """Return the URL or the path of the store of a folder."""
+    url = folder / URL_FILE
+    return url.read_text() if url.exists() else str(folder / FILE)
+
+
+def make_store(folder: Path, world: World, *, lease_s: float = LEASE_S) -> Store:
+    """Return the store of a folder, not open."""
+    name = name_of(folder)
+    if name.startswith("postgresql:"):
+        return PostgresStore(name, lease_s=lease_s, world=world)
+    return SQLiteStore(name, lease_s=lease_s, world=world)
+
+
+def read_session(folder: Path, session: str) -> list[StoredRecord]:
+    """Read a whole journal without being a node.
+
+    Raises:
+        NotFoundError: There is no store yet.
+    """
+    with read_store(name_of(folder)) as reader:
+        return reader.read(session, after=0, limit=100_000)
+
+
+def read_all(folder: Path) -> dict[str, list[StoredRecord]]:
+    """Read all journals."""
+    with read_store(name_of(folder)) as reader:
+        return {line.session: reader.read(line.session, after=0, limit=100_000) for line in [*reader.list()]}

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from midstream.store.postgres import PostgresStore
+from tests.postgres_engine import Engine
+from tests.store.postgres.places import PostgresPlace
+
+
+@pytest.fixture
+def place(engine: Engine) -> PostgresPlace:
+    """A fresh schema."""
+    return PostgresPlace(engine)
+
+
+@pytest.fixture
+async def store(place: PostgresPlace) -> AsyncIterator[PostgresStore]:
+    """An open store in a fresh schema."""
+    store = place.store()
+    await store.open()
+    yield store
+    await store.close()

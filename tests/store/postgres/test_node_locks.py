@@ -1,0 +1,189 @@
+"""Liveness: who is dead is noticed at once, who only lost a connection joins anew and keeps its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.environment import World
+from midstream.errors import LeaseHeldError, LeaseLostError
+from midstream.session.records import Sync
+from midstream.store.contract import Batch, SessionListing
+from midstream.store.postgres import PostgresStore, node_locks
+from midstream.store.postgres.node_signals import Kind
+from midstream.testing.store_fakes import open_store
+from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.relay import Relay
+from tests.store.stores import append, bodies
+
+WORLD = World()
+
+
+async def _terminate(store: PostgresStore, *, purpose: str, of: PostgresStore) -> None:
+    """End the backend of one connection of a store, as an operator does."""
+    assert store._opened is not None
+    assert of._opened is not None
+    if purpose == "node":
+        await of._opened.lock.number()  # it has joined anew
+        assert of._opened.lock._connection is not None
+        pid = of._opened.lock._connection.get_server_pid()
+    else:
+        link = {
+            "writer": of._opened.appends._link,
+            "notifier": of._opened.notifier._link,
+            "listener": of._opened._listener._link,
+            "sentry": of._opened._neighbours._link,
+        }[purpose]
+        async with asyncio.timeout(20):
+            while (
+                link._connection is None or link._connection.is_closed()
+            ):  # it is opened anew, or with the first use
+                store._opened.report(Kind.NODES)
+                of._opened.report(Kind.NODES)
+                await WORLD.sleep(0.005)
+        pid = link._connection.get_server_pid()
+    assert await store._opened.pool.run(
+        lambda db, _: db.fetchval("select pg_terminate_backend($1, 5000)", pid)
+    )
+
+
+async def _until_peers(store: PostgresStore, count: int) -> None:
+    async with asyncio.timeout(20):
+        assert store._opened is not None
+        while len(store._opened._neighbours.living) != count:
+            await WORLD.sleep(0.005)
+
+
+@pytest.mark.parametrize("purpose", ["node", "writer", "notifier", "listener", "sentry"])
+async def test_a_backend_that_is_terminated_costs_no_lease(place: PostgresPlace, purpose: str) -> None:
+    async with open_store(place) as one, open_store(place) as other:
+        assert isinstance(one, PostgresStore)
+        assert isinstance(other, PostgresStore)
+        epoch = await one.claim("s", at=1.0)
+        await _until_peers(one, 1)
+        for number in range(3):
+            await append(one, b"x", expected=number, epoch=epoch, sync=Sync.NORMAL)
+            await _terminate(other, purpose=purpose, of=one)
+        assert one._opened is not None
+        await one._opened.lock.number()
+        assert await append(one, b"x", expected=3, epoch=epoch) == 4
+        with pytest.raises(LeaseHeldError):
+            await other.claim("s", at=2.0)
+        assert len(await bodies(other)) == 4
+        await _until_peers(other, 1)
+
+
+async def test_the_end_of_a_node_is_noticed_at_once_and_its_row_goes(place: PostgresPlace) -> None:
+    async with open_store(place) as one, open_store(place) as other:
+        assert isinstance(one, PostgresStore)
+        dead = place.store()
+        await dead.open()
+        await _until_peers(one, 2)
+        epoch = await dead.claim("s", at=1.0)
+        live = SessionListing(is_live=True, at=1.0)
+        await dead.append("s", _batch(epoch, live))
+        watching = WORLD.spawn(_orphans(other), name="watch")
+        place.kill(dead)
+        assert await watching == ("s",)
+        await _until_peers(one, 1)
+        assert await other.claim("s", at=2.0) == epoch + 1
+
+
+async def test_a_node_whose_server_was_away_keeps_its_sessions(place: PostgresPlace) -> None:
+    async with Relay(place.engine, place.schema).serving() as relay:
+        store = PostgresStore(relay.url)
+        await store.open()
+        epoch = await store.claim("s", at=1.0)
+        relay.is_up = False
+        relay.cut()
+        await WORLD.sleep(0.05)
+        relay.is_up = True
+        assert store._opened is not None
+        number = await store._opened.lock.number()
+        assert number > 1
+        assert await append(store, b"a", expected=0, epoch=epoch) == 1
+        await store.close()
+
+
+async def test_sessions_that_were_taken_meanwhile_are_lost(place: PostgresPlace) -> None:
+    async with Relay(place.engine, place.schema).serving() as relay, open_store(place) as other:
+        store = PostgresStore(relay.url)
+        await store.open()
+        epochs = [await store.claim(name, at=1.0) for name in ("s", "t")]
+        relay.is_up = False
+        relay.cut()
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    new = await other.claim("s", at=2.0)
+                    break
+                except LeaseHeldError:
+                    await WORLD.sleep(0.01)
+        relay.is_up = True
+        assert store._opened is not None
+        await store._opened.lock.number()
+        with pytest.raises(LeaseLostError):
+            await append(store, b"a", expected=0, epoch=epochs[0])
+        assert await append(other, b"a", expected=0, epoch=new) == 1
+        assert await append(store, b"b", expected=0, epoch=epochs[1], session="t") == 1
+        await store.close()
+
+
+async def test_a_node_without_a_beat_for_a_lease_counts_as_frozen(
+    engine: object, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = PostgresPlace(place.engine, lease_s=0.5)
+    async with open_store(quick) as one, open_store(quick) as other:
+        assert isinstance(one, PostgresStore)
+        assert isinstance(other, PostgresStore)
+        epoch = await one.claim("s", at=1.0)
+        await _until_peers(other, 1)
+        assert one._opened is not None
+        one._opened.lock._tasks[0].cancel()  # it beats no more, and holds its lock
+        assert other._opened is not None
+        neighbours = other._opened._neighbours
+        async with asyncio.timeout(20):
+            while not neighbours.frozen:
+                await neighbours.look()
+                await WORLD.sleep(0.02)
+        new = await other.claim("s", at=2.0)
+        with pytest.raises(LeaseLostError):
+            await append(one, b"late", expected=0, epoch=epoch)
+        assert await append(other, b"a", expected=0, epoch=new) == 1
+
+
+async def test_others_have_time_to_join_anew_when_all_lost_their_connections(
+    place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(place) as one:
+        assert isinstance(one, PostgresStore)
+        dead = place.store()
+        await dead.open()
+        await dead.claim("s", at=1.0)
+        await _until_peers(one, 1)
+        assert one._opened is not None
+        one._opened._neighbours.protect()
+        place.kill(dead)
+        with pytest.raises(LeaseHeldError):
+            await one.claim("s", at=2.0)
+        one._opened._neighbours.protect_for_a_while()
+        with pytest.raises(LeaseHeldError):
+            await one.claim("s", at=2.0)
+        one._opened._neighbours._protected_until = 0.0
+        assert await one.claim("s", at=2.0) == 2
+
+
+def test_a_lease_has_several_beats() -> None:
+    assert node_locks.BEATS_PER_LEASE > 3
+
+
+def _batch(epoch: int, mark: SessionListing) -> Batch:
+    return Batch([b"x"], 0, epoch, Sync.FULL, mark)
+
+
+async def _orphans(store: object) -> tuple[str, ...]:
+    async with asyncio.timeout(20):
+        while not (orphans := (await store.watch({})).orphans):  # type: ignore[attr-defined]
+            pass
+    return orphans  # type: ignore[no-any-return]

@@ -1,0 +1,80 @@
+"""Notifications between nodes: gathered, bounded in size, and received by all others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from midstream.environment import World
+from midstream.store.postgres import PostgresStore
+from midstream.store.postgres.node_signals import PAYLOAD_BYTES_MAX, Kind, Listener, Notifier, Signal
+from midstream.store.postgres.postgres_address import PostgresAddress
+from midstream.store.postgres.postgres_connections import Postgres
+from tests.store.postgres.places import PostgresPlace
+
+WORLD = World()
+
+
+def _postgres(place: PostgresPlace) -> Postgres:
+    return Postgres(PostgresAddress.parse(place.url.partition(":")[2]))
+
+
+def _notifier(place: PostgresPlace, *, has_peers: bool = True) -> Notifier:
+    return Notifier(_postgres(place), "us", WORLD, has_peers=lambda: has_peers)
+
+
+def test_a_notification_is_never_too_long_and_names_every_session(place: PostgresPlace) -> None:
+    ends = {str(number) + '-"ü' * 50: number for number in range(500)}
+    payloads = [*_notifier(place)._payloads({**ends, "x" * 8000: 1}, {Kind.INBOX})]
+    assert all(len(each.encode()) < PAYLOAD_BYTES_MAX for each in payloads)
+    signals = [msgspec.json.decode(each, type=Signal) for each in payloads]
+    assert {name: end for signal in signals for name, end in signal.moved.items()} == ends
+    assert [signal.kinds for signal in signals if signal.kinds] == [(Kind.INBOX,)]
+
+
+async def test_signals_reach_all_others_and_are_gathered(store: PostgresStore, place: PostgresPlace) -> None:
+    received: list[Signal] = []
+    came = asyncio.Event()
+
+    def receive(signal: Signal) -> None:
+        if signal.by == "us":
+            received.append(signal)
+            came.set()
+
+    listener = Listener(_postgres(place), "other", WORLD, on_signal=receive, on_gap=lambda: None)
+    await listener.start()
+    notifier = _notifier(place)
+    for end in range(1, 50):
+        notifier.report_moved({"s": end, "t": 1})
+    notifier.report(Kind.FREE)
+    async with asyncio.timeout(20):
+        await came.wait()
+    assert received == [Signal("us", {"s": 49, "t": 1}, (Kind.FREE,))]
+    await notifier.close()
+    await listener.close()
+
+
+async def test_ends_are_not_sent_where_there_is_no_other_node(place: PostgresPlace) -> None:
+    notifier = _notifier(place, has_peers=False)
+    notifier.report_moved({"s": 1})
+    assert notifier._sending is None
+    await notifier.close()
+
+
+async def test_a_listener_whose_connection_was_lost_listens_again(
+    store: PostgresStore, place: PostgresPlace
+) -> None:
+    gap, came = asyncio.Event(), asyncio.Event()
+    listener = Listener(_postgres(place), "other", WORLD, on_signal=lambda _: came.set(), on_gap=gap.set)
+    await listener.start()
+    connection = await listener._link.connection()
+    connection.terminate()
+    async with asyncio.timeout(20):
+        await gap.wait()
+    notifier = _notifier(place)
+    notifier.report(Kind.NODES)
+    async with asyncio.timeout(20):
+        await came.wait()
+    await notifier.close()
+    await listener.close()

@@ -1,0 +1,75 @@
+"""What others left is found by its notification, and without one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.environment import World
+from midstream.session.records import Sync
+from midstream.store.contract import News
+from midstream.store.postgres import PostgresStore
+from midstream.testing.store_fakes import open_store
+from tests.store.postgres.places import PostgresPlace
+from tests.store.stores import append
+
+WORLD = World()
+
+
+async def _moved(store: PostgresStore, followed: dict[str, int]) -> News:
+    async with asyncio.timeout(20):
+        while not (news := await store.watch(followed)).moved:
+            pass
+    return news
+
+
+@pytest.mark.parametrize("are_lost", [False, True])
+async def test_the_end_of_a_followed_journal_is_found(place: PostgresPlace, are_lost: bool) -> None:  # noqa: FBT001
+    async with open_store(place) as one, open_store(place) as other:
+        assert isinstance(one, PostgresStore)
+        assert isinstance(other, PostgresStore)
+        assert one._opened is not None
+        epoch = await one.claim("s", at=1.0)
+        await other.watch({})  # it knows its peer
+        if are_lost:
+            one._opened.notifier._has_peers = lambda: False
+        following = WORLD.spawn(_moved(other, {"s": 0}), name="watch")
+        await WORLD.sleep(0.02)
+        await append(one, b"a", expected=0, epoch=epoch, sync=Sync.NORMAL)
+        assert (await following).moved == {"s"}
+
+
+async def test_a_signal_that_tells_nothing_new_wakes_no_one(store: PostgresStore) -> None:
+    assert store._opened is not None
+    watcher = store._opened.watcher
+    await store.watch({})
+    watching = WORLD.spawn(store.watch({"s": 0, "t": 0}), name="watch")
+    await WORLD.sleep(0.05)
+    for _ in range(3):
+        watcher.note_all()
+        await WORLD.sleep(0.02)
+    assert not watching.done()
+    epoch = await store.claim("s", at=1.0)
+    await append(store, b"a", expected=0, epoch=epoch)
+    watcher.note_all()
+    async with asyncio.timeout(20):
+        assert (await watching).moved == {"s"}
+
+
+async def test_closing_a_store_cancels_those_who_wait(place: PostgresPlace) -> None:
+    store = place.store()
+    await store.open()
+    forwarding = WORLD.spawn(store.forward("s", b"x"), name="forward")
+    async with asyncio.timeout(20):
+        while not (await store.watch({})).forwarded_commands:
+            pass
+    waits = [WORLD.spawn(store.watch({}), name="watch"), forwarding]
+    await WORLD.sleep(0)
+    await store.close()
+    results = await asyncio.gather(*waits, return_exceptions=True)
+    assert [type(each) for each in results] == [asyncio.CancelledError] * 2
+    async with open_store(place) as again:
+        assert isinstance(again, PostgresStore)
+        assert again._opened is not None
+        assert await again._opened.pool.run(lambda db, _: db.fetchval("select count(*) from inbox")) == 0

@@ -1,0 +1,43 @@
+"""PostgreSQL as a kind of store: by its URL, for writing and for reading."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import StoreBusyError, UsageError
+from midstream.store.postgres import PostgresStore
+from midstream.store.store_registry import file_of, open_store, prepare_store, read_store
+from tests.store.postgres.places import PostgresPlace
+from tests.store.stores import append
+
+
+async def test_a_url_is_a_store_and_no_file(place: PostgresPlace) -> None:
+    for url in (place.url, place.url.replace("postgresql:", "postgres:")):
+        assert isinstance(open_store(url), PostgresStore)
+        assert file_of(url) is None
+
+
+async def test_a_store_is_read_while_a_server_works_on_it(store: PostgresStore, place: PostgresPlace) -> None:
+    epoch = await store.claim("s", at=1.0)
+    await append(store, b"a", b"b", expected=0, epoch=epoch)
+    await store.kv_put("n", "k", b"1", expected=0, at=1.0)
+    with read_store(place.url) as reader:
+        assert [line.session for line in reader.list()] == ["s"]
+        assert [each.body for each in reader.read("s", after=1, limit=9)] == [b"b"]
+        assert reader.blob("s", "none") is None
+        assert [each.key for each in reader.kv_list("n")] == ["k"]
+    assert await append(store, b"c", expected=2, epoch=epoch) == 3
+
+
+def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
+    with (
+        pytest.raises(StoreBusyError, match="cannot be reached") as refused,
+        read_store("postgresql://u:secret@127.0.0.1:1/db"),
+    ):
+        pass
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_store_that_needs_no_preparation_says_so(tmp_path: object) -> None:
+    with pytest.raises(UsageError, match="nothing is to be prepared"):
+        await prepare_store(f"{tmp_path}/x.db")

@@ -1,0 +1,107 @@
+"""Connections: checked when they are opened, opened anew when they were lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import StoreBusyError, UsageError
+from midstream.store.postgres import PostgresStore
+from midstream.store.postgres.postgres_address import PostgresAddress
+from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, ServerLink
+from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.pooler import TransactionPooler
+from tests.store.postgres.relay import Relay
+
+
+def _postgres(place: PostgresPlace, url: str = "") -> Postgres:
+    return Postgres(PostgresAddress.parse((url or place.url).partition(":")[2]))
+
+
+async def test_a_pooler_in_transaction_mode_is_refused_with_the_reason(place: PostgresPlace) -> None:
+    async with TransactionPooler(place.engine).serving() as pooler:
+        store = PostgresStore(f"{pooler.url}&schema={place.schema}")
+        with pytest.raises(UsageError, match=r"pooler in transaction mode .* another backend"):
+            await store.open()
+        with pytest.raises(UsageError, match="not open"):
+            await store.claim("s", at=1.0)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("postgresql://u:secret@127.0.0.1:1/db", "cannot be reached"),
+        ("postgresql://u:secret@127.0.0.1:1/db?sslmode=never", "sslmode"),
+    ],
+)
+async def test_what_cannot_be_reached_is_named_without_its_password(url: str, problem: str) -> None:
+    with pytest.raises((StoreBusyError, UsageError), match=problem) as refused:
+        await PostgresStore(url).open()
+    assert "secret" not in str(refused.value)
+    assert "u@127.0.0.1:1/db" in str(refused.value)
+
+
+async def test_an_unknown_database_and_an_unknown_user_are_refused(place: PostgresPlace) -> None:
+    for url in (
+        place.url.replace("/postgres?", "/nothing?"),
+        place.url.replace("postgres@", "stranger@"),
+    ):
+        with pytest.raises(UsageError, match="does not exist"):
+            await PostgresStore(url).open()
+
+
+async def test_commits_are_synced_whatever_the_servers_default(place: PostgresPlace) -> None:
+    store = place.store()
+    await store.open()
+    assert store._opened is not None
+    pool = store._opened.pool
+    await pool.run(lambda db, _: db.execute("alter role postgres set synchronous_commit to off"))
+    try:
+        connection = await _postgres(place).connect_to_write("test")
+        assert await connection.fetchval("show synchronous_commit") == "on"
+        await connection.close()
+    finally:
+        await pool.run(lambda db, _: db.execute("alter role postgres reset synchronous_commit"))
+    await store.close()
+
+
+async def test_a_server_on_another_timeline_begins_an_era_of_new_epochs(place: PostgresPlace) -> None:
+    store = place.store()
+    await store.open()
+    assert store._opened is not None
+    assert await store.claim("s", at=1.0) == 1
+    await store._opened.pool.run(lambda db, _: db.execute("update ledger set timeline = '00000000'"))
+    await store.close()
+    again = place.store()
+    await again.open()
+    assert await again.claim("s", at=2.0) == 1002
+    assert await again.claim("s", at=2.0) == 1003
+    await again.close()
+
+
+async def test_a_link_is_opened_anew_when_it_was_lost(store: PostgresStore, place: PostgresPlace) -> None:
+    link = ServerLink(_postgres(place), "test")
+    first = await link.connection()
+    assert await link.connection() is first
+    first.terminate()
+    second = await link.connection()
+    assert await second.fetchval("select 1") == 1
+    await link.close()
+    await link.close()
+
+
+async def test_a_pool_does_its_work_once_more_when_the_connection_was_lost(
+    store: PostgresStore, place: PostgresPlace
+) -> None:
+    async with Relay(place.engine, place.schema).serving() as relay:
+        pool = await ConnectionPool.make(_postgres(place, relay.url))
+        calls = []
+
+        async def work(db: object, is_repeated: bool) -> int:  # noqa: FBT001 - see `Work`
+            calls.append(is_repeated)
+            if not is_repeated:
+                relay.cut()
+            return await db.fetchval("select 7")  # type: ignore[attr-defined, no-any-return]
+
+        assert await pool.run(work) == 7
+        assert calls == [False, True]
+        await pool.close()
