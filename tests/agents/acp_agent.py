@@ -215,15 +215,13 @@ class ScriptedAgent:
             "call-1", "sleep", kind="execute", status="in_progress", raw_input=given
         )
         await self.client.session_update(session, start)
-        # No program is as fast as the clock of processes, which has 100 ticks a second.
-        await asyncio.sleep(0.1)
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
         tool = await asyncio.create_subprocess_exec(
             *command,
-            start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         self.orders.record("detached", pid=tool.pid)
 

@@ -151,3 +151,18 @@ class Bench:
 def is_whole(events: Sequence[ModelEvent]) -> bool:
     """Whether an answer came to its end."""
     return bool(events) and isinstance(events[-1], Finished)
+
+
+def assert_told_once(bench: Bench, host: Host) -> None:
+    """See that the agent of the last turn got each message once, in order."""
+    wanted = [
+        part.text
+        for entry in host.history.entries
+        if isinstance(entry, UserMessage)
+        for part in entry.parts
+        if isinstance(part, Text)
+    ]
+    words = bench.upstream.memory.talks[host.report.agent].words
+    assert [words.count(text) for text in wanted] == [1] * len(wanted)
+    places = [words.index(text) for text in wanted]
+    assert places == sorted(places)

@@ -423,7 +423,7 @@ async def test_no_program_no_folder_and_another_protocol_are_a_missing_model(pro
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-async def test_a_tool_that_goes_on_after_a_stop_is_ended_and_the_agent_is_not(program: Program) -> None:
+async def test_a_tool_that_goes_on_after_a_stop_is_ended(program: Program) -> None:
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
     await answered(agent, "one")
@@ -437,8 +437,7 @@ async def test_a_tool_that_goes_on_after_a_stop_is_ended_and_the_agent_is_not(pr
         await answer.aclose()
     (tool,) = program.orders.recorded("detached")
     assert not lives(tool["pid"])
-    assert text_of(await answered(agent, "three")).endswith("three")
-    assert len(program.orders.recorded("initialized")) == 1
+    assert text_of(await answered(agent, "three")) == "one | two | three"
     await upstream.aclose()
 
 

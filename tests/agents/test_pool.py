@@ -18,7 +18,6 @@ from midstream.agents.pool import Pooled, PoolLimits
 from midstream.agents.pool_entries import POOL_NAMESPACE, RETENTION_NAMESPACE, key_of
 from midstream.agents.pool_records import encode
 from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin, End
-from midstream.agents.prior_transcript import DONE
 from midstream.agents.reuse_classification import RequestRelation
 from midstream.agents.upstreams import MessageTaken, Setup, UpstreamEvent
 from midstream.engine.agent import Agent
@@ -26,15 +25,13 @@ from midstream.engine.host import Host as SessionHost
 from midstream.errors import (
     ModelAccessError,
     ModelError,
-    ModelRejectedError,
     ModelStalledError,
-    ModelUnavailableError,
     StoreBusyError,
     UpstreamFailedError,
     UpstreamGoneError,
     UsageError,
 )
-from midstream.history.messages import Finish, History, Response, Step, Text, Thinking, Usage, UserMessage
+from midstream.history.messages import Finish, History, Step, Thinking, Usage, UserMessage
 from midstream.models.responses import (
     Finished,
     ModelEvent,
@@ -56,7 +53,7 @@ from midstream.testing.scripted_upstream import (
     words_of,
 )
 from midstream.tools.forwarded_servers import ForwardedMcpServer
-from tests.agents.pooling import Bench, Host, is_whole
+from tests.agents.pooling import Bench, Host, assert_told_once, is_whole
 from tests.spec import spec
 
 DAY_S = 24 * 3600.0
@@ -189,25 +186,6 @@ async def test_where_forks_are_made_an_edit_goes_on_from_the_common_beginning() 
     assert bench.told()[-1] == "other"
     assert bench.upstream.memory.forgotten == []
     assert (await host.say("next")).way is AgentOrigin.RESUMED
-
-
-@spec("REUSE-19", "REUSE-79")
-@pytest.mark.parametrize("behind", ["", "third"])
-@pytest.mark.parametrize("can_fork", [True, False])
-async def test_behind_a_cut_answer_a_fork_goes_on_without_the_transcript(can_fork: bool, behind: str) -> None:  # noqa: FBT001
-    bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
-    host = await bench.host()
-    await host.say("first")
-    cut = Step(Response((Text("I began"),), Finish.INTERRUPTED))
-    host.history = host.history.then(UserMessage.of("second")).then(cut)
-    report = await host.say(*[behind] if behind else [])
-    told = bench.told()[-1]
-    assert (report.way, report.sends) == (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH, 1)
-    assert ("first" in told) is not can_fork
-    assert told.index("second") < told.index("I began") < told.index(DONE)
-    assert told.endswith(behind)
-    _assert_told_once(bench, host)
-    assert (await host.say("fourth")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-35")
@@ -500,9 +478,9 @@ async def test_what_comes_of_a_trouble(trouble: Trouble, situation: str) -> None
     assert bench.upstream.memory.wrongs == []
     if error:
         await host.ask()
-    _assert_told_once(bench, host)
+    assert_told_once(bench, host)
     assert (await host.say("next")).way is AgentOrigin.RESUMED
-    _assert_told_once(bench, host)
+    assert_told_once(bench, host)
 
 
 async def _arrive(bench: Bench, host: Host, situation: str) -> bool:
@@ -523,75 +501,6 @@ async def _arrive(bench: Bench, host: Host, situation: str) -> bool:
             host.history = host.history.then(UserMessage.of("third"))
     host.history = host.history.then(UserMessage.of("last"))
     return situation in ("resumed", "restarted", "queued")
-
-
-def _assert_told_once(bench: Bench, host: Host) -> None:
-    wanted = [
-        part.text
-        for entry in host.history.entries
-        if isinstance(entry, UserMessage)
-        for part in entry.parts
-        if isinstance(part, Text)
-    ]
-    words = bench.upstream.memory.talks[host.report.agent].words
-    assert [words.count(text) for text in wanted] == [1] * len(wanted)
-    places = [words.index(text) for text in wanted]
-    assert places == sorted(places)
-
-
-@spec("REUSE-82")
-async def test_a_message_that_is_refused_after_a_whole_answer_costs_no_transcript_and_the_next_refusal_does() -> (
-    None
-):
-    bench = Bench()
-    host = await bench.host()
-    await host.say("one")
-    bench.trouble(Trouble.REJECTED)
-    assert isinstance(await host.fail("two"), ModelRejectedError)
-    assert len(bench.told()) == 2
-    host.history = History(host.history.entries[:-1])
-    bench.trouble(Trouble.REJECTED)
-    report = await host.say("three")
-    assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
-    _assert_told_once(bench, host)
-
-
-@spec("REUSE-82")
-async def test_after_a_cut_answer_a_refusal_may_be_of_the_memory() -> None:
-    bench = Bench()
-    host = await bench.host()
-    await host.say("first")
-    bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_OPENED)
-    await host.fail("second")
-    bench.trouble(Trouble.REJECTED)
-    report = await host.say("third")
-    assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
-    _assert_told_once(bench, host)
-
-
-@spec("REUSE-83")
-async def test_a_message_that_the_agent_has_dropped_is_sent_with_the_next_one() -> None:
-    bench = Bench(ScriptedUpstream(drops=True))
-    host = await bench.host()
-    await host.say("one")
-    bench.trouble(Trouble.OUTAGE_OPENED)
-    assert isinstance(await host.fail("two"), ModelUnavailableError)
-    assert bench.upstream.live == 1
-    report = await host.say("three")
-    assert (report.way, report.rebuilt, report.sends) == (AgentOrigin.RESUMED, "", 1)
-    assert bench.told()[-1] == "two\n\n\n\nthree"
-    assert (len(bench.upstream.memory.talks), len(bench.upstream.opened)) == (1, 1)
-    _assert_told_once(bench, host)
-
-
-@spec("REUSE-83")
-async def test_a_stopped_turn_of_an_agent_that_may_drop_its_message_leaves_no_record() -> None:
-    bench = Bench(ScriptedUpstream(drops=True))
-    host = await bench.host()
-    await host.say("one")
-    bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_SPEAKING)
-    await host.fail("two")
-    assert await bench.record() is None
 
 
 @spec("REUSE-42")

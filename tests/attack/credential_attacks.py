@@ -321,10 +321,11 @@ def attack_a_scope_is_not_left(ground: Ground) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    owner, reader, one, approver = (
+    owner, reader, one, sending, approver = (
         add("ada", "--comment", "her laptop"),
         add("ada", "--scope", "read"),
         add("ada", "--sessions", "a-*"),
+        add("ada", "--scope", "speak"),
         add("eve", "--role", "approver", "--days", "1"),
     )
     text = tokens.read_text()
@@ -337,6 +338,11 @@ def attack_a_scope_is_not_left(ground: Ground) -> None:
         assert target.ask("GET", "/v1/sessions/s1", token=one).status == 404
         assert target.say("b-1", authorization=f"Bearer {one}").status == 404
         assert target.say("a-1", authorization=f"Bearer {one}").status == 200
+        for scoped in (reader, one):
+            for method in ("GET", "DELETE"):
+                assert target.ask(method, "/v1/access", token=scoped).status == 403
+        speaker = target.ask("GET", "/v1/sessions", token=sending)
+        assert (speaker.status, speaker.json["sessions"]) == (200, [])
         cookie = _logged_in(target, reader)  # what is issued for it has its scope
         assert target.ask("POST", "/v1/sessions/s1/cancel", cookie=cookie, **JSON).status == 403
         assert target.say("s1", "else", key="k2", authorization=f"Bearer {approver}").status == 403

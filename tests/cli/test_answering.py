@@ -134,7 +134,7 @@ def test_who_was_faster_elsewhere_takes_the_question_away(
     terminal.until("[y]es")
     done = run("sessions", "answer", "mine", "deny", "--url", server.url)
     assert (done.returncode, done.stderr) == (0, "Answered: pay: deny.\n")
-    terminal.until("~ a person answered: deny")
+    terminal.until("~ operator answered: deny")
     assert terminal.ended().code == 0
 
 

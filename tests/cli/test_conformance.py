@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from midstream.server.auth.principals import Principal
 from midstream.testing.conformance.scripts import scripts
 from midstream.testing.scripted_model import text
 from tests.cli.conftest import Run
+from tests.house.source import ROOT
 from tests.server.serving import make_app, served
 
 
@@ -86,9 +89,85 @@ async def test_who_is_let_in_by_a_header_leaves_nothing_behind_either() -> None:
         assert (await server.http.get("/v1/sessions", headers=headers)).json()["sessions"] == []
 
 
+CLIENT = ROOT / "examples" / "minimal_client"
+NODE = "node --experimental-websocket --no-warnings"
+WEBSOCKET = ("--transport", "websocket")
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
+
+
+def _tried_client(run: Run, folder: Path, *arguments: str) -> Result:
+    command = f"{NODE} {folder / 'subject.mjs'}"
+    return run("conformance", "--client", command, *WEBSOCKET, *arguments)
+
+
+@needs_node
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_client_of_the_examples_keeps_every_script(run: Run) -> None:
+    result = _tried_client(run, CLIENT, "--json")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line for line in lines if not line["is_kept"]] == []
+    assert (result.exit_code, len(lines)) == (0, len(scripts("client")))
+
+
+@needs_node
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "clause", "problem"),
+    [
+        ("stream.mjs", "connection: this.kept.connection + 1", "connection: 1", "STREAM-50", "not above 1"),
+        ("stream.mjs", "at.epoch > promised.epoch", "false", "STREAM-100", "nothing came of it within 1 s"),
+        (
+            "stream.mjs",
+            "else if (FRAMES.has(frame.type)) this",
+            "else this",
+            "STREAM-34",
+            "BROKEN  websocket: A frame of an unknown",
+        ),
+        (
+            "stream.mjs",
+            "this.overBy = newest",
+            "this.overBy = null",
+            "STREAM-54",
+            "nothing came of it within 1 s",
+        ),
+        ("checkpoint.mjs", "write(this.file,", "void (this.file,", "STREAM-11", "the client program ended"),
+    ],
+)
+def test_a_client_that_breaks_a_rule_fails_its_script(
+    run: Run, tmp_path: Path, file: str, right: str, wrong: str, clause: str, problem: str
+) -> None:
+    folder = shutil.copytree(CLIENT, tmp_path / "client")
+    source = (folder / file).read_text()
+    assert right in source
+    (folder / file).write_text(source.replace(right, wrong, 1))
+    result = _tried_client(run, folder, "--only", clause, "--wait", "1")
+    assert (result.exit_code, problem in result.stdout) == (VERIFICATION, True), result.stdout
+    assert "BROKEN  websocket: " in result.stdout
+
+
+def test_a_program_that_is_no_client_is_reported(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    for program_text, problem in (
+        ("raise SystemExit(3)", "the client program ended with status 3 at `begin`"),
+        ("print('hello', flush=True); input()", "the client program answered `begin` with 'hello'"),
+        ("input(); input()", "the client program did not answer `begin` within 1 s"),
+    ):
+        program.write_text(program_text)
+        command = f"{sys.executable} {program}"
+        result = run("conformance", "--client", command, "--only", "STREAM-7", "--wait", "1", *WEBSOCKET)
+        assert result.exit_code == VERIFICATION
+        assert problem in result.stdout
+
+
 def test_what_cannot_be_done_is_said(run: Run) -> None:
     assert run("conformance", "http://127.0.0.1:9", "--only", "no such words").exit_code == USAGE
     assert run("conformance", "nowhere").exit_code == USAGE
     assert run("conformance", "http://127.0.0.1:9", "--header", "x").exit_code == USAGE
+    assert run("conformance").exit_code == USAGE
+    assert run("conformance", "--client", "no-such-program").exit_code == USAGE
+    assert run("conformance", "--client", "'").exit_code == USAGE
+    assert run("conformance", "http://127.0.0.1:9", "--client", "true").exit_code == USAGE
+    assert run("conformance", "--client", "true", "--only", "no such words").exit_code == USAGE
     unreachable = run("conformance", "http://127.0.0.1:9", "--only", "STREAM-31")
     assert unreachable.exit_code in (FAILURE, VERIFICATION)

@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said_in_one_line(run: Run, options: tuple[str, ...], w
 def test_a_key_that_is_none_is_not_shown_to_anybody(run: Run, tmp_path: Path) -> None:
     (tmp_path / "gateway-token").write_bytes(b"\xff\xfe")
     done = run("gateway", "--upstream", "scripted", "--port", "0")
-    assert (done.exit_code, done.stdout, "is not text; the key cannot be in it" in done.stderr) == (
+    assert (done.exit_code, done.stdout, "is not text; name the right file" in done.stderr) == (
         2,
         "",
         True,
@@ -135,7 +135,7 @@ def test_its_key_is_read_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
-        ("key", 0o644, "readable by other users; restrict the file with chmod 600"),
+        ("key", 0o644, "readable by other users; restrict it with chmod 600"),
         ("\n", 0o600, "is empty; write the key into it"),
         ("key another", 0o600, "holds more than a key"),
         ("k\u00e9", 0o600, "holds no key; write the key into it"),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from midstream.client import connect
 from midstream.client.connection_headers import ConnectionHeaders
+from midstream.client.transport_selection import TransportName
 from midstream.errors import ConnectionLostError, UnauthorizedError, UsageError
 from midstream.local_keys import prove_server, read_or_make_key
+from tests.cli.processes import Serving
+from tests.server.people import ADA, guarded_app
+from tests.server.serving import served
 from tests.spec import spec
 from tests.test_local_keys import proving
 
@@ -57,3 +64,49 @@ async def test_after_a_proof_nothing_is_sent_to_a_program_without_one(
                 await headers()
         answers.append("good")
         assert "authorization" in await headers()
+
+
+@pytest.mark.slow
+@spec("SEC-11")
+@pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
+async def test_a_turn_goes_on_after_its_server_and_with_it_the_token_began_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: TransportName
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
+    monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
+    server = await asyncio.to_thread(partial(Serving, tmp_path))
+    try:
+        async with asyncio.timeout(60), connect(server.url, transport=transport) as client:
+            text = ""
+            async for event in client.send("s1", "pay"):
+                text = event.transcript
+                if event.question is not None:
+                    await asyncio.to_thread(server.kill)
+                    server = await asyncio.to_thread(partial(Serving, tmp_path, port=server.port))
+                    [question] = await client.questions("s1")
+                    await client.answer("s1", question, "deny")
+            assert text
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
+async def test_a_refused_credential_is_found_anew_once(transport: TransportName) -> None:
+    sent: list[str] = []
+
+    def ended_then_good() -> dict[str, str]:
+        sent.append("Bearer the-token-of-a-former-start" if not sent else ADA["authorization"])
+        return {"authorization": sent[-1]}
+
+    def wrong() -> dict[str, str]:
+        sent.append("wrong")
+        return {"authorization": "Bearer a-token-that-nobody-has"}
+
+    async with served(guarded_app()) as server, asyncio.timeout(60):
+        async with connect(server.url, transport=transport, headers=ended_then_good) as client:
+            assert await client.ask("s1", "hi") == "Hello."
+        sent.clear()
+        async with connect(server.url, transport=transport, headers=wrong) as client:
+            with pytest.raises(UnauthorizedError):
+                await client.ask("s1", "hi")
+        assert 2 <= len(sent) <= 4

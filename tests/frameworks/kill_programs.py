@@ -11,13 +11,14 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from msgspec import Struct
 
+from midstream.environment import World
 from midstream.errors import LeaseHeldError, SessionBusyError
 from tests.guides.blocks import all_blocks
 
@@ -43,6 +44,7 @@ class Play:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
         self.chance = random.Random(seed)
+        self._world = World()
         self._ledger = os.open(folder / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(self, line: str) -> None:
@@ -51,7 +53,7 @@ class Play:
 
     async def pause(self) -> None:
         """Wait a little, as a network does."""
-        await asyncio.sleep(self.chance.random() * PAUSE_S)
+        await self._world.sleep(self.chance.random() * PAUSE_S)
 
     async def act(self, name: str) -> str:
         """Have an effect."""
@@ -75,7 +77,7 @@ class Report(Struct):
     answers: list[str] = []
 
 
-Program = Callable[[Play], Awaitable[Report]]
+Program = Callable[[Play], Coroutine[Any, Any, Report]]
 
 
 def guide(page: str, *blocks: int) -> dict[str, Any]:

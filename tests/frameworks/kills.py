@@ -170,6 +170,8 @@ class Round:
 
     def __init__(self, kind: Kind, mode: str, chance: random.Random, life_s: float) -> None:
         self.kills = 0
+        self.was_killed_at_once = False
+        """Whether the first life was killed."""
         self._kind = kind
         self._mode = mode
         self._chance = chance
@@ -179,8 +181,10 @@ class Round:
 
     def play(self, folder: Path) -> list[str]:
         """Kill and finish; return what is wrong."""
-        for _ in range(self._chance.randint(1, KILLS_MAX)):
+        for number in range(self._chance.randint(1, KILLS_MAX)):
             self._live_and_die(folder)
+            if number == 0:
+                self.was_killed_at_once = self.kills > 0
         if (fault := self._finish(folder)) is not None:
             return [fault]
         return self._judge(folder)
@@ -316,6 +320,7 @@ def run(kind: Kind, mode: str, rounds: int, seed: int, *, until: float = float("
         folder = Path(tempfile.mkdtemp(prefix="kills-", dir=MEMORY))
         played = Round(kind, mode, chance, life_s)
         faults = played.play(folder)
+        life_s *= 1.03 if played.was_killed_at_once else 0.93  # the load of the machine changes
         tally.rounds += 1
         tally.kills += played.kills
         lines = (folder / "ledger").read_text().splitlines() if (folder / "ledger").exists() else []

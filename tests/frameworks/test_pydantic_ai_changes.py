@@ -159,7 +159,8 @@ async def test_a_run_cancelled_anywhere_can_be_repeated_at_once(kind: str) -> No
                 if kind == "run":
                     return (await agent.run("go")).output
                 async with agent.run_stream_events("go") as events:
-                    return [each async for each in events][-1].result.output
+                    last: Any = [each async for each in events][-1]
+                    return last.result.output
 
         first = asyncio.create_task(run())
         for _ in range(steps):

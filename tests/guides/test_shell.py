@@ -234,6 +234,28 @@ def _npm(shell: Shell, install: str) -> None:
     assert shell.run(f'node -e "{shown}"') == "function\n"
 
 
+def _minimal_client(shell: Shell, serve: str, ask: str) -> None:
+    _copy_client(shell)
+    write_agent(shell.folder, "hello:agent")
+    with shell.serving(serve):
+        first, again = shell.run(ask), shell.run(ask)
+    assert "Take a coat: it is 8 degrees in Oslo." in first
+    assert again == first, "the answer is there, and was not requested again"
+
+
+def _client_conformance(shell: Shell, test: str) -> None:
+    _copy_client(shell)
+    lines = shell.run(test).splitlines()
+    assert len(lines) > 5
+    assert all(line.startswith("kept") for line in lines)
+
+
+def _copy_client(shell: Shell) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not here")
+    shutil.copytree(ROOT / "examples" / "minimal_client", shell.folder / "examples" / "minimal_client")
+
+
 RUN: dict[tuple[Key, ...], Callable[..., None]] = {
     (("README.md", "", 2),): _first_hour,
     (("README.md", "", 3), ("README.md", "", 4)): _gateway,
@@ -241,6 +263,8 @@ RUN: dict[tuple[Key, ...], Callable[..., None]] = {
     (("README.md", "", 0),): _targets,
     (("approvals.md", "", 0),): _approvals,
     (("browser.md", "", 0),): _npm,
+    (("browser.md", "", 1),): _minimal_client,
+    (("browser.md", "", 2),): _client_conformance,
     (("encryption.md", "", 0),): _encrypted,
     (("encryption.md", "", 1),): _encrypted_for_clients,
     (("gateway.md", "", 0),): _upstreams,

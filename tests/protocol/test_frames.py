@@ -115,22 +115,16 @@ def test_a_time_limit_out_of_bounds_is_refused(name: str, seconds: float) -> Non
 
 
 @spec("SEC-75")
-@pytest.mark.parametrize("place", ["spec", "later"])
-def test_a_frame_that_is_nested_too_deeply_is_refused(place: str) -> None:
-    def command(levels: int) -> bytes:
-        deep = b'{"a":' * levels + b"1" + b"}" * levels
-        inner = (
-            b'{"name":"t","parameters":%b}' % deep if place == "spec" else b'{"name":"t","later":%b}' % deep
-        )
-        tools = b'[{"spec":%b}]' % inner
-        payload = b'{"type":"send","parts":[{"type":"text","text":"[[[["}],"tools":%b}' % tools
-        return b'{"type":"command","seqno":0,"payload":%b}' % payload
+def test_a_tool_whose_schema_is_nested_too_deeply_is_refused() -> None:
+    def sending(levels: int) -> bytes:
+        schema = b'{"a":' * levels + b"1" + b"}" * levels
+        tool = b'{"spec":{"name":"t","parameters":%b}}' % schema
+        return b'{"type":"send","parts":[{"type":"text","text":"hi"}],"tools":[%b]}' % tool
 
-    frame = frames.decode_client(command(59))
-    assert isinstance(frame, CommandFrame)
-    assert isinstance(frames.decode_payload(frame.payload), SendPayload)
-    with pytest.raises(MalformedFrameError, match="nested more than 64 levels deep"):
-        frames.decode_client(command(60))
+    assert isinstance(frames.decode_payload(sending(64)), SendPayload)
+    for levels in (65, 900, 5000):
+        with pytest.raises(MalformedFrameError):
+            frames.decode_payload(sending(levels))
 
 
 def test_little_of_what_is_no_frame_is_said_back() -> None:

@@ -40,6 +40,16 @@ def test_one_address_gets_its_share_and_a_network_of_a_customer_is_one() -> None
 
 
 @spec("SEC-83")
+@pytest.mark.parametrize("trusted", ["10.0.0.1", "10.0.0.0/8", "*"])
+def test_a_trusted_proxy_has_the_connections_of_all_its_clients(trusted: str) -> None:
+    raw = RawConnections(RawLimits(per_address_max=1, connections_max=4), trusted=("a-name", trusted))
+    assert [raw.enter(number, "10.0.0.1") for number in range(3)] == [True, True, True]
+    raw.hold(0, 2 * 1024 * 1024)
+    assert raw.hold(1, 2 * 1024 * 1024)
+    assert [raw.enter(3, "192.0.2.1"), raw.enter(4, "192.0.2.1")] == [True, False]
+
+
+@spec("SEC-83")
 def test_there_are_no_more_connections_than_the_process_may_open_files() -> None:
     raw = RawConnections(RawLimits(reserved=1), descriptors=PROCESS_DESCRIPTORS + 3)
     assert [raw.enter(number, "10.0.0.1") for number in range(3)] == [True, True, False]

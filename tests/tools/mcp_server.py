@@ -121,6 +121,19 @@ tool = server._tool_manager.get_tool("broken")
 assert tool is not None
 tool.parameters = {"type": "object", "properties": {"a": {"type": "no such type"}}}
 
+
+def deep() -> str:
+    """Have a schema of 81 levels."""
+    return ""
+
+
+server.add_tool(deep)
+tool = server._tool_manager.get_tool("deep")
+assert tool is not None
+tool.parameters = {"type": "object"}
+for _ in range(40):
+    tool.parameters = {"type": "object", "properties": {"a": tool.parameters}}
+
 if __name__ == "__main__":
     note(f"started {os.getpid()}")
     sys.stderr.write("token of a fool: hunter2\n")

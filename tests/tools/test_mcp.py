@@ -221,7 +221,7 @@ async def _host(model: ScriptedModel, *servers: McpServer) -> AsyncIterator[Host
 # --- what a server offers -------------------------------------------------------------------------------------
 
 
-@spec("TURN-44")
+@spec("TURN-44", "SEC-76")
 async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(http: McpServer) -> None:
     tools = await _tools(http)
     policies = {name: (each.has_effects, each.on_doubt) for name, each in tools.items()}
@@ -229,6 +229,7 @@ async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(http
     assert policies["files__put"] == (True, OnDoubt.RERUN)
     assert policies["files__send"] == (True, OnDoubt.UNKNOWN)
     assert "files__broken" not in tools
+    assert "files__deep" not in tools
     assert [name for name in tools if name.startswith("files__odd_name__")]
     assert tools["files__add"].spec.description == "Add two numbers."
     assert tools["files__add"].spec.parameters["required"] == ["a", "b"]
@@ -314,6 +315,11 @@ def test_pictures_sounds_and_files_never_stand_in_a_result() -> None:
         "[resource file:///c, 4 bytes, not shown]",
     ]
     assert text_of(wire.CallToolResult(content=[], structured_content={"n": 1})) == '{"n":1}'
+    deep: dict[str, object] = {}
+    for _ in range(100):
+        deep = {"a": deep}
+    shown = text_of(wire.CallToolResult(content=[], structured_content=deep))
+    assert shown == "[structured content, nested more than 64 levels deep, not shown]"
 
 
 # --- a server that fails --------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ from midstream.errors import (
 )
 from midstream.extras import extra
 from midstream.history.messages import File, Text, UserMessage
-from midstream.models.responses import KeepAlive, UpstreamCallStarted
+from midstream.models.responses import KeepAlive
 from midstream.tools.forwarded_servers import ForwardedMcpServer, Transport
 
 with extra("acp"):
@@ -251,8 +251,8 @@ class _Conversation:
         self._reader = AcpReader()
         self._person: Person | None = None
         """Whom it can ask in the answer that it is giving."""
-        self._tools_since = 0
-        """When the first tool of this turn was started, in ticks; 0 for none."""
+        self._since = 0
+        """When this turn began, in ticks."""
         self._is_sending = False
         self._is_closed = False
         agents.add(self)
@@ -271,8 +271,8 @@ class _Conversation:
             if is_forced:
                 await process.wait_for(process.connection.cancel(self._session), limit_s=CANCEL_S)
             process.take_updates()
-            self._reader, self._tools_since = AcpReader(), 0
-            reader = self._reader
+            self._reader = reader = AcpReader()
+            self._since = ticks_now()
             self._person = said.person
             prompting = self._terms.world.spawn(
                 process.wait_for(self._prompt(process, said.message, key), limit_s=None), name="acp: a turn"
@@ -309,8 +309,6 @@ class _Conversation:
                     yield KeepAlive()  # a sub-agent's
                     continue
                 for event in reader.update(update):
-                    if isinstance(event, UpstreamCallStarted) and not self._tools_since:
-                        self._tools_since = ticks_now()
                     yield event
         try:
             response = await prompting
@@ -341,14 +339,14 @@ class _Conversation:
     async def _settle(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
         """Stop a run that is not read any more; return whether its process can be used again."""
         process.let_go()
-        is_in_tool = self._reader.is_in_tool and self._tools_since > 0
+        is_in_tool = self._reader.is_in_tool and not prompting.done()
         if not prompting.done():
             with contextlib.suppress(ModelError):
                 await process.wait_for(process.connection.cancel(self._session), limit_s=CANCEL_S)
             await asyncio.wait({prompting}, timeout=CANCEL_S)
-            if is_in_tool:
-                await end_tools(process.id, self._tools_since)
-        is_answered = prompting.done()
+        if is_in_tool:
+            await end_tools(process.id, self._since)  # and what the agent itself has started for it
+        is_answered = prompting.done() and not is_in_tool
         prompting.cancel()
         (end,) = await asyncio.gather(prompting, return_exceptions=True)
         is_refused = isinstance(end, ModelError) and isinstance(end.__cause__, RequestError)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 
 class FailedMessage(StrEnum):
-    """What becomes of a message whose turn does not come to its end."""
+    """Place of a message whose turn does not come to its end."""
 
     KEPT = "kept"
     """It stays in the conversation."""

@@ -65,7 +65,8 @@ _GO_ON_CUT = "Go on where it stopped: answer the user's last request there."
 
 DONE = (
     "The last answer was cut off. What it said and did until then stands above and is done: do not do it again. "
-    "A tool call whose result is unknown may have taken effect: find out before you repeat it."
+    "A tool call whose result is unknown may have taken effect, and one that was just begun may be missing above: "
+    "find out before you repeat it."
 )
 """What an agent is sent of an answer that was cut, with what that answer did."""
 

@@ -25,7 +25,7 @@ def ticks_now() -> int:
 
 
 async def end_tools(agent: str, since: int) -> int:
-    """End what an agent has started since a time; return how many processes.
+    """End what an agent has started since a time, and not the agent; return how many processes.
 
     Args:
         agent: The value of `AGENT_VARIABLE` in its environment.

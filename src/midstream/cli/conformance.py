@@ -1,11 +1,15 @@
-"""`midstream conformance`: try any server of the stream protocol, clause by clause."""
+"""`midstream conformance`: test any server or client of the stream protocol, clause by clause."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import shlex
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import click
 import msgspec
@@ -20,12 +24,21 @@ from midstream.client.transports import base_url
 from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
 from midstream.local_keys import headers_for
-from midstream.testing.conformance.scripts import Script, scripts
+from midstream.testing.conformance.client_program import ClientProgram
+from midstream.testing.conformance.client_wire import WireTrial
+from midstream.testing.conformance.scripted_server import ScriptedServer
+from midstream.testing.conformance.scripts import Script, Side, scripts
 from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, ServerTrial
 
 
-@click.command(short_help="Test a server of the stream protocol, clause by clause.")
-@click.argument("url")
+@click.command(short_help="Test a server or a client of the stream protocol, clause by clause.")
+@click.argument("url", required=False)
+@click.option(
+    "--client",
+    "command",
+    metavar="COMMAND",
+    help="Test this client program in place of a server; it is driven with JSON lines on stdin and stdout.",
+)
 @click.option(
     "--only",
     "words",
@@ -61,7 +74,8 @@ from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, Ser
 @click.pass_obj
 def conformance(
     surroundings: Surroundings,
-    url: str,
+    url: str | None,
+    command: str | None,
     words: str,
     ways: tuple[str, ...],
     named: tuple[str, ...],
@@ -73,20 +87,41 @@ def conformance(
 
     Each script opens its own session and sends a few messages to the agent there, whose answers do not matter. The
     sessions are deleted in the end. Each difference is printed with its step and the server's frames.
+
+    With --client, a scripted server tests a client program: `docs/spec/minimal-client.md` has the JSON lines. Each
+    difference is printed with its step and the client's frames. The exit code is 6 if there is any.
     """
-    headers = {**headers_for(url), **_headers(named)}
-    told = [each for each in scripts("server") if words in each.name or words in each.clauses]
-    chosen = [
-        (TransportKind(way), each)
-        for way in ways or TransportKind
-        for each in told
-        if each.fits(TransportKind(way))
-    ]
+    report = _Report(surroundings, is_json=is_json)
+    if command is not None:
+        if url is not None or named or is_kept:
+            raise UsageError("--client takes no URL, --header or --keep: its server is a scripted one")
+        asyncio.run(_try_client(report, _program(command), _chosen("client", ways, words), wait_s))
+    elif url is None:
+        raise UsageError("name a server by its URL, or a client program with --client")
+    else:
+        headers = {**headers_for(url), **_headers(named)}
+        chosen = _chosen("server", ways, words)
+        asyncio.run(_try(report, base_url(url), headers, chosen, wait_s, is_kept=is_kept))
+    return report.finish()
+
+
+def _chosen(side: Side, ways: Sequence[str], words: str) -> list[tuple[TransportKind, Script]]:
+    told = [each for each in scripts(side) if words in each.name or words in each.clauses]
+    kinds = [TransportKind(way) for way in ways or TransportKind]
+    chosen = [(way, each) for way in kinds for each in told if side == "client" or each.fits(way)]
     if not chosen:
         raise UsageError(f"no script matches {words!r}")
-    return asyncio.run(
-        _try(surroundings, base_url(url), headers, chosen, wait_s, is_kept=is_kept, is_json=is_json)
-    )
+    return chosen
+
+
+def _program(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--client {command!r} is no command: {error}") from error
+    if not words or shutil.which(words[0]) is None:
+        raise UsageError(f"--client {command!r}: there is no program {words[0] if words else ''!r}")
+    return words
 
 
 def _headers(named: Sequence[str]) -> dict[str, str]:
@@ -99,16 +134,44 @@ def _headers(named: Sequence[str]) -> dict[str, str]:
     return headers
 
 
+class _Report:
+    """Report about the scripts: each one as soon as it has run, and a count in the end."""
+
+    def __init__(self, surroundings: Surroundings, *, is_json: bool) -> None:
+        self._ink = surroundings.out
+        self._is_terminal = surroundings.talk.is_terminal
+        self._is_json = is_json
+        self._count = self._different = 0
+
+    def announce(self, number: int, total: int, way: TransportKind, script: Script) -> None:
+        """Show on a terminal which script runs."""
+        if self._is_terminal:
+            line = f"{number}/{total} {way}: {script.name}"
+            click.echo(f"\r\x1b[K{line[:100]}", err=True, nl=False)
+
+    def show(self, outcome: ScriptOutcome) -> None:
+        """Print how a script ended."""
+        if self._is_terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+        self._count += 1
+        self._different += not outcome.is_kept
+        _show(outcome, self._ink, is_json=self._is_json)
+
+    def finish(self) -> int:
+        """Print the count; return the exit code."""
+        click.echo(f"{self._count - self._different} of {self._count} scripts passed.", err=True)
+        return VERIFICATION if self._different else 0
+
+
 async def _try(
-    surroundings: Surroundings,
+    report: _Report,
     url: str,
     headers: Mapping[str, str],
     chosen: Sequence[tuple[TransportKind, Script]],
     wait_s: float,
     *,
     is_kept: bool,
-    is_json: bool,
-) -> int:
+) -> None:
     world = World()
     carriers = {
         way: TransportSelection(
@@ -123,25 +186,29 @@ async def _try(
         way: ServerTrial(carrier.connect, way=way, world=world, wait_s=wait_s)
         for way, carrier in carriers.items()
     }
-    different = 0
     try:
         for number, (way, script) in enumerate(chosen, start=1):
-            if surroundings.talk.is_terminal:
-                line = f"{number}/{len(chosen)} {way}: {script.name}"
-                click.echo(f"\r\x1b[K{line[:100]}", err=True, nl=False)
-            outcome = await trials[way].run(script)
-            if surroundings.talk.is_terminal:
-                click.echo("\r\x1b[K", err=True, nl=False)
-            different += not outcome.is_kept
-            _show(outcome, surroundings.out, is_json=is_json)
+            report.announce(number, len(chosen), way, script)
+            report.show(await trials[way].run(script))
     finally:
         for carrier in carriers.values():
             await carrier.close()
         if not is_kept:
             for trial in trials.values():
                 await _clear(url, trial.sessions, headers)
-    click.echo(f"{len(chosen) - different} of {len(chosen)} scripts passed.", err=True)
-    return VERIFICATION if different else 0
+
+
+async def _try_client(
+    report: _Report, program: Sequence[str], chosen: Sequence[tuple[TransportKind, Script]], wait_s: float
+) -> None:
+    world = World()
+    async with ScriptedServer(world=world).listening() as server:
+        with tempfile.TemporaryDirectory(prefix="midstream-conformance-") as folder:
+            client = ClientProgram(program, server.url, Path(folder), wait_s=wait_s, world=world)
+            trial = WireTrial(server, client, wait_s=wait_s, world=world)
+            for number, (way, script) in enumerate(chosen, start=1):
+                report.announce(number, len(chosen), way, script)
+                report.show(await trial.run(script, way))
 
 
 def _show(outcome: ScriptOutcome, ink: Ink, *, is_json: bool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from midstream.client.transports import require_headers
-from midstream.errors import ConnectionLostError, MidstreamError
+from midstream.errors import ConnectionLostError, MidstreamError, UnauthorizedError
 from midstream.local_keys import headers_for
 
 GivenHeaders = Mapping[str, str] | Callable[[], Mapping[str, str]]
@@ -30,6 +30,8 @@ class ConnectionHeaders:
         self._url = url
         self._given = given
         self._was_proved = False
+        self._last = self._refused = ""
+        """The newest credential, and the one that a server refused last."""
 
     async def __call__(self) -> Mapping[str, str]:
         """Return the headers of the next connection.
@@ -51,7 +53,19 @@ class ConnectionHeaders:
         if self._was_proved and not is_proved:
             raise ConnectionLostError(f"no server of this user answers at {self._url}")
         self._was_proved = is_proved
+        self._last = next((value for name, value in headers.items() if name.lower() == "authorization"), "")
         return headers
+
+    def explain(self, error: MidstreamError) -> MidstreamError:
+        """Return what an error of a connection means for its stream.
+
+        A refused credential may have ended with the start of its server, just before it was sent. So the first refusal
+        of each is a lost connection, after which the credential is found anew. The second is final.
+        """
+        if not isinstance(error, UnauthorizedError) or not self._last or self._last == self._refused:
+            return error
+        self._refused = self._last
+        return ConnectionLostError(error.message)
 
     def _find(self) -> Mapping[str, str]:
         given = self._given() if callable(self._given) else self._given

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 import httpx2
@@ -28,7 +28,7 @@ from midstream.client.transports import (
     refusal_of,
 )
 from midstream.environment import World
-from midstream.errors import ConnectionLostError, MidstreamError, ProtocolError
+from midstream.errors import ConnectionLostError, MidstreamError, ProtocolError, UnauthorizedError
 from midstream.local_keys import is_loopback
 from midstream.protocol.frames import (
     ClientFrame,
@@ -115,9 +115,16 @@ class HttpTransport(Transport):
     """One connection as requests. Its tasks begin with the `open` frame and end with `close`."""
 
     def __init__(
-        self, client: httpx2.AsyncClient, paths: HttpPaths, down: Downlink, *, world: World = World()
+        self,
+        client: httpx2.AsyncClient,
+        paths: HttpPaths,
+        down: Downlink,
+        *,
+        explain: Callable[[MidstreamError], MidstreamError] | None = None,
+        world: World = World(),
     ) -> None:
         self._client = client
+        self._explain = explain
         self._paths = paths
         self._down = down
         self._world = world
@@ -140,6 +147,8 @@ class HttpTransport(Transport):
             raise self._failure
         heard = await self._heard.get()
         if isinstance(heard, Exception):
+            if isinstance(heard, MidstreamError) and self._explain is not None:
+                heard = self._explain(heard)
             self._failure = heard
             raise heard
         return heard
@@ -216,7 +225,7 @@ class HttpTransport(Transport):
         if not isinstance(frame, CommandFrame):
             return b""
         problem = problem_in(response.content)
-        if problem is None:
+        if problem is None or problem.code == UnauthorizedError.code:
             raise _refusal(response, response.content, self._world)
         return encode(
             Error(

@@ -237,6 +237,8 @@ def refuse_foreign(tools: Iterable[Tool]) -> None:
             raise ToolDefinitionError(
                 f"the tool {each.name!r} belongs to an agent at the server, not to a client"
             )
+        if each.approvers > 1:
+            raise ToolDefinitionError(f"{each.name!r} runs at a client, where one person allows a call")
         if each.on_doubt is OnDoubt.IN_TRANSACTION:
             raise ToolDefinitionError(
                 f"{each.name!r} runs at a client, where no transaction of its outcome is"

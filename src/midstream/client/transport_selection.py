@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 from typing_extensions import override
 
+from midstream.client.connection_headers import ConnectionHeaders
 from midstream.client.transports import Transport, base_url, session_path, websocket_url
 from midstream.environment import World
 from midstream.errors import (
@@ -29,6 +30,7 @@ from midstream.errors import (
     MidstreamError,
     NotFoundError,
     ProtocolError,
+    UnauthorizedError,
     UsageError,
 )
 from midstream.file_safety import quarantine, read_own, replace_own
@@ -150,7 +152,7 @@ class TransportSelection:
         server: str,
         *,
         transport: TransportKind | TransportName = AUTO,
-        headers: Callable[[], Awaitable[Mapping[str, str]]],
+        headers: ConnectionHeaders,
         remembered: RememberedTransports,
         world: World = World(),
     ) -> None:
@@ -205,7 +207,10 @@ class TransportSelection:
             # Here and not above: a script that only imports the client does not load `websockets` and `ssl`.
             from midstream.client.websocket_transport import connect_websocket  # noqa: PLC0415
 
-            return await connect_websocket(url, headers=await self._headers(), world=self._world)
+            try:
+                return await connect_websocket(url, headers=await self._headers(), world=self._world)
+            except UnauthorizedError as error:
+                raise self._headers.explain(error) from error
         from midstream.client import http_transport  # noqa: PLC0415 - see `_plain`
 
         paths = http_transport.HttpPaths(address, self._world.new_id("connection"), await self._headers())
@@ -214,7 +219,9 @@ class TransportSelection:
             if way is TransportKind.SSE
             else http_transport.LongPoll(self._world)
         )
-        return http_transport.HttpTransport(self._plain(), paths, down, world=self._world)
+        return http_transport.HttpTransport(
+            self._plain(), paths, down, explain=self._headers.explain, world=self._world
+        )
 
     def _plain(self) -> httpx2.AsyncClient:
         if self._http is None:

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field
 
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 from midstream.history.messages import ToolResult, UserPart
-from midstream.json_depth import require_shallow_text
+from midstream.json_depth import TOO_DEEP, is_too_deep
 from midstream.session.calls import Choice
 from midstream.session.records import ClientTool
 from midstream.session.turn.commands import WhenBusy
@@ -183,12 +183,12 @@ class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", o
     tools: tuple[ClientTool, ...] = ()
     when_busy: WhenBusy = WhenBusy.QUEUE
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # msgspec reports a ValueError as one of the form
         for tool in self.tools:
+            if is_too_deep(tool.spec.parameters):
+                raise ValueError(f"the schema of a tool is {TOO_DEEP}")
             if not (0 <= tool.timeout_s <= WAIT_S_MAX and 0 <= tool.answer_s <= WAIT_S_MAX):
-                raise ValueError(
-                    f"a time limit of a tool has 0 to {WAIT_S_MAX:g} seconds"
-                )  # msgspec reports it
+                raise ValueError(f"a time limit of a tool has 0 to {WAIT_S_MAX:g} seconds")
 
 
 class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type"):
@@ -434,7 +434,7 @@ def decode_client(body: bytes) -> ClientFrame:
 
     Raises:
         FrameTooLargeError: Above `FRAME_BYTES_MAX`; it was not parsed.
-        MalformedFrameError: Not a frame, or nested too deeply.
+        MalformedFrameError: Not a frame.
     """
     return _decode(body, _from_client)
 
@@ -465,7 +465,6 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     if len(body) > FRAME_BYTES_MAX:
         raise FrameTooLargeError(f"a frame has {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
     try:
-        require_shallow_text(body)
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrameError(f"not a frame of this protocol: {str(error)[:REASON_CHARS_MAX]}") from error

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from midstream.protocol.stream_settings import StreamSettings as StreamSettings
     from midstream.server.app import App as App
     from midstream.server.app import asgi as asgi
+    from midstream.server.audit_log import AuditLog as AuditLog
     from midstream.server.auth.access import Access as Access
     from midstream.server.auth.access import bearer as bearer
     from midstream.server.auth.access import cookie as cookie
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from midstream.server.auth.access import this_user as this_user
     from midstream.server.auth.access import token_file as token_file
     from midstream.server.auth.access import tokens as tokens
+    from midstream.server.auth.principals import Action as Action
     from midstream.server.auth.principals import Principal as Principal
+    from midstream.server.auth.principals import Scope as Scope
     from midstream.server.gateway_app import Gateway as Gateway
     from midstream.server.gateway_app import gateway as gateway
     from midstream.server.limits import Limits as Limits
@@ -28,8 +31,9 @@ __getattr__, __dir__, __all__ = lazy_names(
     {
         "protocol.stream_settings": "StreamSettings",
         "server.app": "App asgi",
+        "server.audit_log": "AuditLog",
         "server.auth.access": ("Access bearer cookie first_of proxy_user this_user token_file tokens"),
-        "server.auth.principals": "Principal",
+        "server.auth.principals": "Action Principal Scope",
         "server.gateway_app": "Gateway gateway",
         "server.limits": "Limits",
     },

@@ -1,19 +1,23 @@
 """Limits of connections before their requests are authenticated: their number, and the bytes that wait.
 
 A peer that sends no whole request costs a descriptor and the bytes of its headers, and no credential stops it. The
-limits here stand below ASGI. Peers of this machine are not counted by address: a proxy may stand before all others. A
-few descriptors are reserved for them, so that the operator can still connect when others have taken the rest.
+limits here stand below ASGI. Peers of this machine and trusted proxies are not counted by address: they have many
+clients. A few descriptors are reserved for peers of this machine, so that the operator can still connect when others
+have taken the rest.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
+from collections.abc import Collection
 
 from msgspec import Struct
 
 from midstream.errors import UsageError
 from midstream.server.limits import counted_address
 
+_ALL = ("0.0.0.0/0", "::/0")
 PROCESS_DESCRIPTORS = 128
 """Descriptors for the store, agents, models and log files of a process."""
 
@@ -49,10 +53,19 @@ class _Peer(Struct):
 
 
 class RawConnections:
-    """The connections of one server, counted."""
+    """The connections of one server, counted.
 
-    def __init__(self, limits: RawLimits, *, descriptors: int | None = None) -> None:
+    Args:
+        limits: Their limits.
+        trusted: Addresses and networks of proxies with many clients each, which are not counted by address; `*` is all.
+        descriptors: How many files the process may have open; by default what the system allows.
+    """
+
+    def __init__(
+        self, limits: RawLimits, *, trusted: Collection[str] = (), descriptors: int | None = None
+    ) -> None:
         self._limits = limits
+        self._trusted = [_network(each) for each in trusted]
         files = descriptors if descriptors is not None else _descriptors()
         room = limits.connections_max if files is None else files - PROCESS_DESCRIPTORS - limits.reserved
         self._most = max(1, min(limits.connections_max, room))
@@ -70,6 +83,8 @@ class RawConnections:
         most = self._most if address else self._most + self._limits.reserved
         if len(self._peers) >= most:
             return False
+        if self._is_trusted(host):
+            address = ""
         if address and self._counts[address] >= self._limits.per_address_max:
             return False
         self._peers[connection] = _Peer(address)
@@ -99,6 +114,23 @@ class RawConnections:
             del self._held[peer.address]
         is_small = self._held[peer.address] <= self._limits.held_bytes_per_address_max
         return is_small and self._held_in_all <= self._limits.held_bytes_max
+
+    def _is_trusted(self, host: str) -> bool:
+        if not self._trusted:
+            return False
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return any(address in network for networks in self._trusted for network in networks)
+
+
+def _network(trusted: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    """Return the networks that uvicorn reads a name of trusted proxies as; none where it is another name."""
+    try:
+        return tuple(ipaddress.ip_network(each) for each in (_ALL if trusted == "*" else (trusted,)))
+    except ValueError:
+        return ()
 
 
 def _descriptors() -> int | None:

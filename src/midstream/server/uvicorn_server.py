@@ -155,7 +155,7 @@ async def serve(
         on_listening,
         stop,
         grace_s,
-        RawConnections(raw_limits),
+        RawConnections(raw_limits, trusted=trusted_proxies),
     )
     noise = PeerNoise(app.world)
     logging.getLogger("uvicorn.error").addFilter(noise)

@@ -121,6 +121,7 @@ class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
         needs_approval: A person must allow it before each start.
         question: What the person is asked; for a call that is itself a question, that question.
         answer_s: Seconds a person has to answer; 0 for no limit.
+        approvers: How many different people must allow it before each start.
     """
 
     call_id: str
@@ -133,6 +134,7 @@ class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
     needs_approval: bool = False
     question: str = ""
     answer_s: float = 0.0
+    approvers: int = 1
 
 
 class CallState(Struct, frozen=True, gc=False):
@@ -153,6 +155,8 @@ class CallState(Struct, frozen=True, gc=False):
     """When the open question expires (seconds since 1970); 0 for never."""
     is_allowed: bool = False
     """A person allowed it and it has not started since: a start uses the permission up."""
+    approved_by: tuple[str, ...] = ()
+    """Who allowed it so far, where several must."""
     child_position: int = 0
     """Up to where the records of the session that does its work were shown here."""
     is_edited: bool = False
@@ -182,6 +186,15 @@ class CallState(Struct, frozen=True, gc=False):
         if self.result is not None or self.runs or self.asked is not None or self.plan.problem is not None:
             return False
         return self.plan.site is Site.PERSON or (self.plan.needs_approval and not self.is_allowed)
+
+
+def question_text(call: CallState, kind: QuestionKind) -> str:
+    """Return what a person is asked beside a call: also who allowed it so far, where several must."""
+    asked = call.plan.question
+    if kind is not QuestionKind.APPROVAL or call.plan.approvers == 1:
+        return asked
+    so_far = f"; so far {', '.join(call.approved_by)} did" if call.approved_by else ""
+    return f"{asked}\n{call.plan.approvers} people must allow this{so_far}.".lstrip()
 
 
 def startable(calls: Iterable[CallState]) -> tuple[CallState, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from midstream.session.calls import CHOICES, CallState, Choice, QuestionKind
+from midstream.session.calls import CHOICES, CallState, Choice, QuestionKind, question_text
 from midstream.session.session import Session
 from midstream.session.turn.states import AgentQuestion, AwaitingModel, RunningCalls
 
@@ -24,6 +24,8 @@ class Question(Struct, frozen=True, omit_defaults=True):
         expires_at: When it is too late (seconds since 1970); 0 for never.
         agents: Names of the sub-agents from the session's agent down to the one that asks; () for the agent itself.
         is_fixed: With an approval its arguments cannot be changed.
+        approvers: How many different people must allow the call.
+        approved_by: Those who did.
     """
 
     session: str
@@ -40,6 +42,8 @@ class Question(Struct, frozen=True, omit_defaults=True):
     expires_at: float = 0.0
     agents: tuple[str, ...] = ()
     is_fixed: bool = False
+    approvers: int = 1
+    approved_by: tuple[str, ...] = ()
 
 
 def questions_of(session_id: str, session: Session) -> tuple[Question, ...]:
@@ -94,7 +98,9 @@ def _question(session_id: str, turn: RunningCalls, call: CallState, agents: tupl
         call.call.arguments,
         CHOICES[kind],
         call.asked_at,
-        call.plan.question,
+        question_text(call, kind),
         call.expires_at,
         agents,
+        approvers=call.plan.approvers,
+        approved_by=call.approved_by,
     )

@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.session.records import Sync
 from midstream.store.contract import Batch, ForwardedCommand, Store
@@ -40,7 +41,7 @@ class LinkContract:
         async with open_store(place) as node, open_store(place) as sender:
             assert len({node.node, sender.node, ""}) == 3
             await node.claim("s", at=1.0)
-            forwarding = asyncio.ensure_future(sender.forward("s", b"command"))
+            forwarding = World().spawn(sender.forward("s", b"command"), name="forward")
             found: list[ForwardedCommand] = []
             async with asyncio.timeout(NEWS_S):
                 while not found:

@@ -39,6 +39,8 @@ RESULT_CHARS_MAX = 4 * 1024 * 1024
 `core.blobs.SHOWN_CHARS_MAX` of them."""
 PROGRESS_CHARS_MAX = 2000
 """Characters of one progress report; more is cut off."""
+APPROVERS_MAX = 10
+"""People who must allow one call, at most."""
 THREADS_MAX = 256
 """Plain functions at work in one process, abandoned ones that hang included; one more is refused, not started."""
 
@@ -75,6 +77,7 @@ class Tool(Struct, frozen=True):
         probe: Asks the outside world whether a call in doubt happened; it takes the tool's own arguments.
         answer_s: Seconds a person has to allow or answer a call; 0 for no limit.
         site: Where its calls are answered.
+        approvers: How many different people must allow each call that needs approval.
     """
 
     spec: ToolSpec
@@ -87,6 +90,7 @@ class Tool(Struct, frozen=True):
     probe: Callable[..., Any] | None = None
     answer_s: float = 0.0
     site: Site = Site.SERVER
+    approvers: int = 1
 
     @property
     def name(self) -> str:
@@ -218,6 +222,7 @@ def tool(
     needs_approval: bool | Callable[..., bool] = False,
     probe: Callable[..., Any] | None = None,
     answer_s: float = 0.0,
+    approvers: int = 1,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -230,6 +235,7 @@ def tool(
     needs_approval: bool | Callable[..., bool] = False,
     probe: Callable[..., Any] | None = None,
     answer_s: float = 0.0,
+    approvers: int = 1,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function: the schema comes from its type hints, the description from its docstring.
 
@@ -248,9 +254,12 @@ def tool(
             `DidNotHappen` or None.
         answer_s: Seconds a person has to allow a call, or to decide about one in doubt, 366 days at most; 0 for no
             limit.
+        approvers: How many different people must allow each call that needs approval, 10 at most. The server must
+            authenticate them.
 
     Raises:
-        ToolDefinitionError: A parameter has no type hint, or one without a JSON form; `on_doubt` is none of the
+        ToolDefinitionError: A parameter has no type hint, or one without a JSON form; `approvers` is out of its bounds,
+            or more than 1 without `needs_approval`; `on_doubt` is none of the
             policies, or the policy and the probe do not fit one another; or a coroutine function is to run in a
             transaction.
     """
@@ -261,6 +270,8 @@ def tool(
 
     _check_time("timeout_s", timeout_s)
     _check_time("answer_s", answer_s)
+    if not 1 <= approvers <= APPROVERS_MAX or (approvers > 1 and needs_approval is False):
+        raise ToolDefinitionError(f"`approvers` is 1 to {APPROVERS_MAX}, and needs `needs_approval`")
 
     def make(function: Callable[..., Any]) -> Tool:
         if policy is OnDoubt.IN_TRANSACTION and inspect.iscoroutinefunction(function):
@@ -269,7 +280,8 @@ def tool(
             )
         arguments, spec = _read_signature(function, name or function.__name__)
         limit_s = min(timeout_s, TRANSACTION_S) if policy is OnDoubt.IN_TRANSACTION else timeout_s
-        return Tool(spec, function, arguments, has_effects, policy, limit_s, needs_approval, probe, answer_s)
+        given = (has_effects, policy, limit_s, needs_approval, probe, answer_s)
+        return Tool(spec, function, arguments, *given, approvers=approvers)
 
     return make(function) if function is not None else make
 
@@ -360,6 +372,7 @@ def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | No
         needs_approval=why is not None and found.site is not Site.PERSON,
         question=why or "",
         answer_s=found.answer_s,
+        approvers=found.approvers,
     )
 
 

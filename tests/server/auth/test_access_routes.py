@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from midstream.server.auth.ownership import READERS_MAX
-from tests.server.people import ADA, BOB, OPERATOR, guarded_app, say, told
+from midstream.server.auth.principals import Principal
+from tests.server.people import ADA, BOB, EVE, OPERATOR, guarded_app, say, told
 from tests.server.serving import KEYS, called, make_app
+from tests.spec import spec
 
 
 async def test_a_reader_may_look_until_the_owner_says_otherwise() -> None:
@@ -85,3 +87,39 @@ async def test_where_nobody_is_asked_nothing_is_handed_out() -> None:
 
 
 _SECRET = {"x-idempotent-encryption-key": "s" * 43}
+
+
+@spec("SEC-6", "SEC-8")
+async def test_a_name_with_a_colon_is_a_tenant_or_a_part_of_an_id() -> None:
+    known = {
+        "the-token-of-ada": Principal("github:7"),
+        "the-token-of-bob": Principal("bob"),
+        "the-token-of-the-operator": Principal("root", is_operator=True),
+    }
+    async with called(guarded_app(known=known)) as client:
+        for who in (ADA, BOB):
+            assert (await client.post("/v1/login-links", headers=who)).status_code == 201
+        gone = await client.delete("/v1/access?principal=github:7", headers=OPERATOR)
+        assert gone.json() == {"count": 1}
+        left = (await client.get("/v1/access", headers=OPERATOR)).json()["credentials"]
+        assert [line["issued_by"] for line in left] == ["bob"]
+        assert told(await client.delete("/v1/access?principal=github:7", headers=BOB)) == (403, "access")
+        assert (await client.delete("/v1/access?principal=*", headers=OPERATOR)).json() == {"count": 1}
+
+
+@spec("SEC-8")
+async def test_an_operator_of_a_tenant_manages_no_other_tenant() -> None:
+    known = {
+        "the-token-of-ada": Principal("ada", tenant="acme"),
+        "the-token-of-eve": Principal("eve", tenant="other"),
+        "the-token-of-the-operator": Principal("root", tenant="acme", is_operator=True),
+    }
+    async with called(guarded_app(known=known)) as client:
+        for who in (ADA, EVE):
+            assert (await client.post("/v1/login-links", headers=who)).status_code == 201
+        seen = (await client.get("/v1/access", headers=OPERATOR)).json()["credentials"]
+        assert [line["issued_by"] for line in seen] == ["acme:ada"]
+        for name in ("other:eve", "*"):
+            refused = await client.delete(f"/v1/access?principal={name}", headers=OPERATOR)
+            assert told(refused) == (403, "access")
+        assert (await client.delete("/v1/access?principal=acme:ada", headers=OPERATOR)).json() == {"count": 1}

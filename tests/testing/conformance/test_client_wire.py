@@ -45,13 +45,10 @@ async def test_our_client_keeps_the_scripts_over_each_transport(way: TransportKi
         ((SAY, {"connected": True}, WELCOME, {"dropped": True}), "nothing came of it within 0.2 s"),
     ],
 )
-async def test_a_difference_is_told(
-    steps: tuple[Json, ...], problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "within" in problem:
-        monkeypatch.setattr(client_wire, "WAIT_S", 0.2)
+async def test_a_difference_is_told(steps: tuple[Json, ...], problem: str) -> None:
+    wait_s = 0.2 if "within" in problem else client_wire.WAIT_S
     async with ScriptedServer().listening() as server:
-        trial = WireTrial(server, CoreSubject(server.url, World()))
+        trial = WireTrial(server, CoreSubject(server.url, World()), wait_s=wait_s)
         outcome = await trial.run(Script("a script", (), steps), TransportKind.WEBSOCKET)
     assert (outcome.problem, outcome.step) == (problem, len(steps))
 

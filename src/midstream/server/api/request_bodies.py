@@ -15,7 +15,6 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import Receive
 
 from midstream.errors import ConnectionLostError, FrameTooLargeError, MalformedFrameError, UsageError
-from midstream.json_depth import require_shallow_text
 from midstream.protocol.frames import FRAME_BYTES_MAX, REASON_CHARS_MAX
 
 _T = TypeVar("_T")
@@ -49,12 +48,11 @@ async def decode_body(request: Request, kind: type[_T]) -> _T:
     """Decode the body of a request; an empty one stands for `{}`.
 
     Raises:
-        MalformedFrameError: It has another form, or is nested too deeply.
+        MalformedFrameError: It has another form.
         FrameTooLargeError, ConnectionLostError: As `body_of` does.
     """
     body = await body_of(request)
     try:
-        require_shallow_text(body)
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error)[:REASON_CHARS_MAX]

@@ -18,7 +18,7 @@ from midstream.server.auth.credential_sources import ServerProof
 from midstream.server.auth.middleware import TRAIL, AuthMiddleware
 from midstream.server.auth.origins import page_of
 from midstream.server.auth.ownership import Owner
-from midstream.server.auth.principals import ID_CHARS_MAX, Action, Principal, Scope
+from midstream.server.auth.principals import EVERYTHING, ID_CHARS_MAX, Action, Principal, Scope
 from midstream.server.auth.revocations import EVERYONE
 from midstream.server.auth.tokens import (
     COOKIE_IDLE_S,
@@ -196,13 +196,15 @@ class AccessRoutes:
         A token of the principal's own, such as a line of a token file, stays good: remove the line.
         """
         caller = visit_of(request.scope).principal
-        _require_whole(caller)
-        key = caller.key if query.principal is UNSET else _key_of_name(query.principal)
-        if key != caller.key and not _may_manage(caller, key):
+        _require_unscoped(caller)
+        keys = [caller.key] if query.principal is UNSET else _keys_of_name(query.principal)
+        keys = [key for key in keys if key == caller.key or _may_manage(caller, key)]
+        if not keys:
             raise AccessError("only an operator may revoke the credentials of another principal")
-        await self._door.revocations.lock_out(key)
+        for key in keys:
+            await self._door.revocations.lock_out(key)
         found = await self._manageable(request)
-        mine = [digest for digest, token in found if key in (EVERYONE, token.issued_by)]
+        mine = [digest for digest, token in found if EVERYONE in keys or token.issued_by in keys]
         count = await self._door.access_tokens.revoke(mine)
         await self._door.announce()
         return RevokedCredentials(count)
@@ -210,7 +212,7 @@ class AccessRoutes:
     async def _manageable(self, request: Request) -> list[tuple[str, AccessToken]]:
         """Return the credentials that the caller may list and revoke."""
         caller = visit_of(request.scope).principal
-        _require_whole(caller)
+        _require_unscoped(caller)
         rows = await self._door.access_tokens.read_all()
         return [
             (key, token)
@@ -276,6 +278,13 @@ def _require_whole(principal: Principal) -> None:
         raise AccessError("a viewer's pass permits only reading one session")
 
 
+def _require_unscoped(principal: Principal) -> None:
+    """Require a credential with all rights of its principal: a part of them must not end the others."""
+    _require_whole(principal)
+    if principal.scope != EVERYTHING:
+        raise AccessError("a credential with a scope neither lists nor revokes credentials")
+
+
 def _describe_owner(owner: Owner) -> Owned:
     return Owned(owner.tenant, owner.principal, owner.readers)
 
@@ -307,9 +316,11 @@ def _line_of(key: str, token: AccessToken) -> CredentialLine:
     )
 
 
-def _key_of_name(name: str) -> str:
-    """Return the key of a principal that is named as `Principal.name` does."""
-    return name if name == EVERYONE or ":" in name else f":{name}"
+def _keys_of_name(name: str) -> list[str]:
+    """Return the keys of the principals with this name: what is before a colon is a tenant, or a part of an id."""
+    if name == EVERYONE:
+        return [name]
+    return [name, f":{name}"] if ":" in name else [f":{name}"]
 
 
 def _may_manage(caller: Principal, key: str) -> bool:

@@ -363,6 +363,8 @@ class KnownCaller(Caller):
 
     @override
     async def may_list(self, session: str) -> bool:
+        if Action.READ not in self.principal.scope.actions:
+            return False
         verdict = await self._authorizer.verdict(self.principal, session, Action.READ)
         return AccessLevel.LOOK <= verdict <= AccessLevel.ALL
 

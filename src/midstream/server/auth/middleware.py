@@ -122,7 +122,8 @@ class AuthMiddleware:
             if self.access.login:
                 await self._keep_login(self.access.login)
             await self.source.refresh(self._host.store, self._host.world)
-            self._watching = self._host.world.spawn(self._watch(), name="watch for revocations")
+            work = self._watch(await self.revocations.newest())
+            self._watching = self._host.world.spawn(work, name="watch for revocations")
         else:
             clients = (
                 "of this machine only" if self.is_local else "of every machine that can reach the server"
@@ -144,10 +145,13 @@ class AuthMiddleware:
         now = self._host.world.now()
         await self.access_tokens.keep(word, AccessToken(TokenKind.LOGIN, operator, now, now + LOGIN_LINK_S))
 
-    async def _watch(self) -> None:
-        """Check live connections when another process changed rights, or a file with credentials was changed."""
+    async def _watch(self, seen: int) -> None:
+        """Check live connections when another process changed rights, or a file with credentials was changed.
+
+        Args:
+            seen: The number of the last change that is known. See `Revocations.newest`.
+        """
         store, world = self._host.store, self._host.world
-        seen = await self.revocations.newest()
         while True:
             await world.sleep(WATCH_S)
             newest = seen

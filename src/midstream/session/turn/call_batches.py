@@ -30,6 +30,7 @@ from midstream.session.calls import (
     Site,
     closing_result,
     lost_result,
+    question_text,
     startable,
 )
 from midstream.session.records import (
@@ -235,6 +236,8 @@ def take_answer(
     if answer.choice not in CHOICES[kind]:
         known = ", ".join(CHOICES[kind])
         raise Refused(AnswerMismatchError(f"a question of kind {kind} is answered with: {known}"))
+    if answer.choice is Choice.ALLOW and call.plan.approvers > 1:
+        _require_another_person(call, answer)
     answered = QuestionAnswered(
         state.turn,
         state.response_no,
@@ -255,8 +258,20 @@ def take_answer(
         edited = evolve(state, answered, epoch=epoch)
         assert isinstance(edited, RunningCalls)
         again = next(each for each in edited.calls if each.call.id == call.call.id)
+        if answer.choice is Choice.ALLOW and not again.is_allowed:  # another person must allow it, too
+            asked = _question_record(edited, again, QuestionKind.APPROVAL, at=at)
+            return and_then_settle(state, (answered, asked), epoch=epoch, at=at)
         return and_then_settle(state, (answered, _start_record(edited, again, at=at)), epoch=epoch, at=at)
     return and_then_settle(state, (answered,), epoch=epoch, at=at)
+
+
+def _require_another_person(call: CallState, answer: Answer) -> None:
+    """Require that a call which several people must allow is allowed by one who has not done so."""
+    if not answer.by:
+        message = f"{call.plan.approvers} people must allow this call, and this server authenticates none"
+        raise Refused(AnswerMismatchError(message))
+    if answer.by in call.approved_by:
+        raise Refused(AnswerMismatchError("you allowed this call before; another person must allow it, too"))
 
 
 def expire_question(
@@ -306,7 +321,7 @@ def _question_record(state: Batch, call: CallState, kind: QuestionKind, *, at: f
         kind,
         call.plan.digest,
         at,
-        call.plan.question,
+        question_text(call, kind),
         expires_at,
     )
 

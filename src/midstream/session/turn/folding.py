@@ -309,6 +309,7 @@ def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallSta
                 is_in_doubt=False,
                 is_outcome_lost=False,
                 is_allowed=False,
+                approved_by=(),
                 asked=None,
             )
         case ChildDelta():
@@ -325,6 +326,12 @@ def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallSta
 
 def _evolve_answer(call: CallState, record: QuestionAnswered) -> CallState:
     answered = replace(call, asked=None, is_allowed=record.choice is Choice.ALLOW)
+    if record.choice is Choice.ALLOW and call.plan.approvers > 1:
+        # An approval of other arguments is no approval of these.
+        before = call.approved_by if record.arguments is None else ()
+        approved_by = (*before, record.by)
+        is_allowed = len(approved_by) >= call.plan.approvers
+        answered = replace(answered, approved_by=approved_by, is_allowed=is_allowed)
     if record.arguments is None:
         return answered
     edited = replace(call.call, arguments=record.arguments)

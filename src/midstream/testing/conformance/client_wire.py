@@ -11,10 +11,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from midstream.client.transport_selection import TransportKind
 from midstream.environment import World
+from midstream.errors import MidstreamError
 from midstream.testing.conformance.client_side import STATES
 from midstream.testing.conformance.matching import Names, difference, difference_of_told, fill
 from midstream.testing.conformance.scripted_server import ScriptedConnection, ScriptedServer
@@ -25,6 +27,8 @@ WAIT_S = 20.0
 """Seconds a client has for whatever it owes."""
 LOOK_S = 0.02
 """Seconds between two looks at a client."""
+HEARD_CHARS_MAX = 300
+"""Characters of a client's frame in a report."""
 GRACE_S = 0.5
 """Seconds for the actions of a client that cannot report what it has received and sent."""
 
@@ -87,10 +91,19 @@ class WireTrial:
     Args:
         server: Listening.
         subject: The client.
+        wait_s: Seconds that the client has for whatever it owes.
     """
 
-    def __init__(self, server: ScriptedServer, subject: ProbedClient, *, world: World = World()) -> None:
+    def __init__(
+        self,
+        server: ScriptedServer,
+        subject: ProbedClient,
+        *,
+        wait_s: float = WAIT_S,
+        world: World = World(),
+    ) -> None:
         self._server = server
+        self._wait_s = wait_s
         self._subject = subject
         self._world = world
         self._session = ""
@@ -107,21 +120,28 @@ class WireTrial:
             return ScriptOutcome(script.name, script.clauses, transport=way)  # STREAM-38
         self._session = self._world.new_id(KEPT_ELSEWHERE)
         self._lines, self._asked, self._told, self._names = [], 0, 0, {}
-        await self._subject.begin(self._session, way)
+        number = 0
         try:
+            await self._subject.begin(self._session, way)
             for number, step in enumerate((*script.steps, {"nothing more": True}), start=1):
-                try:
-                    what = await self._difference(step)
-                except TimeoutError:
-                    what = f"nothing came of it within {WAIT_S:g} s"
-                if what is not None:
-                    return ScriptOutcome(script.name, script.clauses, what, number, transport=way)
+                if (what := await self._difference(step)) is not None:
+                    return self._failed(script, way, number, what)
+        except TimeoutError:
+            return self._failed(script, way, number, f"nothing came of it within {self._wait_s:g} s")
+        except MidstreamError as error:
+            return self._failed(script, way, number, error.message)
         finally:
             await self._subject.end()
         return ScriptOutcome(script.name, script.clauses, transport=way)
 
+    def _failed(self, script: Script, way: TransportKind, step: int, what: str) -> ScriptOutcome:
+        """Return a difference, with the last frames of the client."""
+        frames = [frame for line in self._lines for frame in line.said][-3:]
+        heard = tuple(msgspec.json.encode(frame).decode()[:HEARD_CHARS_MAX] for frame in frames)
+        return ScriptOutcome(script.name, script.clauses, what, step, heard, way)
+
     async def _difference(self, step: Json) -> str | None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(self._wait_s):
             match step:
                 case {"sent": list(patterns)}:
                     return await self._difference_of_sent(patterns)

@@ -1,0 +1,44 @@
+/**
+ * Send one message and print its answer:
+ *
+ *     node --experimental-websocket examples/minimal_client/ask.mjs http://127.0.0.1:8000 my-session "Hello" ./state
+ *
+ * The same command again continues what an earlier process left in the folder. Once the answer is whole, it prints it.
+ * From version 22 on, Node needs no flag.
+ */
+import fs from "node:fs";
+import { join } from "node:path";
+
+import { show, textOf } from "./answer.mjs";
+import { Checkpoint, write } from "./checkpoint.mjs";
+import { Stream } from "./stream.mjs";
+
+const [url, session, text, folder] = process.argv.slice(2);
+const checkpoint = new Checkpoint(folder);
+const answerFile = join(folder, "answer.txt");
+
+if (fs.existsSync(answerFile)) print();
+else ask(checkpoint.load() ?? checkpoint.begin(session, { type: "send", parts: [{ type: "text", text }] }));
+
+function ask(kept) {
+  let shown = kept.shown;
+  const stream = new Stream(url, checkpoint, kept, {
+    onevents(events) {
+      for (const event of events) shown = show(shown, event, stream.kept.turn);
+      stream.handled(events.at(-1).id, shown);
+    },
+    onended(code) {
+      if (code === null) {
+        write(answerFile, textOf(shown)); // before the checkpoint goes
+        print();
+      } else {
+        console.error(`The stream ended with ${code}.`);
+        process.exitCode = 1;
+      }
+    },
+  });
+}
+
+function print() {
+  console.log(fs.readFileSync(answerFile, "utf8"));
+}

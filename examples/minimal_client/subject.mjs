@@ -1,0 +1,94 @@
+/**
+ * The client as `midstream conformance --client` drives it: requests and answers are JSON lines on stdin and stdout.
+ *
+ *     midstream conformance --transport websocket --client "node --experimental-websocket subject.mjs"
+ */
+import { createInterface } from "node:readline";
+
+import { Checkpoint } from "./checkpoint.mjs";
+import { Stream } from "./stream.mjs";
+
+/** A clock that goes on when it is told to, to the next thing that is due. */
+const clock = {
+  time: 0,
+  timers: new Map(),
+  now: () => clock.time,
+  set(act, ms) {
+    const timer = Symbol("timer");
+    clock.timers.set(timer, { act, at: clock.time + ms });
+    if (ms === 0) setImmediate(() => clock.fire(timer));
+    return timer;
+  },
+  clear: (timer) => clock.timers.delete(timer),
+  fire(timer) {
+    const { act } = clock.timers.get(timer) ?? {};
+    clock.timers.delete(timer);
+    act?.();
+  },
+  goOn() {
+    const [timer, next] = [...clock.timers].sort(([, one], [, other]) => one.at - other.at)[0] ?? [];
+    if (next === undefined) return;
+    clock.time = Math.max(clock.time, next.at);
+    clock.fire(timer);
+  },
+};
+
+/** Frames that were received in this process, and sent on the newest connection. */
+const frames = { heard: 0, said: 0 };
+globalThis.WebSocket = class extends WebSocket {
+  constructor(address) {
+    super(address);
+    frames.said = 0;
+    this.addEventListener("message", () => (frames.heard += 1));
+  }
+  send(text) {
+    frames.said += 1;
+    super.send(text);
+  }
+};
+
+const told = [];
+let stream;
+let setup;
+
+function run(kept) {
+  const onevents = (events) => told.push(...events.map(({ id, gone }) => (gone ? "forget" : id)));
+  stream = new Stream(setup.url, setup.checkpoint, kept, { onevents, clock, chance: () => 0.5 });
+}
+
+const methods = {
+  begin({ url, session, folder }) {
+    setup = { url, session, checkpoint: new Checkpoint(folder) };
+  },
+  resume(request) {
+    methods.begin(request);
+    run(setup.checkpoint.load());
+  },
+  submit({ payload }) {
+    if (payload.type === "cancel") stream.cancel();
+    else run(setup.checkpoint.begin(setup.session, payload));
+  },
+  detach: () => stream.detach(),
+  handled: ({ event_id }) => stream.handled(event_id),
+  pass_time: () => clock.goOn(),
+  async look() {
+    await new Promise(setImmediate);
+    const { phase, code, failures, isDegraded, checkpoint, kept } = stream;
+    return {
+      phase: phase === "opening" ? "connecting" : phase,
+      code,
+      told,
+      is_acknowledged: kept.acked === kept.next_seqno,
+      is_reconnecting: failures > 0 && phase !== "live" && phase !== "ended",
+      is_degraded: isDegraded,
+      is_kept: checkpoint.isThere,
+      ...frames,
+    };
+  },
+};
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const request = JSON.parse(line);
+  console.log(JSON.stringify((await methods[request.method](request)) ?? {}));
+}
+process.exit();

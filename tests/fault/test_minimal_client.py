@@ -1,0 +1,94 @@
+"""The JavaScript client of `examples/`, killed at random times with its server: each word once, and one turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from midstream.environment import World
+from tests.fault.starting import IS_FULL, ROOT
+from tests.fault.words_agent import WORDS
+from tests.ports import held_port
+from tests.spec import spec
+
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.skipif(shutil.which("node") is None, reason="no node here"),
+]
+ASK = ROOT / "examples" / "minimal_client" / "ask.mjs"
+NODE = ("node", "--experimental-websocket", "--no-warnings")
+CLIENTS = 3
+SERVER_KILLS, CLIENT_KILLS = 2, 4
+"""In one round. A turn during which a server died more often is held as a suspect."""
+ROUNDS = 20 if IS_FULL else 2
+WAIT_S = 180.0
+"""Seconds for the answers after the last kill: the client's pauses grow while a busy machine starts a server."""
+
+
+class _Program:
+    """A process that is started again after each kill."""
+
+    def __init__(self, *command: object) -> None:
+        self._command = [str(word) for word in command]
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *self._command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+        await self.process.communicate()
+
+
+@asynccontextmanager
+async def _running(*programs: _Program) -> AsyncIterator[None]:
+    try:
+        for each in programs:
+            await each.start()
+        yield
+    finally:
+        for each in programs:
+            await each.kill()
+
+
+@spec("STREAM-11", "STREAM-14", "STREAM-24", "STREAM-26")
+@pytest.mark.timeout(ROUNDS * WAIT_S)
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_the_client_of_the_examples_shows_each_word_once_whoever_dies(
+    seed: int, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    with held_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        store = tmp_path / "sessions.db"
+        serve = ("-m", "midstream", "serve", "tests.fault.words_agent:agent", "--no-auth", "--port", port)
+        server = _Program(sys.executable, *serve, "--store", store)
+        folders = {f"s{number}": tmp_path / f"s{number}" for number in range(CLIENTS)}
+        clients = [_Program(*NODE, ASK, url, name, "Count", folder) for name, folder in folders.items()]
+        async with _running(server, *clients):
+            victims = [server] * SERVER_KILLS + chance.choices(clients, k=CLIENT_KILLS)
+            chance.shuffle(victims)
+            for victim in victims:
+                await World().sleep(chance.uniform(0.0, 1.5))
+                await victim.kill()
+                await victim.start()
+            async with asyncio.timeout(WAIT_S):
+                shown = [(await each.process.communicate())[0].decode().strip() for each in clients]
+            assert shown == [WORDS] * CLIENTS
+            async with httpx.AsyncClient(base_url=url) as http:
+                sessions = [(await http.get(f"/v1/sessions/{name}")).json() for name in folders]
+        assert [(each["turns"], each["last"]) for each in sessions] == [(1, "completed")] * CLIENTS
+        assert [folder.joinpath("checkpoint.json").exists() for folder in folders.values()] == [
+            False
+        ] * CLIENTS
