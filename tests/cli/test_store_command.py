@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run, tell
+from tests.cli.test_gateway import asked, ended, key_of, started
 from tests.postgres_engine import Engine
 
 PASSWORD = "word-that-is-never-shown"
@@ -63,6 +64,18 @@ def test_the_commands_read_and_delete_sessions(run: Run, url: str) -> None:
     assert run("sessions", "delete", "harbour-1", "--yes", "--store", url).exit_code == 0
     left = run("sessions", "list", "--store", url, "--json").stdout
     assert [json.loads(line)["id"] for line in left.splitlines()] == ["harvest-2"]
+
+
+def test_a_gateway_and_its_pool_work_on_it(run: Run, url: str, tmp_path: Path) -> None:
+    for _ in range(2):  # the second one finds what the first one stored
+        process, told = started(tmp_path, "--store", url)
+        try:
+            assert PASSWORD not in json.dumps(told)
+            status, body = asked(told["url"], key_of(told))
+            assert (status, "You said: hi" in body) == (200, True)
+        finally:
+            assert ended(process) == 0
+    assert run("sessions", "list", "--store", url, "--json").exit_code == 0
 
 
 def test_a_backup_is_for_the_tools_of_the_database(run: Run, url: str, tmp_path: Path) -> None:
