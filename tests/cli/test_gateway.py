@@ -107,6 +107,7 @@ def test_what_is_wrong_is_said_in_one_line(run: Run, options: tuple[str, ...], w
 
 def test_a_key_that_is_none_is_not_shown_to_anybody(run: Run, tmp_path: Path) -> None:
     (tmp_path / "gateway-token").write_bytes(b"\xff\xfe")
+    (tmp_path / "gateway-token").chmod(0o600)
     done = run("gateway", "--upstream", "scripted", "--port", "0")
     assert (done.exit_code, done.stdout, "is not text; name the right file" in done.stderr) == (
         2,
