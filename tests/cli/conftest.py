@@ -13,6 +13,7 @@ from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.history.messages import UserMessage
 from midstream.session.turn.commands import SendMessage
+from midstream.store.contract import Store
 from midstream.testing import ScriptedModel, calls, text
 from midstream.tools.function_tools import tool
 from tests.cli.on_terminal import OnTerminal, runner
@@ -46,7 +47,7 @@ def look(where: str) -> str:
     return f"nothing in {where}\n\x1b]0;pwned\x07\x1b[31mred\u202e gnitirw"
 
 
-async def tell(path: Path | str, said: dict[str, list[str]]) -> None:
+async def tell(path: Store | Path | str, said: dict[str, list[str]]) -> None:
     """Let an agent answer messages in sessions of a store: a call of `look`, then words."""
     model = ScriptedModel(
         [calls(("look", '{"where": "the harbour"}'), text="I will look."), text("There is nothing.")]

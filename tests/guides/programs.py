@@ -348,7 +348,10 @@ TABLE = [
     Program("codex.md", (0,), _MADE, "True", needs=("openai_codex",)),
     Program("cursor.md", (0,), _MADE, "True", needs=("cursor_sdk",)),
     Program("encryption.md", (0,), "import os; print(os.path.exists('keys'), end='')", "True"),
-    Program("encryption.md", (1,), "import os; print(os.path.exists('keys'), end='')", "True"),
+    Program(
+        "encryption.md", (1,), "print(keys.routes[0].path, remote.url, end='')", "/wrap https://keys.example"
+    ),
+    Program("encryption.md", (2,), "import os; print(os.path.exists('keys'), end='')", "True"),
     *(
         Program("hooks.md", (number,), f"print('on it' in repr({what}), end='')", "True", is_of_provider=True)
         for number, what in ((1, "response"), (2, "result"), (3, "state"), (5, "response"))

@@ -17,6 +17,7 @@ from midstream.cli.sources import resolve
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, pad, shorten
 from midstream.errors import UsageError
 from midstream.session.journal_reading import JournalReader
+from midstream.store.key_place import KeyPlace
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of a request in a file; no provider takes one half as long."""
@@ -42,7 +43,7 @@ def cache(
     requests: tuple[Path, Path] | None,
     store: str | None,
     url: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> int:
     """Show the cached share of each turn, and why the rest was not cached.

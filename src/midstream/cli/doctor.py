@@ -20,8 +20,8 @@ from midstream.cli import Surroundings
 from midstream.cli.exits import NOT_FOUND, UNREADABLE, VERIFICATION
 from midstream.cli.findings_screen import ProgressLine, check_lines, report_lines, summary
 from midstream.cli.kept_secrets import check_secrets
+from midstream.cli.key_option import key_file_option
 from midstream.cli.network import check_network, is_address
-from midstream.cli.session_options import key_file_option
 from midstream.cli.terminal import COLUMNS, columns
 from midstream.doctor.examination import Examined, examine, without_remedy
 from midstream.doctor.findings import HistoryReport, Status
@@ -31,6 +31,7 @@ from midstream.doctor.shapes import resolve_format
 from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
 from midstream.history.profiles import find_profile
+from midstream.store.key_place import KeyPlace
 
 STDIN = Path("-")
 SHOWN_MAX = 5
@@ -81,7 +82,7 @@ def doctor(
     named_places: tuple[str, ...],
     profile: str | None,
     named: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     fix: bool,  # noqa: FBT001 - click passes options so
     in_place: bool,  # noqa: FBT001 - see above
     port: int,

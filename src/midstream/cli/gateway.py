@@ -14,6 +14,7 @@ from midstream.cli import Surroundings
 from midstream.cli.agent_options import agent_options, read_agent_options
 from midstream.cli.gateway_file import file_option
 from midstream.cli.gateway_key import find_key
+from midstream.cli.key_option import KeyPlaceType
 from midstream.cli.listening import (
     address_options,
     log_to_stderr,
@@ -107,8 +108,9 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
 @agent_options
 @click.option(
     "--key-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Encrypt the database under the first key of this file; created if neither the file nor the database exists.",
+    type=KeyPlaceType(exists=False),
+    help="Encrypt the database under the first key of this file; created if neither the file nor the database exists. "
+    "A URL uses the key endpoint there.",
 )
 @click.option(
     "--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools that an agent runs itself."

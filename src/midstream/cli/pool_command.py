@@ -6,7 +6,6 @@ import asyncio
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 from msgspec import Struct
@@ -14,13 +13,15 @@ from msgspec import Struct
 from midstream.agents.pool_entries import CALLS_NAMESPACE, POOL_NAMESPACE, session_of
 from midstream.agents.pool_records import PoolRecord, decode
 from midstream.cli import Surroundings
-from midstream.cli.session_options import json_of, key_file_option
+from midstream.cli.key_option import key_file_option
+from midstream.cli.session_options import json_of
 from midstream.cli.terminal import Ink, clean, columns, pad, shorten
 from midstream.cli.times import time_of
 from midstream.cli.visible_text import reveal_line
 from midstream.errors import NotFoundError, UsageError
 from midstream.store.blocking_reads import ENTRY_MARK
 from midstream.store.contract import KeyValueEntry
+from midstream.store.key_place import KeyPlace
 from midstream.store.store_registry import open_store, read_store, show_store
 
 SESSION_COLUMNS = 24
@@ -87,7 +88,7 @@ _json_option = click.option("--json", "is_json", is_flag=True, help="Print JSON.
 def list_records(
     surroundings: Surroundings,
     store: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List the records, last used first: a table, or tab-separated lines if stdout is not a terminal."""
@@ -124,7 +125,7 @@ def show(
     surroundings: Surroundings,
     session: str,
     store: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """Show the record of a session's agent. SESSION is the id or its beginning."""
@@ -154,7 +155,7 @@ def clear(
     is_all: bool,  # noqa: FBT001 - click passes options so
     yes: bool,  # noqa: FBT001 - see above
     store: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Remove records, so that the next turn begins with a fresh agent. Nothing is deleted upstream."""
@@ -197,7 +198,7 @@ async def _remove(named: str, keys: Sequence[str]) -> list[str]:
         await store.close()
 
 
-def _stores(surroundings: Surroundings, named: str | None, key_file: Path | None) -> list[str]:
+def _stores(surroundings: Surroundings, named: str | None, key_file: KeyPlace | None) -> list[str]:
     """Return the databases to look into: the one that is named, else those of the gateway and of `serve`, if any.
 
     Raises:
@@ -212,7 +213,7 @@ def _stores(surroundings: Surroundings, named: str | None, key_file: Path | None
     return stores
 
 
-def _find(stores: Sequence[str], key_file: Path | None) -> list[PoolLine]:
+def _find(stores: Sequence[str], key_file: KeyPlace | None) -> list[PoolLine]:
     found = []
     for named in stores:
         with read_store(named, key_file=key_file) as store:

@@ -16,6 +16,7 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
+from midstream.cli.key_option import KeyPlaceType
 from midstream.cli.listening import (
     LOCAL_HOSTS,
     address_options,
@@ -170,8 +171,9 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 )
 @click.option(
     "--key-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Encrypt sessions under the first key of this file; created if neither the file nor the store exists.",
+    type=KeyPlaceType(exists=False),
+    help="Encrypt sessions under the first key of this file; created if neither the file nor the store exists. "
+    "A URL uses the key endpoint there.",
 )
 @click.option(
     "--encrypt",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import click
 import msgspec
@@ -20,6 +19,7 @@ from midstream.errors import NotFoundError, UsageError
 from midstream.protocol.frames import AnswerPayload, encode
 from midstream.session.calls import Choice
 from midstream.session.questions import Question
+from midstream.store.key_place import KeyPlace
 
 
 @click.command()
@@ -31,7 +31,7 @@ def questions(
     session: str | None,
     store: str | None,
     url: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List open questions, oldest first: of all sessions, or of SESSION and its sub-agents."""

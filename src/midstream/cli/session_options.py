@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -13,25 +12,20 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
+from midstream.cli.key_option import key_file_option
 from midstream.cli.sources import ServerSource, Source, StoreSource
 from midstream.cli.terminal import clean
 from midstream.cli.visible_text import escape_json
 from midstream.errors import MidstreamError, UsageError
 from midstream.local_keys import URL_VARIABLE
 from midstream.paths import Paths
+from midstream.store.key_place import KeyPlace
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 COMPLETIONS_MAX = 50
 """Ids offered by a shell; more would not fit the screen."""
-
-
-key_file_option = click.option(
-    "--key-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The key file of that database, if it is encrypted.",
-)
 
 
 def source_options(command: F) -> F:
@@ -71,7 +65,7 @@ def server_options(command: F) -> F:
 
 
 def source_of(
-    surroundings: Surroundings, store: str | None, url: str | None, key_file: Path | None = None
+    surroundings: Surroundings, store: str | None, url: str | None, key_file: KeyPlace | None = None
 ) -> Source:
     """Return where to look.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import click
 import msgspec
@@ -20,6 +19,7 @@ from midstream.cli.transcript import TurnTranscript, lines, read
 from midstream.errors import UsageError
 from midstream.session.child_names import PART_MARK
 from midstream.session.journal_reading import JournalReader
+from midstream.store.key_place import KeyPlace
 
 LIST_MAX = 50
 ID_COLUMNS = 24
@@ -44,7 +44,7 @@ def list_sessions(
     has_children: bool,  # noqa: FBT001 - click passes options so
     store: str | None,
     url: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List sessions, last changed first: a table, or tab-separated lines if stdout is not a terminal."""
@@ -93,7 +93,7 @@ def show(
     raw: bool,  # noqa: FBT001 - click passes options so
     store: str | None,
     url: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Show a session as a readable transcript."""
@@ -130,7 +130,7 @@ def export(
     session: str,
     store: str | None,
     url: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: ARG001, FBT001 - an export is JSON anyway
 ) -> None:
     """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}.
@@ -156,7 +156,7 @@ def delete(
     dry_run: bool,  # noqa: FBT001 - see above
     store: str | None,
     url: str | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Delete sessions permanently."""

@@ -38,6 +38,7 @@ from midstream.session.records import OPEN_STATUSES, decode
 from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS
 from midstream.store.contract import SessionInfo
+from midstream.store.key_place import KeyPlace
 from midstream.store.store_registry import open_store, read_store
 
 T = TypeVar("T")
@@ -132,7 +133,7 @@ class StoreSource(Source):
         key_file: The operator's keys, where it is encrypted under them.
     """
 
-    def __init__(self, named: str | Path, key_file: Path | None = None) -> None:
+    def __init__(self, named: str | Path, key_file: KeyPlace | None = None) -> None:
         self._named = named
         self._key_file = key_file
 

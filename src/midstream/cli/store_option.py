@@ -6,10 +6,11 @@ from pathlib import Path
 
 from midstream.errors import UsageError
 from midstream.store.contract import Store
+from midstream.store.key_place import KeyPlace, make_keys, open_keys
 from midstream.store.store_registry import file_of, open_store, show_store
 
 
-def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bool) -> Store:
+def encrypted_store(named: str | Path, key_file: KeyPlace | None, *, is_escrowed: bool) -> Store:
     """Return the store, encrypted as the options require.
 
     Raises:
@@ -24,17 +25,21 @@ def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bo
         key_file = file.with_name(f"{file.name}.keys")
     if key_file is None:
         return store
-    try:
-        from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
-        from midstream.store.encryption.encrypted_store import encrypt_store  # noqa: PLC0415 - see above
-        from midstream.store.encryption.escrow import escrow_store  # noqa: PLC0415 - see above
-    except ModuleNotFoundError as error:
-        raise UsageError("encryption needs an extra: pip install 'midstream[crypto]'") from error
-    if file is not None and not key_file.exists() and not file.exists():
-        try:
-            FileKeys.make(key_file)
-        except UsageError:
-            if not key_file.exists():  # else another server of this store was faster
-                raise
-    keys = FileKeys(key_file)
+    if isinstance(key_file, Path) and file is not None:
+        _make_first(key_file, file)
+    keys = open_keys(key_file)
+    from midstream.store.encryption.encrypted_store import encrypt_store  # noqa: PLC0415 - an extra that few need
+    from midstream.store.encryption.escrow import escrow_store  # noqa: PLC0415 - see above
+
     return escrow_store(store, keys) if is_escrowed else encrypt_store(store, keys)
+
+
+def _make_first(key_file: Path, file: Path) -> None:
+    """Make a key file for a store that does not exist yet."""
+    if key_file.exists() or file.exists():
+        return
+    try:
+        make_keys(key_file)
+    except UsageError:
+        if not key_file.exists():  # else another server of this store was faster
+            raise

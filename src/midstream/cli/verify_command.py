@@ -12,10 +12,11 @@ import click
 
 from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
-from midstream.cli.session_options import json_of, key_file_option
+from midstream.cli.key_option import key_file_option
+from midstream.cli.session_options import json_of
 from midstream.cli.terminal import clean
 from midstream.environment import World
-from midstream.errors import MissingExtraError, SessionNotFoundError, UsageError
+from midstream.errors import SessionNotFoundError, UsageError
 from midstream.file_safety import create_own_once, follow_own_links, open_own
 from midstream.store.contract import StoreReader
 from midstream.store.guard.chain import ChainKeys
@@ -32,6 +33,7 @@ from midstream.store.guard.journal_verification import (
 )
 from midstream.store.guard.store_key import read_chain_keys
 from midstream.store.guard.store_marker import read_marker
+from midstream.store.key_place import KeyPlace, open_keys
 from midstream.store.store_registry import open_store, read_stored
 
 CALLED = "the checkpoint"
@@ -61,7 +63,7 @@ def verify(
     session: str | None,
     against: Path | None,
     checkpoint: Path | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> int:
     """Check that no other program changed the journals of a store.
@@ -94,7 +96,7 @@ async def _verify(
     named: str | Path,
     session: str | None,
     before: dict[str, CheckpointLine] | None,
-    key_file: Path | None,
+    key_file: KeyPlace | None,
 ) -> list[SessionVerdict]:
     keys = await _keys_of(reader, named, key_file)
     if session is None:
@@ -109,14 +111,12 @@ async def _verify(
     return [await verify_session(reader, session, keys, known)]
 
 
-async def _keys_of(reader: StoreReader, named: str | Path, key_file: Path | None) -> ChainKeys:
+async def _keys_of(reader: StoreReader, named: str | Path, key_file: KeyPlace | None) -> ChainKeys:
     if key_file is not None:
-        try:
-            from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
-            from midstream.store.encryption.store_secret import WrappedKeySource  # noqa: PLC0415 - see above
-        except ModuleNotFoundError as error:
-            raise MissingExtraError("encryption needs an extra: pip install 'midstream[crypto]'") from error
-        source = WrappedKeySource(FileKeys(key_file), is_mixed=False, world=World())
+        keys = open_keys(key_file)
+        from midstream.store.encryption.store_secret import WrappedKeySource  # noqa: PLC0415 - an extra that few need
+
+        source = WrappedKeySource(keys, is_mixed=False, world=World())
         return await source.find(reader)
     if await read_marker(reader) is not None:
         click.echo("The store is encrypted: --key-file FILE also checks who wrote the records.", err=True)

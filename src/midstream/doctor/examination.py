@@ -35,6 +35,7 @@ from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.profiles import profile_for
 from midstream.history.repair.report import Repaired
+from midstream.store.key_place import KeyPlace
 
 LINE_SUFFIXES = {".jsonl", ".ndjson"}
 
@@ -85,7 +86,7 @@ def examine(
     *,
     named: str | None = None,
     profile: str | None = None,
-    key_file: Path | None = None,
+    key_file: KeyPlace | None = None,
     tick: Callable[[int], None] = lambda _: None,
 ) -> Examined:
     """Look at one history. Nothing is written.
@@ -126,7 +127,7 @@ def _examine(
     named: str | None,
     profile: str | None,
     tick: Callable[[int], None],
-    key_file: Path | None,
+    key_file: KeyPlace | None,
 ) -> Examined:
     if os.path.isdir(path):  # noqa: PTH112 - false where we may not even look
         return Examined(*examine_storage(path, profile, tick))

@@ -28,6 +28,7 @@ from midstream.errors import (
     NotFoundError,
     RecordUndecodableError,
     StoreDamagedError,
+    UnavailableError,
     UnreadableHistoryError,
     UsageError,
 )
@@ -37,6 +38,7 @@ from midstream.history.rendering import render
 from midstream.session.records import decode, is_pruned
 from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS, ClosedStore
+from midstream.store.key_place import KeyPlace
 from midstream.store.sqlite.truncation import cut_journals
 from midstream.store.store_registry import read_store
 
@@ -111,7 +113,7 @@ def is_export(line: Json) -> bool:
 
 
 def examine_database(
-    path: Path, profile: str | None = None, key_file: Path | None = None
+    path: Path, profile: str | None = None, key_file: KeyPlace | None = None
 ) -> tuple[HistoryReport, JournalRemedy | None]:
     """Look at every session of a store. Of an encrypted one no copy is made: what ends it is sealed.
 
@@ -150,6 +152,8 @@ def examine_database(
         raise UnreadableHistoryError(error.message, reason="no-history") from error
     except KeyMissingError as error:
         raise UnreadableHistoryError(f"{error.message}: {_KEYS}", reason="encrypted") from error
+    except UnavailableError:  # of the keys, and no damage
+        raise
     except MidstreamError as error:
         raise UnreadableHistoryError(f"{error.message}: restore a copy", reason="damaged") from error
     if not sqlite_files.is_whole(path):

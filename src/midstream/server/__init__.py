@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from midstream.server.auth.principals import Scope as Scope
     from midstream.server.gateway_app import Gateway as Gateway
     from midstream.server.gateway_app import gateway as gateway
+    from midstream.server.key_service import key_app as key_app
     from midstream.server.limits import Limits as Limits
 
 __getattr__, __dir__, __all__ = lazy_names(
@@ -35,6 +36,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "server.auth.access": ("Access bearer cookie first_of proxy_user this_user token_file tokens"),
         "server.auth.principals": "Action Principal Scope",
         "server.gateway_app": "Gateway gateway",
+        "server.key_service": "key_app",
         "server.limits": "Limits",
     },
 )

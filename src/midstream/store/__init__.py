@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from midstream.store.encryption.ciphers import FileKeys as FileKeys
     from midstream.store.encryption.encrypted_store import encrypt_store as encrypt_store
     from midstream.store.encryption.escrow import escrow_store as escrow_store
+    from midstream.store.encryption.remote_keys import RemoteKeys as RemoteKeys
     from midstream.store.memory import MemoryStore as MemoryStore
     from midstream.store.postgres.postgres_store import PostgresStore as PostgresStore
     from midstream.store.sqlite.store import SQLiteStore as SQLiteStore
@@ -42,6 +43,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "store.encryption.ciphers": "FileKeys",
         "store.encryption.encrypted_store": "encrypt_store",
         "store.encryption.escrow": "escrow_store",
+        "store.encryption.remote_keys": "RemoteKeys",
         "store.memory": "MemoryStore",
         "store.postgres.postgres_store": "PostgresStore",
         "store.sqlite.store": "SQLiteStore",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 from midstream.environment import World
-from midstream.errors import UsageError
 from midstream.session.child_names import root_of
 from midstream.store.contract import ESCROW, KeyValueEntry, SessionInfo, StoredRecord, StoreReader
 from midstream.store.guard.guarded_store import GuardedReader
+from midstream.store.key_place import KeyPlace, open_keys
 
 T = TypeVar("T")
 
@@ -91,21 +90,18 @@ async def _page_of(lines: AsyncIterator[SessionInfo]) -> list[SessionInfo]:
     return page
 
 
-def decrypt_reader(reader: StoreReader, key_file: Path) -> StoreReader:
+def decrypt_reader(reader: StoreReader, key_place: KeyPlace) -> StoreReader:
     """Return a store as it is read with the operator's keys.
 
     Args:
-        key_file: The keys, as `midstream serve --key-file` takes them.
+        key_place: The keys, as `midstream serve --key-file` takes them.
 
     Raises:
-        UsageError: The extra is not installed, or the key file cannot be read.
+        UsageError: The extra is not installed, or the keys cannot be read.
     """
-    try:
-        from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
-        from midstream.store.encryption.encrypted_store import EncryptedReader, OneForAll  # noqa: PLC0415 - see above
-        from midstream.store.encryption.store_secret import WrappedKeySource  # noqa: PLC0415 - see above
-    except ModuleNotFoundError as error:
-        raise UsageError("encryption needs an extra: pip install 'midstream[crypto]'") from error
-    keys = FileKeys(key_file)
+    keys = open_keys(key_place)
+    from midstream.store.encryption.encrypted_store import EncryptedReader, OneForAll  # noqa: PLC0415 - an extra
+    from midstream.store.encryption.store_secret import WrappedKeySource  # noqa: PLC0415 - see above
+
     guarded = GuardedReader(reader, WrappedKeySource(keys, is_mixed=False, world=World()))
     return EncryptedReader(guarded, OneForAll(keys))

@@ -24,6 +24,7 @@ from midstream.store.contract import Store, StoreReader
 from midstream.store.guard.chain import NoKeySource
 from midstream.store.guard.guarded_store import GuardedReader, guard_store
 from midstream.store.guard.store_marker import holds_encrypted, read_marker
+from midstream.store.key_place import KeyPlace
 from midstream.store.store_copy import Copied, copy_store
 
 SQLITE = "sqlite"
@@ -121,12 +122,12 @@ def open_store(named: Store | str | Path, *, world: World = World()) -> Store:
 
 
 @contextlib.contextmanager
-def read_store(named: str | Path, *, key_file: Path | None = None) -> Iterator[ClosedStore]:
+def read_store(named: str | Path, *, key_file: KeyPlace | None = None) -> Iterator[ClosedStore]:
     """Open a store for reading, without `await`; a server may work on it meanwhile.
 
     Args:
         named: Its URL, or the path of a SQLite file.
-        key_file: The operator's keys, where it is encrypted under them.
+        key_file: The operator's keys, or their endpoint, where it is encrypted under them.
 
     Raises:
         NotFoundError: There is no such store, or nothing was ever stored in it.

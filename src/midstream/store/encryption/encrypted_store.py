@@ -241,7 +241,11 @@ class EncryptedReader(StoreReader):
         after: ListPlace | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
-        """See `Store.list`. A title that cannot be read is empty."""
+        """See `Store.list`. A title that cannot be read is empty.
+
+        Raises:
+            UnavailableError: The operator's keys cannot be had at the moment.
+        """
         async for info in self._reader.list(live=live, of=of, after=after, limit=limit):
             yield await self._with_title(info)
 
@@ -314,7 +318,7 @@ class EncryptedReader(StoreReader):
         try:
             encrypted = urlsafe_b64decode(title.removeprefix(TITLE_MARK))
             plain = (await self._plain(info.session, encrypted, place, self.keys.house)).decode()
-        except (MidstreamError, Base64Error, ValueError):
+        except (StoreDamagedError, SessionLockedError, Base64Error, ValueError):
             plain = ""
         return replace(info, mark=replace(info.mark, title=plain))
 

@@ -1,0 +1,68 @@
+"""The option for the operator's keys: a key file, or the URL of the application's key endpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from typing_extensions import override
+
+from midstream.errors import UsageError
+from midstream.file_safety import read_own
+from midstream.store.key_place import KeyEndpoint, KeyPlace
+
+TOKEN_VARIABLE = "MIDSTREAM_KEY_TOKEN"  # noqa: S105 - the name of a variable
+"""Its value is sent to the key endpoint as the bearer token."""
+FILE_VARIABLE = "MIDSTREAM_KEY_TOKEN_FILE"
+"""Names a file with that token; readable by its owner only."""
+
+
+class KeyPlaceType(click.ParamType[KeyPlace]):
+    """A path or the URL of a key endpoint. The token of the endpoint is in the environment, never in an argument.
+
+    Args:
+        exists: Whether a file must exist already.
+    """
+
+    name = "file|url"
+
+    def __init__(self, *, exists: bool) -> None:
+        self._path = click.Path(exists=exists, dir_okay=False, path_type=Path)
+
+    @override
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> KeyPlace:
+        if isinstance(value, KeyEndpoint | Path):
+            return value
+        if str(value).startswith(("http://", "https://")):
+            return KeyEndpoint(str(value), _read_token())
+        return Path(self._path.convert(value, param, ctx))
+
+
+key_file_option = click.option(
+    "--key-file",
+    type=KeyPlaceType(exists=True),
+    help="The key file of that database, or the URL of its key endpoint, if it is encrypted.",
+)
+
+
+def _read_token() -> str:
+    """Return the token of the key endpoint, "" where the environment has none.
+
+    Raises:
+        UsageError: The file cannot be read, or others may read it.
+    """
+    named = os.environ.get(FILE_VARIABLE, "")
+    if not named:
+        return os.environ.get(TOKEN_VARIABLE, "")
+    try:
+        found = read_own(Path(named), "the file of the key token", is_secret=True, is_named=True)
+        return found.decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the key token in {named!r} cannot be read: {type(error).__name__}") from error

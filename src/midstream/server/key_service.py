@@ -1,0 +1,106 @@
+"""An endpoint that wraps and unwraps the keys of encrypted stores, for an application to mount.
+
+The operator's keys stay in the application's process. It decides for each request whose token may use them.
+`midstream.store.RemoteKeys` is the caller. See `docs/guides/encryption.md`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from midstream.errors import KeyMissingError, MidstreamError, StoreDamagedError
+from midstream.store.encryption.ciphers import OperatorKeys
+from midstream.store.encryption.remote_keys import MESSAGE_BYTES_MAX, KeyAnswer, KeyMessage, KeyRefusal
+
+Authorize = Callable[[str], Awaitable[bool]]
+
+_log = logging.getLogger(__name__)
+
+
+class KeyService:
+    """The two routes of a key endpoint.
+
+    Args:
+        keys: The operator's.
+        authorize: Decides about the bearer token of each request; "" where there is none.
+    """
+
+    def __init__(self, keys: OperatorKeys, authorize: Authorize) -> None:
+        self._keys = keys
+        self._authorize = authorize
+
+    async def wrap(self, request: Request) -> Response:
+        """Wrap a key."""
+        return await self._answer(request, self._keys.wrap)
+
+    async def unwrap(self, request: Request) -> Response:
+        """Unwrap a key."""
+        return await self._answer(request, self._keys.unwrap)
+
+    async def _answer(self, request: Request, work: Callable[..., Awaitable[bytes]]) -> Response:
+        if not await self._authorize(_token_of(request)):  # before the body is read
+            return _refuse(401, "unauthorized", "the token was not accepted")
+        body = await _read_bounded(request)
+        if body is None:
+            return _refuse(413, "malformed", f"a request has at most {MESSAGE_BYTES_MAX} bytes")
+        try:
+            message = msgspec.json.decode(body, type=KeyMessage)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _refuse(400, "malformed", 'a request is {"key": base64, "context": base64}')
+        try:
+            key = await work(message.key, context=message.context)
+        except (KeyMissingError, StoreDamagedError) as error:
+            return _refuse(409, error.code, error.message)
+        except MidstreamError as error:
+            _log.error("the keys cannot be used: %s", error.message)
+            return _refuse(503, error.code, error.message)
+        return _reply(200, KeyAnswer(key, str(getattr(self._keys, "generation", ""))))
+
+
+def key_app(keys: OperatorKeys, *, authorize: Authorize) -> Starlette:
+    """Return an ASGI app that wraps and unwraps keys of encrypted stores, for `midstream.store.RemoteKeys`.
+
+    A person with an accepted token and a copy of the store can read the store. Serve the app over TLS.
+
+    Args:
+        keys: The operator's, such as `FileKeys`. They do not leave this process.
+        authorize: Receives the bearer token of each request ("" where there is none), and returns whether it is
+            accepted.
+    """
+    service = KeyService(keys, authorize)
+    return Starlette(
+        routes=[
+            Route("/wrap", service.wrap, methods=["POST"]),
+            Route("/unwrap", service.unwrap, methods=["POST"]),
+        ]
+    )
+
+
+def _token_of(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+async def _read_bounded(request: Request) -> bytes | None:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MESSAGE_BYTES_MAX:
+            return None
+    return bytes(body)
+
+
+def _refuse(status: int, code: str, message: str) -> Response:
+    return _reply(status, KeyRefusal(code, message))
+
+
+def _reply(status: int, value: KeyAnswer | KeyRefusal) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

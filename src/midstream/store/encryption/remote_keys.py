@@ -1,0 +1,161 @@
+"""The operator's keys behind an endpoint of the application: content is encrypted here, and keys never leave there.
+
+POST {url}/wrap      {"key": base64, "context": base64}  ->  {"key": base64, "generation": text}
+POST {url}/unwrap    the same; `key` is the wrapped key, and the answer's the plain one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import re
+from functools import partial
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+from typing_extensions import override
+
+from midstream.errors import (
+    KeyMissingError,
+    MidstreamError,
+    StoreDamagedError,
+    UnavailableError,
+    UsageError,
+)
+from midstream.local_keys import is_loopback
+from midstream.store.encryption.ciphers import OperatorKeys
+
+ANSWER_S = 10.0
+"""Seconds that one request may take."""
+MESSAGE_BYTES_MAX = 64 * 1024
+"""Bytes of one request or answer."""
+RETRY_AFTER_S = 1.0
+REASON_CHARS_MAX = 200
+
+_TOKEN = re.compile(r"[!-~]*")
+_REFUSALS: dict[str, type[MidstreamError]] = {
+    each.code: each for each in (KeyMissingError, StoreDamagedError)
+}
+
+
+class KeyMessage(Struct, frozen=True):
+    """A request: a key to wrap or to unwrap, and the context that the wrap is bound to."""
+
+    key: bytes
+    context: bytes
+
+
+class KeyAnswer(Struct, frozen=True):
+    """The wrapped or unwrapped key, and the name of the operator's key that wraps now."""
+
+    key: bytes
+    generation: str = ""
+
+
+class KeyRefusal(Struct, frozen=True):
+    """The reason why there is no key: the code of an error, and its message."""
+
+    code: str
+    message: str = ""
+
+
+class RemoteKeys(OperatorKeys):
+    """The operator's keys behind an endpoint of the application, such as `midstream.server.key_app`.
+
+    Each request takes 10 s at most, and follows no redirect.
+
+    Args:
+        url: An `https` URL; `http` only to this machine.
+        token: Sent as a bearer token with each request; "" sends none.
+
+    Raises:
+        UsageError: The URL is another one, or has a user, a query or a fragment; or the token has a space or a
+            character outside of ASCII.
+    """
+
+    def __init__(self, url: str, *, token: str = "") -> None:
+        self._address = _checked(url)
+        self.url = url.rstrip("/")
+        if not _TOKEN.fullmatch(token):
+            raise UsageError("the token of the key endpoint has a space or a character outside of ASCII")
+        self._headers = {"content-type": "application/json", "connection": "close"}
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        self.generation = ""
+
+    @override
+    async def wrap(self, key: bytes, *, context: bytes) -> bytes:
+        return await self._request("wrap", KeyMessage(key, context))
+
+    @override
+    async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        """See `OperatorKeys.unwrap`.
+
+        Raises:
+            UnavailableError: The endpoint did not answer, or refused the token. The same call may be tried again.
+        """
+        return await self._request("unwrap", KeyMessage(wrapped, context))
+
+    async def _request(self, action: str, message: KeyMessage) -> bytes:
+        body = msgspec.json.encode(message)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                status, answered = await asyncio.to_thread(partial(self._post, action, body))
+        except (OSError, http.client.HTTPException) as error:  # a TimeoutError is an OSError
+            raise self._away(type(error).__name__) from error
+        if status != http.client.OK:
+            raise self._refused(status, answered)
+        try:
+            answer = msgspec.json.decode(answered, type=KeyAnswer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{self.url} is not a key endpoint: its answer cannot be decoded") from error
+        self.generation = answer.generation
+        return answer.key
+
+    def _post(self, action: str, body: bytes) -> tuple[int, bytes]:
+        is_tls, host, port, path = self._address
+        kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+        connection = kind(host, port, timeout=ANSWER_S)
+        try:
+            connection.request("POST", f"{path}/{action}", body=body, headers=self._headers)
+            response = connection.getresponse()
+            return response.status, response.read(MESSAGE_BYTES_MAX)
+        finally:
+            connection.close()
+
+    def _refused(self, status: int, answered: bytes) -> MidstreamError:
+        try:
+            refusal = msgspec.json.decode(answered, type=KeyRefusal)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            refusal = KeyRefusal("")
+        if refusal.code in _REFUSALS:
+            reason = refusal.message[:REASON_CHARS_MAX]
+            return _REFUSALS[refusal.code](f"the key endpoint {self.url} refused: {reason}")
+        if status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
+            # No `unauthorized`: the clients of this process are not those who lack a right.
+            message = f"the key endpoint {self.url} refused the token ({status}); set MIDSTREAM_KEY_TOKEN"
+            return UnavailableError(message, retry_after_s=RETRY_AFTER_S)
+        if status >= http.client.INTERNAL_SERVER_ERROR or status == http.client.TOO_MANY_REQUESTS:
+            return self._away(f"status {status}")
+        return UsageError(f"{self.url} is not a key endpoint: it answered with status {status}")
+
+    def _away(self, reason: str) -> UnavailableError:
+        message = f"the key endpoint {self.url} did not answer ({reason}); try again when it runs"
+        return UnavailableError(message, retry_after_s=RETRY_AFTER_S)
+
+
+def _checked(url: str) -> tuple[bool, str, int | None, str]:
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise UsageError("the URL of the key endpoint has a port that does not exist") from error
+    host = parts.hostname or ""
+    if not host or parts.scheme not in {"http", "https"}:
+        raise UsageError(f"the key endpoint {url!r} needs a URL that begins with https://")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise UsageError("the URL of the key endpoint may have no user, query or fragment")
+    if parts.scheme == "http" and not is_loopback(host):
+        raise UsageError(f"the key endpoint {url!r} is on another machine; use https")
+    return parts.scheme == "https", host, port, parts.path.rstrip("/")

@@ -1,0 +1,51 @@
+"""Places of the operator's keys, as commands name them: a file, or an endpoint of the application."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from midstream.store.encryption.ciphers import OperatorKeys
+
+
+class KeyEndpoint(Struct, frozen=True):
+    """An endpoint that wraps and unwraps keys: see `store.encryption.remote_keys`. The token is not shown."""
+
+    url: str
+    token: str = ""
+
+    @override
+    def __repr__(self) -> str:
+        return f"KeyEndpoint({self.url!r})"
+
+
+KeyPlace = Path | KeyEndpoint
+
+
+def open_keys(place: KeyPlace) -> OperatorKeys:
+    """Return the keys of a place. An endpoint gets no request yet.
+
+    Raises:
+        MissingExtraError: The extra is not installed.
+        UsageError: The key file cannot be read, or the URL is no safe one.
+    """
+    from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
+    from midstream.store.encryption.remote_keys import RemoteKeys  # noqa: PLC0415 - see above
+
+    return FileKeys(place) if isinstance(place, Path) else RemoteKeys(place.url, token=place.token)
+
+
+def make_keys(path: Path) -> None:
+    """Make a key file with one new key.
+
+    Raises:
+        MissingExtraError: The extra is not installed.
+        UsageError: There is a file already, or it cannot be made. Nothing was changed.
+    """
+    from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
+
+    FileKeys.make(path)

@@ -1,0 +1,54 @@
+"""A key endpoint of an application, served on a free port of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from midstream.server.key_service import key_app
+from midstream.store.encryption.ciphers import FileKeys
+from tests.store.keys import keys_in
+
+TOKEN = "token-of-the-clerk"
+WAIT_S = 20.0
+
+
+class Accepted:
+    """The tokens that an application accepts, and how many requests it decided about."""
+
+    def __init__(self) -> None:
+        self.tokens = {TOKEN}
+        self.requests = 0
+
+    async def __call__(self, token: str) -> bool:
+        self.requests += 1
+        return token in self.tokens
+
+
+@contextlib.contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """Serve an app in a thread until the end of the block; yields the URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(WAIT_S)
+
+
+@contextlib.contextmanager
+def key_endpoint(
+    folder: Path, accepted: Accepted | None = None, *, keys: FileKeys | None = None
+) -> Iterator[str]:
+    """Serve the keys of a folder until the end of the block; yields the URL."""
+    with serving(key_app(keys or keys_in(folder), authorize=accepted or Accepted())) as url:
+        yield url

@@ -1,0 +1,190 @@
+"""Stores under keys that stay with an application: the store's machine has ciphertext only."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.errors import (
+    KeyMissingError,
+    MidstreamError,
+    StoreDamagedError,
+    UnavailableError,
+    UsageError,
+)
+from midstream.history.messages import UserMessage
+from midstream.session.turn.commands import SendMessage
+from midstream.store import RemoteKeys, SQLiteStore, Store, encrypt_store
+from midstream.testing import ScriptedModel, text
+from tests.key_endpoint import TOKEN, Accepted, key_endpoint, serving
+from tests.spec import spec
+from tests.store.keys import keys_in
+
+WORDS = "the word is canary-7f3a"
+
+
+def _store(path: Path, url: str, token: str = TOKEN) -> Store:
+    return encrypt_store(SQLiteStore(path), RemoteKeys(url, token=token))
+
+
+def _agent() -> Agent:
+    return Agent(ScriptedModel(lambda request: text(f"canary-7f3a was said; {len(request.history.entries)}")))
+
+
+async def _say(runner: Runner, words: str) -> None:
+    await runner.submit(SendMessage(UserMessage.of(words)))
+    while runner.state.is_live:
+        await runner.wait(runner.newest.position)
+
+
+async def _begin(host: Host, session: str) -> Runner:
+    runner = await host.session(session, create=True)
+    await _say(runner, WORDS)
+    return runner
+
+
+def _stored(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.glob("sessions.db*") if file.is_file())
+
+
+async def _tell(store: Store, session: str = "s") -> int:
+    """Send a message, and return how many entries the history of the session then has."""
+    async with Host(_agent(), store) as host:
+        runner = await host.session(session, create=True)
+        await _say(runner, WORDS)
+        return len(runner.state.history.entries)
+
+
+@spec("SEC-60")
+async def test_a_store_has_no_word_of_a_conversation_and_another_host_continues_it(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    with key_endpoint(tmp_path) as url:
+        first = await _tell(_store(path, url))
+        assert b"canary-7f3a" not in _stored(tmp_path)
+        assert TOKEN.encode() not in _stored(tmp_path)
+        assert await _tell(_store(path, url)) == 2 * first
+
+
+@spec("SEC-40", "SEC-60")
+async def test_a_store_without_its_keys_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    with key_endpoint(tmp_path) as url:
+        await _tell(_store(path, url))
+    with pytest.raises(KeyMissingError):
+        await _tell(SQLiteStore(path))
+    with (
+        key_endpoint(tmp_path, keys=keys_in(tmp_path, "other")) as url,
+        pytest.raises(KeyMissingError, match="not the operator's keys"),
+    ):
+        await _tell(_store(path, url))
+
+
+@spec("SEC-61")
+@pytest.mark.parametrize("token", ["", "token-of-another"])
+async def test_a_token_that_the_application_refuses_opens_nothing(tmp_path: Path, token: str) -> None:
+    with key_endpoint(tmp_path) as url:
+        with pytest.raises(UnavailableError, match="refused the token"):
+            await _tell(_store(tmp_path / "sessions.db", url, token))
+        with pytest.raises(UnavailableError, match="refused the token"):
+            await RemoteKeys(url, token=token).unwrap(b"?" * 99, context=b"c")
+
+
+@spec("SEC-61")
+async def test_content_is_read_with_one_request_for_each_epoch_and_none_for_a_record(tmp_path: Path) -> None:
+    accepted = Accepted()
+    with key_endpoint(tmp_path, accepted) as url:
+        store = _store(tmp_path / "sessions.db", url)
+        async with Host(_agent(), store) as host:
+            runner = await host.session("s", create=True)
+            await _say(runner, "first")
+            before = accepted.requests
+            for number in range(5):
+                await _say(runner, str(number))
+            assert accepted.requests == before
+
+
+@spec("SEC-62")
+async def test_an_endpoint_that_is_away_is_an_error_to_try_again_later(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    with key_endpoint(tmp_path) as url:
+        await _tell(_store(path, url))
+    with pytest.raises(UnavailableError, match="did not answer") as caught:
+        await _tell(_store(path, url))
+    assert (caught.value.retry, caught.value.retry_after_s) == ("later", 1.0)
+    with key_endpoint(tmp_path) as url:
+        assert await _tell(_store(path, url)) > 0
+
+
+@spec("SEC-62")
+async def test_an_endpoint_that_goes_away_costs_new_sessions_and_no_open_one(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        with key_endpoint(tmp_path) as url:
+            host = Host(_agent(), _store(tmp_path / "sessions.db", url))
+            await stack.enter_async_context(host)
+            runner = await _begin(host, "open")
+        with pytest.raises(UnavailableError, match="did not answer"):
+            await _begin(host, "other")
+        await _say(runner, WORDS)
+    assert b"canary-7f3a" not in _stored(tmp_path)
+
+
+@spec("SEC-61")
+async def test_keys_that_were_changed_or_moved_are_refused_as_such(tmp_path: Path) -> None:
+    with key_endpoint(tmp_path) as url:
+        keys = RemoteKeys(url, token=TOKEN)
+        wrapped = await keys.wrap(b"k" * 32, context=b"here")
+        assert keys.generation == "1"
+        assert await keys.unwrap(wrapped, context=b"here") == b"k" * 32
+        for changed, context in ((wrapped, b"there"), (wrapped[:-1], b"here"), (b"", b"here")):
+            with pytest.raises(StoreDamagedError, match="refused"):
+                await keys.unwrap(changed, context=context)
+
+
+@spec("SEC-61")
+@pytest.mark.parametrize(
+    ("url", "token"),
+    [
+        ("http://keys.example/", ""),
+        ("ftp://127.0.0.1/", ""),
+        ("https://", ""),
+        ("https://ada:secret@keys.example", ""),
+        ("https://keys.example:99999", ""),
+        ("https://keys.example", "two words\r\n"),
+    ],
+)
+def test_an_address_that_would_show_the_token_is_refused(url: str, token: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        RemoteKeys(url, token=token)
+    assert "secret" not in str(caught.value)
+
+
+@spec("SEC-61")
+@pytest.mark.parametrize(
+    ("response", "error", "match"),
+    [
+        (Response(status_code=307, headers={"location": "/wrap/again"}), UsageError, "status 307"),
+        (Response("hello"), UsageError, "cannot be decoded"),
+        (Response(b'{"key":"' + b"A" * 99_999), UsageError, "cannot be decoded"),
+        (Response(status_code=403), UnavailableError, "refused the token"),
+        (Response(status_code=429), UnavailableError, "status 429"),
+        (Response("<html>", 502), UnavailableError, "status 502"),
+    ],
+)
+async def test_each_other_answer_is_an_error_and_no_redirect_is_followed(
+    response: Response, error: type[MidstreamError], match: str
+) -> None:
+    async def answer(_: Request) -> Response:
+        return response
+
+    app = Starlette(routes=[Route("/keys/wrap", answer, methods=["POST"])])
+    with serving(app) as url, pytest.raises(error, match=match):
+        await RemoteKeys(f"{url}/keys/", token=TOKEN).wrap(b"k", context=b"c")
