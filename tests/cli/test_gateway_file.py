@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from midstream.cli.gateway import gateway
 from midstream.cli.gateway_file import file_option
+from midstream.store.key_place import KeyEndpoint
 from tests.cli.conftest import Run
 
 
@@ -87,6 +88,18 @@ def test_a_relative_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: py
         assert found["cwd"] == folder / "project"
         assert found["store"] == str(folder / "gateway.db")
         assert found["key_file"] == Path("/keys")
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [("keys", "{folder}/keys"), ("/etc/keys", "/etc/keys"), ("https://keys.example/a", "")],
+)
+def test_a_key_file_is_relative_to_the_file_and_a_key_endpoint_is_a_url(
+    tmp_path: Path, place: str, expected: str
+) -> None:
+    file = written(tmp_path, f'upstream = "scripted"\nkey-file = "{place}"\n')
+    found = parsed("--config", file)["key_file"]
+    assert found == (Path(expected.format(folder=tmp_path)) if expected else KeyEndpoint(place))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from midstream.cli.key_option import KeyPlaceType
 from midstream.errors import UsageError
 from midstream.store.store_registry import file_of
 
@@ -124,6 +125,8 @@ def _check_type(option: click.Option, value: Any) -> Any:  # noqa: ANN401 - a va
 def _place(option: click.Option, value: Any, folder: Path) -> Any:  # noqa: ANN401 - a value of TOML
     """Return a path of the file relative to its folder, and any other value as it is."""
     if isinstance(option.type, click.Path):
+        return str(folder / value)
+    if isinstance(option.type, KeyPlaceType) and not KeyPlaceType.is_url(value):
         return str(folder / value)
     if option.name == "store" and (file := file_of(value)) is not None and value.endswith(str(file)):
         return value.removesuffix(str(file)) + str(folder / file)

@@ -31,6 +31,11 @@ class KeyPlaceType(click.ParamType[KeyPlace]):
     def __init__(self, *, exists: bool) -> None:
         self._path = click.Path(exists=exists, dir_okay=False, path_type=Path)
 
+    @staticmethod
+    def is_url(value: str) -> bool:
+        """Return whether a value is the URL of a key endpoint."""
+        return value.startswith(("http://", "https://"))
+
     @override
     def convert(
         self,
@@ -40,7 +45,7 @@ class KeyPlaceType(click.ParamType[KeyPlace]):
     ) -> KeyPlace:
         if isinstance(value, KeyEndpoint | Path):
             return value
-        if str(value).startswith(("http://", "https://")):
+        if self.is_url(str(value)):
             return KeyEndpoint(str(value), _read_token())
         return Path(self._path.convert(value, param, ctx))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -135,6 +136,24 @@ async def test_an_endpoint_that_goes_away_costs_new_sessions_and_no_open_one(tmp
             await _begin(host, "other")
         await _say(runner, WORDS)
     assert b"canary-7f3a" not in _stored(tmp_path)
+
+
+@spec("SEC-41", "SEC-60")
+async def test_the_application_rotates_its_keys_and_the_old_one_may_go(tmp_path: Path) -> None:
+    path, file = tmp_path / "sessions.db", tmp_path / "keys"
+    with key_endpoint(tmp_path) as url:
+        await _tell(_store(path, url))
+        store = _store(path, url)
+        await store.open()
+        assert await store.delete("s")
+        await store.close()
+    old = file.read_text()
+    file.write_text(f"2 {b64encode(bytes(range(32))).decode()}\n{old}")
+    with key_endpoint(tmp_path) as url:
+        await _tell(_store(path, url))
+    file.write_text(file.read_text().removesuffix(old))
+    with key_endpoint(tmp_path) as url:
+        await _tell(_store(path, url))
 
 
 @spec("SEC-61")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import re
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,6 +26,8 @@ from midstream.errors import (
 from midstream.local_keys import is_loopback
 from midstream.store.encryption.ciphers import OperatorKeys
 
+REQUESTS_MAX = 4
+"""Requests at once; further ones wait, as a part of their time."""
 ANSWER_S = 10.0
 """Seconds that one request may take."""
 MESSAGE_BYTES_MAX = 64 * 1024
@@ -83,6 +85,8 @@ class RemoteKeys(OperatorKeys):
         if token:
             self._headers["authorization"] = f"Bearer {token}"
         self.generation = ""
+        # Threads of its own: an endpoint that does not answer holds up no other work of the process.
+        self._threads = ThreadPoolExecutor(REQUESTS_MAX, "midstream-keys")
 
     @override
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
@@ -98,10 +102,10 @@ class RemoteKeys(OperatorKeys):
         return await self._request("unwrap", KeyMessage(wrapped, context))
 
     async def _request(self, action: str, message: KeyMessage) -> bytes:
-        body = msgspec.json.encode(message)
+        loop, body = asyncio.get_running_loop(), msgspec.json.encode(message)
         try:
             async with asyncio.timeout(ANSWER_S):
-                status, answered = await asyncio.to_thread(partial(self._post, action, body))
+                status, answered = await loop.run_in_executor(self._threads, self._post, action, body)
         except (OSError, http.client.HTTPException) as error:  # a TimeoutError is an OSError
             raise self._away(type(error).__name__) from error
         if status != http.client.OK:
