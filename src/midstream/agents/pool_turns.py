@@ -46,7 +46,7 @@ from midstream.models.fingerprint import LINK_BYTES, Outline
 from midstream.models.responses import ModelRequest
 from midstream.session.records import ReuseDecision
 
-REBUILT_NOTE = "[The agent no longer had this conversation; a new one was told all of it.]\n\n"
+REBUILT_NOTE = "[The agent no longer had this conversation; a new agent received all of it.]\n\n"
 """What readers are shown, as the beginning of the model's thinking, when continuity was rebuilt."""
 
 
