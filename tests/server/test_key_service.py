@@ -23,8 +23,8 @@ def _client(keys: OperatorKeys) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=transport, base_url="https://keys.example")
 
 
-def _message(key: bytes) -> dict[str, str]:
-    return {"key": b64encode(key).decode(), "context": CONTEXT}
+def _message(*keys: bytes) -> dict[str, list[dict[str, str]]]:
+    return {"keys": [{"key": b64encode(key).decode(), "context": CONTEXT} for key in keys]}
 
 
 @spec("SEC-61")
@@ -34,10 +34,10 @@ async def test_a_key_is_wrapped_and_unwrapped_by_the_keys_of_the_application(tmp
         wrapped = await client.post("/wrap", json=_message(b"k" * 32), headers=BEARER)
         assert wrapped.headers["cache-control"] == "no-store"
         assert wrapped.json()["generation"] == "1"
-        key = b64decode(wrapped.json()["key"])
+        key = b64decode(wrapped.json()["keys"][0]["key"])
         assert await keys.unwrap(key, context=b"c") == b"k" * 32
         unwrapped = await client.post("/unwrap", json=_message(key), headers=BEARER)
-        assert unwrapped.json() == {"key": b64encode(b"k" * 32).decode(), "generation": "1"}
+        assert unwrapped.json() == {"keys": [{"key": b64encode(b"k" * 32).decode()}], "generation": "1"}
 
 
 @spec("SEC-61")
@@ -50,7 +50,7 @@ async def test_a_key_is_wrapped_and_unwrapped_by_the_keys_of_the_application(tmp
         (BEARER, b"{}", 400, "malformed"),
         (BEARER, b"[" * 60_000, 400, "malformed"),
         (BEARER, b" " * 65_537, 413, "malformed"),
-        (BEARER, json.dumps(_message(b"?" * 99)).encode(), 409, "key_missing"),
+        (BEARER, json.dumps(_message(*[b"?"] * 65)).encode(), 400, "malformed"),
     ],
 )
 async def test_a_request_that_is_not_accepted_gets_a_reason(
@@ -59,6 +59,17 @@ async def test_a_request_that_is_not_accepted_gets_a_reason(
     async with _client(keys_in(tmp_path)) as client:
         refused = await client.post("/unwrap", content=body, headers=headers)
     assert (refused.status_code, refused.json()["code"]) == (status, code)
+
+
+@spec("SEC-61")
+async def test_a_key_that_cannot_be_unwrapped_costs_no_other_one(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    wrapped = await keys.wrap(b"k" * 32, context=b"c")
+    async with _client(keys) as client:
+        answer = await client.post("/unwrap", json=_message(b"?" * 99, wrapped), headers=BEARER)
+    refused, unwrapped = answer.json()["keys"]
+    assert (refused["code"], "key" in refused) == ("key_missing", False)
+    assert unwrapped == {"key": b64encode(b"k" * 32).decode()}
 
 
 @spec("SEC-62")

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from midstream.errors import KeyMissingError, MidstreamError, StoreDamagedError
+from midstream.errors import MidstreamError, StoreDamagedError
 from midstream.store.encryption.ciphers import OperatorKeys
-from midstream.store.encryption.remote_keys import MESSAGE_BYTES_MAX, KeyAnswer, KeyMessage, KeyRefusal
+from midstream.store.encryption.remote_keys import MESSAGE_BYTES_MAX, KeyAnswer, KeyRequest, KeyResult
 
 Authorize = Callable[[str], Awaitable[bool]]
 
@@ -51,17 +51,15 @@ class KeyService:
         if body is None:
             return _refuse(413, "malformed", f"a request has at most {MESSAGE_BYTES_MAX} bytes")
         try:
-            message = msgspec.json.decode(body, type=KeyMessage)
+            keys = msgspec.json.decode(body, type=KeyRequest).keys
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _refuse(400, "malformed", 'a request is {"key": base64, "context": base64}')
+            return _refuse(400, "malformed", 'a request is {"keys": [{"key": base64, "context": base64}]}')
         try:
-            key = await work(message.key, context=message.context)
-        except (KeyMissingError, StoreDamagedError) as error:
-            return _refuse(409, error.code, error.message)
+            results = [await _result_of(work(each.key, context=each.context)) for each in keys]
         except MidstreamError as error:
             _log.error("the keys cannot be used: %s", error.message)
             return _refuse(503, error.code, error.message)
-        return _reply(200, KeyAnswer(key, str(getattr(self._keys, "generation", ""))))
+        return _reply(200, KeyAnswer(results, str(getattr(self._keys, "generation", ""))))
 
 
 def key_app(keys: OperatorKeys, *, authorize: Authorize) -> Starlette:
@@ -83,6 +81,13 @@ def key_app(keys: OperatorKeys, *, authorize: Authorize) -> Starlette:
     )
 
 
+async def _result_of(work: Awaitable[bytes]) -> KeyResult:
+    try:
+        return KeyResult(await work)
+    except StoreDamagedError as error:  # `KeyMissingError` is one
+        return KeyResult(code=error.code, message=error.message)
+
+
 def _token_of(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
@@ -98,9 +103,9 @@ async def _read_bounded(request: Request) -> bytes | None:
 
 
 def _refuse(status: int, code: str, message: str) -> Response:
-    return _reply(status, KeyRefusal(code, message))
+    return _reply(status, KeyResult(code=code, message=message))
 
 
-def _reply(status: int, value: KeyAnswer | KeyRefusal) -> Response:
+def _reply(status: int, value: KeyAnswer | KeyResult) -> Response:
     headers = {"cache-control": "no-store"}
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

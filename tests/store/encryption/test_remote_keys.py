@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,8 +24,9 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import UserMessage
+from midstream.session.records import Sync
 from midstream.session.turn.commands import SendMessage
-from midstream.store import RemoteKeys, SQLiteStore, Store, encrypt_store
+from midstream.store import Batch, RemoteKeys, SessionListing, SQLiteStore, Store, encrypt_store
 from midstream.testing import ScriptedModel, text
 from tests.key_endpoint import TOKEN, Accepted, key_endpoint, serving
 from tests.spec import spec
@@ -113,6 +115,36 @@ async def test_content_is_read_with_one_request_for_each_epoch_and_none_for_a_re
             assert accepted.requests == before
 
 
+@spec("SEC-42", "SEC-61")
+async def test_a_list_takes_one_request_for_64_titles_and_a_bad_row_costs_its_own_title(
+    tmp_path: Path,
+) -> None:
+    accepted, path = Accepted(), tmp_path / "sessions.db"
+    with key_endpoint(tmp_path, accepted) as url:
+        store = _store(path, url)
+        await store.open()
+        for number in range(70):
+            epoch = await store.claim(f"s{number}", at=1.0)
+            mark = SessionListing(is_live=False, at=float(number), title=f"title {number}")
+            await store.append(f"s{number}", Batch([b"{}"], 0, epoch, Sync.NORMAL, mark=mark))
+        await store.close()
+        stored = SQLiteStore(path)
+        await stored.open()
+        [bad] = [info async for info in stored.list(of=["s5"])]
+        epoch = await stored.claim("s5", at=1.0)
+        [other] = [info async for info in stored.list(of=["s6"])]
+        mark = replace(bad.mark, title=other.mark.title)
+        await stored.append("s5", Batch([b"{}"], 1, epoch, Sync.NORMAL, mark=mark))
+        await stored.close()
+        store = _store(path, url)
+        await store.open()
+        before = accepted.requests
+        titles = {info.session: info.mark.title async for info in store.list()}
+        assert accepted.requests == before + 2
+        await store.close()
+    assert titles == {f"s{number}": "" if number == 5 else f"title {number}" for number in range(70)}
+
+
 @spec("SEC-62")
 async def test_an_endpoint_that_is_away_is_an_error_to_try_again_later(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
@@ -191,6 +223,8 @@ def test_an_address_that_would_show_the_token_is_refused(url: str, token: str) -
     ("response", "error", "match"),
     [
         (Response(status_code=307, headers={"location": "/wrap/again"}), UsageError, "status 307"),
+        (Response('{"keys":[]}'), UsageError, "another number of keys"),
+        (Response('{"keys":[{}]}'), UsageError, "another number of keys"),
         (Response("hello"), UsageError, "cannot be decoded"),
         (Response(b'{"key":"' + b"A" * 99_999), UsageError, "cannot be decoded"),
         (Response(status_code=403), UnavailableError, "refused the token"),

@@ -13,15 +13,17 @@ Needs the extra `midstream[crypto]`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
 import weakref
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from typing_extensions import override
 
@@ -71,6 +73,18 @@ class OperatorKeys(Protocol):
         Raises:
             KeyMissingError: It was wrapped under a key that is not here.
             StoreDamagedError: It is not what `wrap` returned for this context.
+        """
+
+
+@runtime_checkable
+class UnwrapsMany(Protocol):
+    """An ability of `OperatorKeys` where each request costs time: lists need a key for each session."""
+
+    async def unwrap_many(self, wrapped: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
+        """Return the keys of pairs of a wrapped key and its context, in their order; None for one that is refused.
+
+        Raises:
+            MidstreamError: The keys cannot be had.
         """
 
 
@@ -181,7 +195,28 @@ async def unwrap_key(kept: bytes, keys: OperatorKeys, *, context: bytes) -> Data
         KeyMissingError: The operator's key is not here.
         StoreDamagedError: It is another key, or was changed or moved.
     """
-    found = DataKey(await keys.unwrap(kept[COMMITMENT_BYTES:], context=context))
+    return committed_key(kept, await keys.unwrap(kept[COMMITMENT_BYTES:], context=context))
+
+
+async def unwrap_keys(kept: Sequence[tuple[bytes, bytes]], keys: UnwrapsMany) -> list[DataKey | None]:
+    """Return the data keys of pairs of what `wrap_key` returned and its context; None for one that is refused."""
+    found = await keys.unwrap_many([(each[COMMITMENT_BYTES:], context) for each, context in kept])
+    opened: list[DataKey | None] = [None] * len(kept)
+    for place, ((each, _), key) in enumerate(zip(kept, found, strict=True)):
+        with contextlib.suppress(StoreDamagedError):  # the reader of its row gets the error
+            opened[place] = None if key is None else committed_key(each, key)
+    return opened
+
+
+def committed_key(kept: bytes, key: bytes) -> DataKey:
+    """Return an unwrapped data key.
+
+    Raises:
+        StoreDamagedError: It is another key than the one that was committed to.
+    """
+    if len(key) != KEY_BYTES:
+        raise StoreDamagedError("a data key has another length")
+    found = DataKey(key)
     if not hmac.compare_digest(found.commitment, kept[:COMMITMENT_BYTES]):
         raise StoreDamagedError("a data key is not the one that was committed to")
     return found
@@ -207,8 +242,7 @@ async def decrypt_alone(encrypted: bytes, place: bytes, keys: OperatorKeys) -> b
     if encrypted[:1] != b"%c" % ALONE or len(kept) <= COMMITMENT_BYTES:
         raise StoreDamagedError("the stored data was changed or truncated")
     key = await keys.unwrap(kept[COMMITMENT_BYTES:], context=place)
-    if not hmac.compare_digest(DataKey(key).commitment, kept[:COMMITMENT_BYTES]):
-        raise StoreDamagedError("a data key is not the one that was committed to")
+    committed_key(kept, key)
     try:
         return AESGCM(key).decrypt(_FIRST_NONCE, encrypted[end:], place)
     except InvalidTag as error:

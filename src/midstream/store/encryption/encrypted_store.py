@@ -63,6 +63,8 @@ KEYS_KNOWN_MAX = 4096
 KEY_MARK = "key-"
 """Begins the names of the blobs that hold wrapped keys: no digest does."""
 TITLE_MARK = "encrypted:"
+TITLES_AT_ONCE = 64
+"""Lines of a list that are read before the first of them is returned."""
 
 _log = logging.getLogger(__name__)
 
@@ -246,8 +248,15 @@ class EncryptedReader(StoreReader):
         Raises:
             UnavailableError: The operator's keys cannot be had at the moment.
         """
+        page: list[SessionInfo] = []
         async for info in self._reader.list(live=live, of=of, after=after, limit=limit):
-            yield await self._with_title(info)
+            page.append(info)
+            if len(page) == TITLES_AT_ONCE:
+                for each in await self._with_titles(page):
+                    yield each
+                page.clear()
+        for each in await self._with_titles(page):
+            yield each
 
     @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
@@ -310,15 +319,38 @@ class EncryptedReader(StoreReader):
         if len(self._known) > KEYS_KNOWN_MAX:
             del self._known[next(iter(self._known))]
 
+    async def _with_titles(self, page: Sequence[SessionInfo]) -> Sequence[SessionInfo]:
+        if isinstance(self.keys.house, ciphers.UnwrapsMany):
+            await self._read_keys(page, self.keys.house)
+        return [await self._with_title(each) for each in page]
+
+    async def _read_keys(self, page: Sequence[SessionInfo], keys: ciphers.UnwrapsMany) -> None:
+        """Read the data keys of the titles of a page in one request."""
+        wanted: list[tuple[str, bytes]] = []
+        for info in page:
+            encrypted = _encrypted_title(info)
+            key_id = encrypted[1 : 1 + ID_BYTES]
+            if encrypted[:1] != b"%c" % SHARED or (info.session, key_id) in self._known:
+                continue
+            kept = await self._reader.blob(info.session, f"{KEY_MARK}{key_id.hex()}")
+            if kept is not None:
+                wanted.append((info.session, kept))
+        if wanted:
+            pairs = [(kept, _place_of_key(session)) for session, kept in wanted]
+            found = await ciphers.unwrap_keys(pairs, keys)
+            for (session, _), key in zip(wanted, found, strict=True):
+                if key is not None:
+                    self._cache_key(session, key)
+
     async def _with_title(self, info: SessionInfo) -> SessionInfo:
         title = info.mark.title
         if not title.startswith(TITLE_MARK):
             return info
         place = _place_of_title(info.session)
         try:
-            encrypted = urlsafe_b64decode(title.removeprefix(TITLE_MARK))
+            encrypted = _encrypted_title(info)
             plain = (await self._plain(info.session, encrypted, place, self.keys.house)).decode()
-        except (StoreDamagedError, SessionLockedError, Base64Error, ValueError):
+        except (StoreDamagedError, SessionLockedError, ValueError):
             plain = ""
         return replace(info, mark=replace(info.mark, title=plain))
 
@@ -515,6 +547,15 @@ def _cut_error(session: str, what: str) -> EventsLostError:
     error = EventsLostError(f"session {session!r} {what}")
     _log.error(error.message, extra={"session": session})
     return error
+
+
+def _encrypted_title(info: SessionInfo) -> bytes:
+    """Return the encrypted title of a line; b"" where it has none."""
+    title = info.mark.title
+    try:
+        return urlsafe_b64decode(title.removeprefix(TITLE_MARK)) if title.startswith(TITLE_MARK) else b""
+    except (Base64Error, ValueError):
+        return b""
 
 
 def _begins(encrypted: bytes, body: bytes) -> bool:

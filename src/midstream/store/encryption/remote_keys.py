@@ -1,7 +1,10 @@
 """The operator's keys behind an endpoint of the application: content is encrypted here, and keys never leave there.
 
-POST {url}/wrap      {"key": base64, "context": base64}  ->  {"key": base64, "generation": text}
-POST {url}/unwrap    the same; `key` is the wrapped key, and the answer's the plain one
+POST {url}/wrap      {"keys": [{"key": base64, "context": base64}]}
+                     -> {"keys": [{"key": base64} or {"code": text, "message": text}], "generation": text}
+POST {url}/unwrap    the same; a key of the request is wrapped, and one of the answer is plain
+
+An answer has the keys in the order of the request; a code is that of an error, of this key only.
 """
 
 from __future__ import annotations
@@ -9,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from typing_extensions import override
 
 from midstream.errors import (
@@ -24,12 +29,14 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.local_keys import is_loopback
-from midstream.store.encryption.ciphers import OperatorKeys
+from midstream.store.encryption.ciphers import OperatorKeys, UnwrapsMany
 
 REQUESTS_MAX = 4
 """Requests at once; further ones wait, as a part of their time."""
 ANSWER_S = 10.0
 """Seconds that one request may take."""
+KEYS_MAX = 64
+"""Keys of one request."""
 MESSAGE_BYTES_MAX = 64 * 1024
 """Bytes of one request or answer."""
 RETRY_AFTER_S = 1.0
@@ -41,28 +48,35 @@ _REFUSALS: dict[str, type[MidstreamError]] = {
 }
 
 
-class KeyMessage(Struct, frozen=True):
-    """A request: a key to wrap or to unwrap, and the context that the wrap is bound to."""
+class BoundKey(Struct, frozen=True):
+    """A key to wrap or to unwrap, and the context that the wrap is bound to."""
 
     key: bytes
     context: bytes
 
 
-class KeyAnswer(Struct, frozen=True):
-    """The wrapped or unwrapped key, and the name of the operator's key that wraps now."""
+class KeyResult(Struct, frozen=True, omit_defaults=True):
+    """The wrapped or unwrapped key; or the reason why there is none, as the code of an error and its message."""
 
-    key: bytes
-    generation: str = ""
-
-
-class KeyRefusal(Struct, frozen=True):
-    """The reason why there is no key: the code of an error, and its message."""
-
-    code: str
+    key: bytes = b""
+    code: str = ""
     message: str = ""
 
 
-class RemoteKeys(OperatorKeys):
+class KeyRequest(Struct, frozen=True):
+    """Keys of one request."""
+
+    keys: Annotated[list[BoundKey], Meta(max_length=KEYS_MAX)]
+
+
+class KeyAnswer(Struct, frozen=True):
+    """One result for each key of the request, and the name of the operator's key that wraps now."""
+
+    keys: list[KeyResult]
+    generation: str = ""
+
+
+class RemoteKeys(OperatorKeys, UnwrapsMany):
     """The operator's keys behind an endpoint of the application, such as `midstream.server.key_app`.
 
     Each request takes 10 s at most, and follows no redirect.
@@ -90,7 +104,8 @@ class RemoteKeys(OperatorKeys):
 
     @override
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
-        return await self._request("wrap", KeyMessage(key, context))
+        [result] = await self._request("wrap", [BoundKey(key, context)])
+        return self._key_of(result)
 
     @override
     async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
@@ -99,23 +114,40 @@ class RemoteKeys(OperatorKeys):
         Raises:
             UnavailableError: The endpoint did not answer, or refused the token. The same call may be tried again.
         """
-        return await self._request("unwrap", KeyMessage(wrapped, context))
+        [result] = await self._request("unwrap", [BoundKey(wrapped, context)])
+        return self._key_of(result)
 
-    async def _request(self, action: str, message: KeyMessage) -> bytes:
-        loop, body = asyncio.get_running_loop(), msgspec.json.encode(message)
+    @override
+    async def unwrap_many(self, wrapped: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
+        keys = [BoundKey(key, context) for key, context in wrapped]
+        results: list[KeyResult] = []
+        for begin in range(0, len(keys), KEYS_MAX):
+            results += await self._request("unwrap", keys[begin : begin + KEYS_MAX])
+        return [None if each.code else each.key for each in results]
+
+    def _key_of(self, result: KeyResult) -> bytes:
+        if not result.code:
+            return result.key
+        kind = _REFUSALS.get(result.code, UnavailableError)
+        raise kind(f"the key endpoint {self.url} refused: {result.message[:REASON_CHARS_MAX]}")
+
+    async def _request(self, action: str, keys: list[BoundKey]) -> list[KeyResult]:
+        loop, body = asyncio.get_running_loop(), msgspec.json.encode(KeyRequest(keys))
         try:
             async with asyncio.timeout(ANSWER_S):
                 status, answered = await loop.run_in_executor(self._threads, self._post, action, body)
         except (OSError, http.client.HTTPException) as error:  # a TimeoutError is an OSError
             raise self._away(type(error).__name__) from error
         if status != http.client.OK:
-            raise self._refused(status, answered)
+            raise self._refused(status)
         try:
             answer = msgspec.json.decode(answered, type=KeyAnswer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{self.url} is not a key endpoint: its answer cannot be decoded") from error
+        if len(answer.keys) != len(keys) or not all(each.key or each.code for each in answer.keys):
+            raise UsageError(f"{self.url} is not a key endpoint: its answer has another number of keys")
         self.generation = answer.generation
-        return answer.key
+        return answer.keys
 
     def _post(self, action: str, body: bytes) -> tuple[int, bytes]:
         is_tls, host, port, path = self._address
@@ -128,14 +160,7 @@ class RemoteKeys(OperatorKeys):
         finally:
             connection.close()
 
-    def _refused(self, status: int, answered: bytes) -> MidstreamError:
-        try:
-            refusal = msgspec.json.decode(answered, type=KeyRefusal)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            refusal = KeyRefusal("")
-        if refusal.code in _REFUSALS:
-            reason = refusal.message[:REASON_CHARS_MAX]
-            return _REFUSALS[refusal.code](f"the key endpoint {self.url} refused: {reason}")
+    def _refused(self, status: int) -> MidstreamError:
         if status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
             # No `unauthorized`: the clients of this process are not those who lack a right.
             message = f"the key endpoint {self.url} refused the token ({status}); set MIDSTREAM_KEY_TOKEN"
