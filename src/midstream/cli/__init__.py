@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "conformance": (
         "midstream.cli.conformance:conformance",
-        "Test a server of the stream protocol, clause by clause.",
+        "Test a server or a client of the stream protocol, clause by clause.",
     ),
     "demo": ("midstream.cli.demo_command:demo", "Watch a session survive a cut connection and a SIGKILL."),
     "doctor": (
