@@ -86,8 +86,8 @@ def conformance(
     """Test a server or a client of the stream protocol, clause by clause.
 
     The server is at URL, and is tested over each transport. Each script opens its own session and sends a few messages
-    to the agent there, whose answers do not matter. The sessions are deleted in the end. Each difference is printed with
-    its step and the server's frames.
+    to the agent there, whose answers do not matter. The sessions are deleted in the end. Each difference is printed
+    with its step and the server's frames.
 
     With --client, a scripted server tests a client program: `docs/spec/minimal-client.md` has the JSON lines. Each
     difference is printed with its step and the client's frames. The exit code is 6 if there is any.
