@@ -197,7 +197,7 @@ def test_what_is_no_file_does_not_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"x" * (READ_BYTES_MAX + 1), "longer than"), (b"\xff\xfe", "not text")]
+    ("content", "words"), [(b"x" * (READ_BYTES_MAX + 1), "larger than"), (b"\xff\xfe", "not text")]
 )
 def test_what_holds_something_else_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     with pytest.raises(UsageError, match=words):

@@ -27,7 +27,8 @@ from midstream.cli.serve import serve
 
 
 def options_of(command: click.Command) -> dict[str | None, dict[str, object]]:
-    return {each.name: each.to_info_dict() for each in command.params}
+    """Return the options by name, without their variables, which have the name of the command."""
+    return {each.name: {**each.to_info_dict(), "envvar": None} for each in command.params}
 
 
 def test_serve_and_gateway_listen_by_the_same_options() -> None:

@@ -8,6 +8,12 @@ import pytest
 from tests.client.keyrings import FileKeyring, chosen, keyring_in
 
 
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a user without a server key, which other tests may have left. Scripted servers have no proof."""
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
+
+
 @pytest.fixture
 def ring(tmp_path: Path) -> Iterator[FileKeyring]:
     """The keyring of whoever runs the test, in a file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
@@ -50,6 +51,11 @@ class StoreInFront(Store):
     def node(self) -> str:  # type: ignore[override]  # that of the store behind it
         """See `Store.node`."""
         return self.store.node
+
+    @property
+    def key_file(self) -> Path | None:
+        """See `Store.key_file`."""
+        return self.store.key_file
 
     async def before_operation(self, operation: str, session: str) -> None:
         """Called before each operation, by its name in `Store`; whatever it raises is raised instead."""
