@@ -95,7 +95,11 @@ class Tab:
     async def until(self, expression: str) -> None:
         """Wait until an expression is true."""
         async with asyncio.timeout(WAIT_S):
-            while not await self.evaluate(expression):
+            while True:
+                # The first page of a site has a process of its own (COOP), which is not there yet.
+                with contextlib.suppress(BrowserRefusedError):
+                    if await self.evaluate(expression):
+                        return
                 await World().sleep(0.02)
 
     async def reload(self) -> None:
