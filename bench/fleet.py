@@ -14,14 +14,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
 import msgspec
 
-from bench.steps import AFTER_TOOL, BEFORE_TOOL
+from bench.steps import AFTER_TOOL, BEFORE_TOOL, Step, steps_into
 from midstream.environment import Fault, World
 from midstream.session.records import Sync
 from midstream.store.contract import Batch
@@ -55,30 +55,6 @@ class FleetPoint(msgspec.Struct):
     live_token_p99_ms: float
     takeover_p50_ms: float
     takeover_worst_ms: float
-
-
-Step = Callable[[str], Awaitable[None]]
-
-
-@asynccontextmanager
-async def our_store(url: str) -> AsyncIterator[Step]:
-    """`PostgresStore` as it is used."""
-    store = PostgresStore(url)
-    await store.open()
-    ends: dict[str, tuple[int, int]] = {}
-
-    async def step(session: str) -> None:
-        if session not in ends:
-            ends[session] = await store.claim(session, at=0.0), 0
-        epoch, end = ends[session]
-        end = await store.append(session, Batch(BEFORE_TOOL, expected=end, epoch=epoch, sync=Sync.FULL))
-        end = await store.append(session, Batch(AFTER_TOOL, expected=end, epoch=epoch, sync=Sync.NORMAL))
-        ends[session] = epoch, end
-
-    try:
-        yield step
-    finally:
-        await store.close()
 
 
 @asynccontextmanager
@@ -142,7 +118,7 @@ async def _steps_per_s(step: Step, prefix: str) -> float:
 async def measure_steps(url: str) -> tuple[float, float, float]:
     """Return the steps a second of the store, those of the ceiling, and the ratio."""
     ours, raws = [], []
-    async with our_store(url) as our_step, raw_groups(url) as raw_step:
+    async with steps_into(PostgresStore(url)) as our_step, raw_groups(url) as raw_step:
         for number in range(ROUNDS):
             ours.append(await _steps_per_s(our_step, f"r{number}"))
             raws.append(await _steps_per_s(raw_step, f"r{number}"))

@@ -39,7 +39,7 @@ from midstream.session.records import (
     Sync,
     encode,
 )
-from midstream.store.contract import Batch
+from midstream.store.contract import Batch, Store
 from midstream.store.guard.guarded_store import guard_store
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.database import PAGE_BYTES
@@ -107,7 +107,13 @@ BEFORE_TOOL, AFTER_TOOL = payload()
 @asynccontextmanager
 async def our_store(path: Path, vfs: str | None) -> AsyncIterator[Step]:
     """`SQLiteStore` as a host uses it: guarded, expected position, epoch, two appends a step."""
-    store = guard_store(SQLiteStore(path, vfs=vfs))
+    async with steps_into(guard_store(SQLiteStore(path, vfs=vfs))) as step:
+        yield step
+
+
+@asynccontextmanager
+async def steps_into(store: Store) -> AsyncIterator[Step]:
+    """Open a store, and give a step: two appends at the expected position, one of each durability."""
     await store.open()
     ends: dict[str, tuple[int, int]] = {}
 

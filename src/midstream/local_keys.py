@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from midstream.environment import World
 from midstream.errors import UnauthorizedError, UsageError
-from midstream.file_safety import read_secret_text
+from midstream.file_safety import create_own_once, read_secret_text
 from midstream.paths import Paths, make_folder
 
 KEY_FILE = "server-key"
@@ -44,16 +44,7 @@ def read_or_make_key(folder: Path) -> str:
     """
     path = make_folder(folder) / KEY_FILE
     if not path.exists() and not path.is_symlink():
-        # Made beside it and linked: half a key is never read, and of two processes that make one the first wins.
-        fresh = path.with_name(f".{World().new_id(KEY_FILE)}")
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(World().new_secret() + "\n")
-        try:
-            path.hardlink_to(fresh)
-        except FileExistsError:
-            pass
-        finally:
-            fresh.unlink()
+        create_own_once(path, f"{World().new_secret()}\n".encode())
     return read_secret_text(path, "the key").strip()
 
 

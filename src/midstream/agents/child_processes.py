@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+from midstream.agents.orphan_processes import stat_fields
+
 _EXITING = 0x4
 """Linux: flag of a process that frees what it has (`PF_EXITING`), which takes a while for a large one."""
 _FLAGS = 6
@@ -30,14 +32,14 @@ def has_exited(pid: int) -> bool:
         is_waitable = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # it was reaped already
         return True
-    return is_waitable or (sys.platform == "linux" and _is_ending(_PROC / str(pid)))
+    return is_waitable or (sys.platform == "linux" and _is_ending(pid))
 
 
-def _is_ending(process: Path) -> bool:
+def _is_ending(pid: int) -> bool:
     try:
-        stat = (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        status = (process / "status").read_text("utf-8", "replace").splitlines()
+        flags = int(stat_fields(pid)[_FLAGS])
+        status = (_PROC / str(pid) / "status").read_text("utf-8", "replace").splitlines()
     except OSError:  # no such system of files
         return False
     pending = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]
-    return bool(int(stat[_FLAGS]) & _EXITING) or any(signals & _KILLED for signals in pending)
+    return bool(flags & _EXITING) or any(signals & _KILLED for signals in pending)

@@ -135,13 +135,17 @@ def _namespace() -> str:
     return (_PROC / "self" / "ns" / "pid").readlink().name
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of `/proc/PID/stat` from the state on: the name before them may contain anything."""
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of `/proc/PID/stat` from the state on: the name before them may contain anything.
+
+    Raises:
+        OSError: It has ended.
+    """
     return (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
 def _state(pid: int) -> str:
-    return _stat(pid)[0]
+    return stat_fields(pid)[0]
 
 
 def start_time(pid: int) -> str:
@@ -150,4 +154,4 @@ def start_time(pid: int) -> str:
     Raises:
         OSError: It has ended.
     """
-    return _stat(pid)[19]
+    return stat_fields(pid)[19]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +14,7 @@ from midstream.cli.terminal import clean
 from midstream.cli.times import time_of
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.file_safety import read_secret_text
+from midstream.file_safety import read_secret_text, replace_own
 from midstream.server.auth.principals import Action
 from midstream.server.auth.token_file import HASHED, ROLES, digest_of_token, parse_line, without_comment
 
@@ -183,16 +182,7 @@ def _read(file: Path) -> str:
 
 def _replace(file: Path, text: str) -> None:
     """Write a token file whole: a server that reads it meanwhile gets the former text or the new one."""
-    target = file.resolve()
-    fresh = target.with_name(f".{World().new_id(target.name)}")
-    try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as writing:
-            writing.write(text)
-            writing.flush()
-            os.fsync(writing.fileno())
-        fresh.replace(target)
-    finally:
-        fresh.unlink(missing_ok=True)
+    replace_own(file.resolve(), text.encode())
 
 
 def _stamp(time: datetime) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from msgspec import Struct
 from midstream.cli.listening import LOCAL_HOSTS
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.file_safety import read_secret_text
+from midstream.file_safety import create_own_once, read_secret_text
 from midstream.paths import make_folder
 from midstream.server.client_keys import KEY_CHARS_MIN
 
@@ -79,17 +79,13 @@ def _given_key(context: click.Context, options: dict[str, Any]) -> GatewayKey:
 
 
 def _generated_key(path: Path) -> GatewayKey:
+    read = functools.partial(_read_key, path, "remove it, and a new key is generated", follows_links=False)
     with contextlib.suppress(FileNotFoundError):
-        if stored := _read_key(path, "remove it, and a new key is generated", follows_links=False):
+        if stored := read():
             return _checked(GatewayKey(stored, path, f"in {path}"))
-    key = World().new_secret()
-    # No other user may read it, not even for the instant between making and writing. An empty one is of a start that
-    # died.
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(key + "\n")
-    return GatewayKey(key, path, f"in {path}")
+        path.unlink()  # an empty file holds no key
+    create_own_once(path, f"{World().new_secret()}\n".encode())  # of two gateways the first one makes it
+    return _checked(GatewayKey(read(), path, f"in {path}"))
 
 
 def _authentication_of(context: click.Context, options: dict[str, Any]) -> str:

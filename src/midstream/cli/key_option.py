@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 from typing_extensions import override
 
-from midstream.errors import UsageError
-from midstream.file_safety import read_own
+from midstream.cli.env_secrets import read_secret_variable
 from midstream.store.key_place import KeyEndpoint, KeyPlace
 
 TOKEN_VARIABLE = "MIDSTREAM_KEY_TOKEN"  # noqa: S105 - the name of a variable
@@ -46,7 +44,9 @@ class KeyPlaceType(click.ParamType[KeyPlace]):
         if isinstance(value, KeyEndpoint | Path):
             return value
         if self.is_url(str(value)):
-            return KeyEndpoint(str(value), _read_token())
+            return KeyEndpoint(
+                str(value), read_secret_variable(TOKEN_VARIABLE, FILE_VARIABLE, "the key token")
+            )
         return Path(self._path.convert(value, param, ctx))
 
 
@@ -55,19 +55,3 @@ key_file_option = click.option(
     type=KeyPlaceType(exists=True),
     help="The key file of that database, or the URL of its key endpoint, if it is encrypted.",
 )
-
-
-def _read_token() -> str:
-    """Return the token of the key endpoint, "" where the environment has none.
-
-    Raises:
-        UsageError: The file cannot be read, or others may read it.
-    """
-    named = os.environ.get(FILE_VARIABLE, "")
-    if not named:
-        return os.environ.get(TOKEN_VARIABLE, "")
-    try:
-        found = read_own(Path(named), "the file of the key token", is_secret=True, is_named=True)
-        return found.decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the key token in {named!r} cannot be read: {type(error).__name__}") from error

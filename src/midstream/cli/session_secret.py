@@ -6,16 +6,14 @@ It is brought in a file or in the environment, never in an argument: every user 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from midstream.cli.env_secrets import read_secret_variable
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SecretsToShow, SessionSecrets
 from midstream.environment import World
-from midstream.errors import UsageError
-from midstream.file_safety import read_own
 from midstream.paths import Paths
 from midstream.session.child_names import PART_MARK
 
@@ -32,14 +30,7 @@ def read_env_secret() -> str:
     Raises:
         UsageError: The file cannot be read, or others may read it.
     """
-    named = os.environ.get(FILE_VARIABLE, "")
-    if not named:
-        return os.environ.get(SECRET_VARIABLE, "")
-    path = Path(named)
-    try:
-        return read_own(path, "the file of the secret", is_secret=True, is_named=True).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the secret in {named!r} cannot be read: {type(error).__name__}") from error
+    return read_secret_variable(SECRET_VARIABLE, FILE_VARIABLE, "the secret")
 
 
 def read_secrets(url: str, session: str, places: Paths | None) -> SecretsToShow:

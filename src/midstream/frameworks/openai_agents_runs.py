@@ -204,18 +204,21 @@ def install_runner() -> None:
 
 
 @contextmanager
-def _running(given: object) -> Generator[TurnScope | None, None, None]:
-    """Yield the scope whose run begins here; None for runs that are no turn's or are part of another run."""
+def _running(given: Any) -> Generator[tuple[TurnScope | None, Any], None, None]:  # noqa: ANN401 - the SDK's
+    """Yield the scope whose run begins here, and its whole input.
+
+    The scope is None for runs that are no turn's or are part of another run; they keep their input.
+    """
     place = _place.get()
     if place is None:
-        yield None
+        yield None, given
         return
     scope = None if place.is_run or place.is_nested else place.scope
     if scope is not None:
         scope.begin_run(given)
     token = _place.set(_Place(place.scope, is_run=scope is not None, is_nested=scope is None))
     try:
-        yield scope
+        yield scope, given if scope is None else scope.complete_input(given)
     except BaseException:
         if scope is not None:
             scope.end_run(None)
@@ -231,8 +234,7 @@ class _NotingRunner:
         self._wrapped = wrapped
 
     async def run(self, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002, ANN401 - the SDK's
-        with _running(input) as scope:
-            given = input if scope is None else scope.complete_input(input)
+        with _running(input) as (scope, given):
             result = await self._wrapped.run(starting_agent, given, **options)
             if scope is not None:
                 scope.end_run(result)
@@ -240,8 +242,7 @@ class _NotingRunner:
         return result
 
     def run_sync(self, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002, ANN401 - the SDK's
-        with _running(input) as scope:
-            given = input if scope is None else scope.complete_input(input)
+        with _running(input) as (scope, given):
             result = self._wrapped.run_sync(starting_agent, given, **options)
             if scope is not None:
                 scope.end_run(result)
@@ -249,8 +250,7 @@ class _NotingRunner:
         return result
 
     def run_streamed(self, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002, ANN401 - the SDK's
-        with _running(input) as scope:
-            given = input if scope is None else scope.complete_input(input)
+        with _running(input) as (scope, given):
             streamed = self._wrapped.run_streamed(starting_agent, given, **options)
             if scope is not None:
                 scope.watch(streamed)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,12 +29,12 @@ from msgspec import Struct
 
 from midstream.environment import World
 from midstream.errors import UnavailableError, UsageError
+from midstream.file_safety import open_own
 
 LINE_BYTES_MAX = 4096
 """Bytes of a line with its end: a write of so many is whole, also among several processes on one file."""
 ADMITTED = "admitted"
 _CUTS = (256, 64, 16)
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _log = logging.getLogger(__name__)
 
 
@@ -129,12 +128,11 @@ class AuditLog:
 
     def _open(self) -> int:
         try:
-            file = os.open(self._path, _FLAGS, 0o600)
+            file = open_own(self._path, "the audit log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except OSError as error:
             raise UsageError(f"the audit log {self._path} cannot be opened: {error.strerror}") from error
         found = os.fstat(file)
-        is_ours = os.name != "posix" or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
-        if not stat.S_ISREG(found.st_mode) or not is_ours:
+        if os.name == "posix" and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
             os.close(file)
             raise UsageError(f"the audit log {self._path} must be a regular file that only you may write")
         return file

@@ -148,7 +148,7 @@ class GuardedReader(StoreReader):
         return await self._reader.find(session)
 
     @override
-    async def list(
+    def list(
         self,
         *,
         live: bool | None = None,
@@ -156,8 +156,7 @@ class GuardedReader(StoreReader):
         after: ListPlace | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
-        async for line in self._reader.list(live=live, of=of, after=after, limit=limit):
-            yield line
+        return self._reader.list(live=live, of=of, after=after, limit=limit)
 
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         """See `KeyValueReader.kv_get`.
