@@ -15,6 +15,7 @@ from midstream.agents.prior_transcript import (
     DONE,
     TranscriptBudget,
     after_cut,
+    after_unrecorded,
     is_cut,
     join_cut_answers,
     prepend_transcript,
@@ -30,7 +31,7 @@ from midstream.agents.reuse_classification import (
 )
 from midstream.agents.unresent_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
-from midstream.errors import ModelError
+from midstream.errors import ModelError, ModelStalledError
 from midstream.history.messages import (
     Entry,
     File,
@@ -218,6 +219,11 @@ class PoolTurn:
         self.is_answered = False
         self._was_untold = self.is_untold = True
         """Whether the agent certainly has no more than its record had before this turn."""
+        before = claim.found.record if claim is not None else None
+        self.is_perhaps_acted_on = (
+            before is not None and bool(before.run) and judged.common == before.fingerprint.count
+        )
+        """Whether an earlier agent may have done what the messages request: its run never came to its end."""
         self.calls: list[str] = []
         """Tools of the client application that the answer requests, by call id."""
         self.first_error: ModelError | None = None
@@ -300,6 +306,8 @@ class PoolTurn:
                 sends = [_message_with_transcript(history, abilities, budget)]
                 self.totals.replays += len(history.entries) > 1
         self._send_cut_answer(sends, budget)
+        if self.is_perhaps_acted_on and not abilities.takes_tools:
+            sends[-1] = replace(sends[-1], message=after_unrecorded(sends[-1].message))
         sends[-1] = replace(sends[-1], settings=self.request.settings)
         self.delivery = MessageQueue(sends)
 
@@ -341,6 +349,8 @@ class PoolTurn:
 
     def begin_anew(self, error: ModelError) -> None:
         """Let a fresh agent take the place of one that failed with `error`."""
+        is_perhaps_taken = self.delivery.is_taken or isinstance(error, ModelStalledError)
+        self.is_perhaps_acted_on = self.is_perhaps_acted_on or is_perhaps_taken
         self.action = Fresh(is_pooled=True)
         self.is_untold = False
         self.first_error = error
