@@ -21,6 +21,7 @@ import threading
 from contextlib import suppress
 
 from midstream.agents import owned_processes
+from midstream.agents.child_processes import has_exited
 from midstream.agents.orphan_processes import end_orphans
 from midstream.agents.owned_processes import GUARDIAN, OWNER_VARIABLE, owner_of_new_agents
 
@@ -55,7 +56,7 @@ class AgentGuardian:
         if not owner or not sys.executable:
             return
         with self._lock:
-            if self._process is not None and self._process.poll() is None:
+            if self._process is not None and not has_exited(self._process.pid):
                 return
             self._close()
             try:
@@ -72,8 +73,6 @@ class AgentGuardian:
             with suppress(OSError):
                 process.stdin.write(b".")
             self._close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_WAIT_S)
 
     def _release(self) -> None:
         """Forget the guardian of the parent, in a forked child."""
@@ -87,6 +86,8 @@ class AgentGuardian:
         if process is not None and process.stdin is not None:
             with suppress(OSError):
                 process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_WAIT_S)
 
 
 def _start(owner: str) -> subprocess.Popen[bytes]:
