@@ -22,6 +22,7 @@ from midstream.agents.prior_transcript import UNRECORDED
 from tests.agents.scripted_peer import Orders
 from tests.cli.test_gateway import asked, ended, key_of, started
 from tests.house.source import ROOT
+from tests.spec import spec
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -123,6 +124,7 @@ def watch(pids: list[int]) -> Callable[[float], list[int]]:
     return wait
 
 
+@spec("REUSE-87")
 @pytest.mark.parametrize(
     "end",
     [
@@ -143,6 +145,7 @@ def test_a_family_ends_with_its_owner_and_so_does_the_guardian(end: str) -> None
         assert left(BOUND_S) == []
 
 
+@spec("REUSE-87")
 def test_agents_of_a_living_owner_are_left_alone() -> None:
     with owner() as killed, owner() as living:
         family, others = killed.start(FAMILY), living.start(FAMILY)
@@ -153,6 +156,7 @@ def test_agents_of_a_living_owner_are_left_alone() -> None:
         assert watch(others)(0) == others
 
 
+@spec("REUSE-87")
 def test_an_owner_that_another_owner_s_agent_has_started_keeps_its_agents_while_it_lives() -> None:
     nested = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {OWNER!r}], text=True, stdin=-1); "
     nested += f"p.stdin.write({f'start({FAMILY!r})'!r} + chr(10)); p.stdin.flush(); p.wait()"
@@ -165,6 +169,7 @@ def test_an_owner_that_another_owner_s_agent_has_started_keeps_its_agents_while_
         assert left(BOUND_S) == []
 
 
+@spec("REUSE-87")
 def test_a_process_that_forks_while_it_is_being_ended_leaves_none() -> None:
     number = f"600.{time.monotonic_ns()}"
     forking = textwrap.dedent(f"""
@@ -188,6 +193,7 @@ def command_lines() -> Iterator[str]:
                 yield (each / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
 
 
+@spec("REUSE-87")
 def test_signals_for_the_terminal_s_processes_do_not_end_the_guardian() -> None:
     with owner() as killed:
         family = killed.start(FAMILY)
@@ -201,6 +207,7 @@ def test_signals_for_the_terminal_s_processes_do_not_end_the_guardian() -> None:
         assert left(BOUND_S) == []
 
 
+@spec("REUSE-87")
 def test_a_killed_guardian_is_replaced_before_the_next_agent_starts() -> None:
     with owner() as killed:
         family = killed.start(FAMILY)
@@ -214,6 +221,7 @@ def test_a_killed_guardian_is_replaced_before_the_next_agent_starts() -> None:
         assert left(BOUND_S) == []
 
 
+@spec("REUSE-87")
 def test_a_second_agent_has_the_same_guardian() -> None:
     with owner() as living:
         living.start(FAMILY)
@@ -222,6 +230,7 @@ def test_a_second_agent_has_the_same_guardian() -> None:
         assert living.guardians() == first
 
 
+@spec("REUSE-87")
 def test_a_forked_child_does_not_end_the_agents_of_its_parent_and_has_a_guardian_of_its_own() -> None:
     with owner() as parent:
         family = parent.start(FAMILY)
@@ -234,6 +243,7 @@ def test_a_forked_child_does_not_end_the_agents_of_its_parent_and_has_a_guardian
         assert left(BOUND_S) == []
 
 
+@spec("REUSE-87")
 def test_an_owner_that_closes_all_its_files_keeps_its_agents_until_it_ends() -> None:
     with owner() as killed:
         family = killed.start(FAMILY)
@@ -247,6 +257,7 @@ def test_an_owner_that_closes_all_its_files_keeps_its_agents_until_it_ends() -> 
         assert left(BOUND_S) == []
 
 
+@spec("REUSE-87")
 def test_the_guardian_is_small_and_inherits_no_file() -> None:
     with owner() as living:
         living.run("a, b = os.pipe(); os.set_inheritable(a, True); os.set_inheritable(b, True)")
@@ -263,6 +274,7 @@ def test_the_guardian_is_small_and_inherits_no_file() -> None:
 # --- a real gateway -------------------------------------------------------------------------------------------------
 
 
+@spec("REUSE-86", "REUSE-87")
 @pytest.mark.slow
 def test_a_tool_that_an_agent_starts_after_the_death_of_its_gateway_takes_no_effect(tmp_path: Path) -> None:
     pytest.importorskip("acp")
