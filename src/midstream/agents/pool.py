@@ -490,7 +490,7 @@ class Pooled(StoredModel):
             await turn.claim.release(told)
         await self._keep_calls(turn, is_whole=True)
         turn.is_answered = True
-        return replace(finished, usage=total) if finished.usage or turn.delivery.delivered else finished
+        return replace(finished, usage=total)
 
     async def _send(self, turn: PoolTurn, said: UpstreamMessage) -> Events:
         """Send one message, again to the same agent where that is safe, and yield its answer."""

@@ -83,7 +83,7 @@ class TurnReport(Struct, frozen=True):
         rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
             died), "stale" (older than this upstream remembers), "unechoed" (it does not show what it resumed), or "".
         error: The code of what the turn failed with, or "".
-        usage: Tokens of all messages of this turn.
+        usage: Tokens of the messages of this turn, as far as the upstream reports them; None where it reports none.
         field, index: What differs first, or where the new begins, and in which user message, counted from 0.
     """
 
@@ -99,15 +99,13 @@ class TurnReport(Struct, frozen=True):
     replays: int = 0
     rebuilt: str = ""
     error: str = ""
-    usage: Usage = Usage()
+    usage: Usage | None = None
     field: str = ""
     index: int | None = None
 
     @property
     def line(self) -> str:
         """The same as one line for a log."""
-        usage = self.usage
-        written = f", {usage.cache_write_tokens} written" if usage.cache_write_tokens else ""
         cells = [
             f"session={self.session or '-'}",
             f"kind={self.kind.value} ({self.why})",
@@ -118,9 +116,16 @@ class TurnReport(Struct, frozen=True):
             f"sends={self.sends} replays={self.replays}",
             f"rebuilt={self.rebuilt}" if self.rebuilt else "",
             f"error={self.error}" if self.error else "",
-            f"tokens={usage.input_tokens} in ({usage.cached_tokens} cached{written}), {usage.output_tokens} out",
+            f"tokens={_describe_usage(self.usage)}",
         ]
         return " ".join(filter(None, cells))
+
+
+def _describe_usage(usage: Usage | None) -> str:
+    if usage is None:
+        return "unknown"
+    written = f", {usage.cache_write_tokens} written" if usage.cache_write_tokens else ""
+    return f"{usage.input_tokens} in ({usage.cached_tokens} cached{written}), {usage.output_tokens} out"
 
 
 class CurrentAgent:
@@ -172,7 +177,7 @@ class TurnTotals:
     """The counts of one turn, and how it ended."""
 
     def __init__(self) -> None:
-        self.usage = Usage()
+        self.usage: Usage | None = None
         self.sends = 0
         self.replays = 0
         self.end = End.STOPPED
@@ -180,10 +185,10 @@ class TurnTotals:
         self.rebuilt = ""
         """Why a fresh agent had to take the place of an earlier one; see `TurnReport`."""
 
-    def count(self, usage: Usage | None) -> Usage:
-        """Add the tokens of one answer and return those of all."""
+    def count(self, usage: Usage | None) -> Usage | None:
+        """Add the tokens of one answer and return those of all; None while none were reported."""
         if usage is not None:
-            self.usage += usage
+            self.usage = usage if self.usage is None else self.usage + usage
         return self.usage
 
 
