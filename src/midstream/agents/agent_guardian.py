@@ -51,14 +51,19 @@ class AgentGuardian:
             os.register_at_fork(after_in_child=self._release)
 
     def ensure(self) -> None:
-        """Start the guardian unless it runs. Where it cannot be started, a warning is logged."""
+        """Start the guardian unless it runs. Where it cannot be started, or has ended, a warning is logged."""
         owner = owner_of_new_agents()
-        if not owner or not sys.executable:
+        # The executable of a frozen application is that application, and not an interpreter.
+        if not owner or not sys.executable or hasattr(sys, "frozen"):
             return
         with self._lock:
-            if self._process is not None and not has_exited(self._process.pid):
-                return
-            self._close()
+            if (former := self._process) is not None:
+                if not has_exited(former.pid):
+                    return
+                self._close()
+                _log.warning(
+                    "the guardian of the agents has ended (%s): another one starts", former.returncode
+                )
             try:
                 self._process = _start(owner)
             except OSError as error:
@@ -96,12 +101,17 @@ def _start(owner: str) -> subprocess.Popen[bytes]:
         [sys.executable, "-I", "-S", owned_processes.__file__, owner],
         bufsize=0,
         cwd="/",
-        env={OWNER_VARIABLE: GUARDIAN},
+        env={OWNER_VARIABLE: GUARDIAN, **_interpreter_environment()},
         start_new_session=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+def _interpreter_environment() -> dict[str, str]:
+    """Return what an interpreter may need to find its libraries."""
+    return {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
 
 
 _guardian = AgentGuardian()

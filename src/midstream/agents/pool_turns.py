@@ -184,6 +184,8 @@ class TurnTotals:
         self.error = ""
         self.rebuilt = ""
         """Why a fresh agent had to take the place of an earlier one; see `TurnReport`."""
+        self.was_perhaps_taken = False
+        """Whether that earlier agent may have the message."""
 
     def count(self, usage: Usage | None) -> Usage | None:
         """Add the tokens of one answer and return those of all; None while none were reported."""
@@ -224,11 +226,6 @@ class PoolTurn:
         self.is_answered = False
         self._was_untold = self.is_untold = True
         """Whether the agent certainly has no more than its record had before this turn."""
-        before = claim.found.record if claim is not None else None
-        self.is_perhaps_acted_on = (
-            before is not None and bool(before.run) and judged.common == before.fingerprint.count
-        )
-        """Whether an earlier agent may have done what the messages request: its run never came to its end."""
         self.calls: list[str] = []
         """Tools of the client application that the answer requests, by call id."""
         self.first_error: ModelError | None = None
@@ -276,6 +273,14 @@ class PoolTurn:
                 return False
 
     @property
+    def _is_perhaps_acted_on(self) -> bool:
+        """Whether an earlier agent may have begun with the messages, in this turn or in a run without an end."""
+        before = self.claim.found.record if self.claim is not None else None
+        is_of_dead_run = before is not None and bool(before.run)
+        had_all = before is not None and self.judged.common == before.fingerprint.count
+        return self.totals.was_perhaps_taken or (is_of_dead_run and had_all)
+
+    @property
     def way(self) -> AgentOrigin:
         """How the agent was got."""
         match self.action:
@@ -311,7 +316,7 @@ class PoolTurn:
                 sends = [_message_with_transcript(history, abilities, budget)]
                 self.totals.replays += len(history.entries) > 1
         self._send_cut_answer(sends, budget)
-        if self.is_perhaps_acted_on and not abilities.takes_tools:
+        if self._is_perhaps_acted_on and not abilities.takes_tools:
             sends[-1] = replace(sends[-1], message=after_unrecorded(sends[-1].message))
         sends[-1] = replace(sends[-1], settings=self.request.settings)
         self.delivery = MessageQueue(sends)
@@ -354,8 +359,7 @@ class PoolTurn:
 
     def begin_anew(self, error: ModelError) -> None:
         """Let a fresh agent take the place of one that failed with `error`."""
-        is_perhaps_taken = self.delivery.is_taken or isinstance(error, ModelStalledError)
-        self.is_perhaps_acted_on = self.is_perhaps_acted_on or is_perhaps_taken
+        self.totals.was_perhaps_taken = self.delivery.is_taken or isinstance(error, ModelStalledError)
         self.action = Fresh(is_pooled=True)
         self.is_untold = False
         self.first_error = error
