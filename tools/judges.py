@@ -63,12 +63,16 @@ def main(arguments: list[str]) -> int:
 
 
 def fetch_node(source: Path, folder: Path) -> int:
-    """Install what the lock says and nothing else; no script of a package runs."""
+    """Install what the lock says; no script of a package runs.
+
+    `npm ci` refuses a lock that lacks optional packages of other platforms, which not every registry has. `npm install`
+    then takes the locked versions by their hashes.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in ("package.json", "package-lock.json", ".npmrc"):
         shutil.copy(source / name, folder)
-    return npm("ci", folder)
+    return npm("ci", folder) and npm("install", folder, "--no-save")
 
 
 def lock_node(source: Path) -> int:
