@@ -146,6 +146,7 @@ class Claude(Upstream):
         can_fork=True,
         can_oauth=True,
         has_process=True,
+        rest_s=60.0,  # each takes some 200 MB, and a resume 0.7 to 1.5 s
     )
 
     def __init__(
