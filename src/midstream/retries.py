@@ -110,6 +110,9 @@ earlier. Long enough for a model response and the tool that it calls."""
 TRIAL_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=0.25)
 """Between the start of a process and such a trial, by the number of further deaths: the first trial begins at once."""
 
+WORKER_BACKOFF = Backoff(first_s=0.1, most_s=30.0, jitter=0.25)
+"""Before a worker that ended is started again, by the number of its failed starts in a row."""
+
 # --- clients (the JavaScript client has the same) --------------------------------------------------------------------
 
 RECONNECT_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=1.0)

@@ -117,10 +117,14 @@ def report_options(command: F) -> F:
     return log_option(format_option(json_option(command)))
 
 
-def log_to_stderr(level: str, log_format: str) -> None:
-    """Let log lines of this level and above go to stderr, each with the session it is about."""
+def log_to_stderr(level: str, log_format: str, *, worker: int = 0) -> None:
+    """Let log lines of this level and above go to stderr, each with the session it is about.
+
+    Args:
+        worker: The number of this process among those of a server; 0 where it is the only one.
+    """
     log = logging.StreamHandler()
-    log.setFormatter(FORMATS[log_format]())
+    log.setFormatter(FORMATS[log_format](worker))
     logging.basicConfig(level=level.upper(), handlers=[log])
 
 

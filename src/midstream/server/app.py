@@ -146,8 +146,10 @@ class App:
         self._starting = asyncio.Lock()
         self._is_started = False
         self._router = _router_of(host, connections, door)
-        if page is not None:
-            self._router.routes += routes_of(Metrics(page, self._figures))
+        self.metrics = None if page is None else Metrics(page, self._figures)
+        """Serves `/metrics`; None without an observer that has a page."""
+        if self.metrics is not None:
+            self._router.routes += routes_of(self.metrics)
         self._cors = Cors(self._answer, allowed_origins)
 
     @property

@@ -183,6 +183,11 @@ def file_of(named: str | Path) -> Path | None:
     return backend.file(address)
 
 
+def is_shareable(named: str | Path) -> bool:
+    """Return whether several processes can use a store at once; one in memory belongs to its process."""
+    return not isinstance(_find_backend(named)[0], type(_memory()))
+
+
 async def prepare_store(named: str | Path, *, grant: str = "") -> Prepared:
     """Make the tables of a store, or bring them up to date; see `Backend.prepare`."""
     backend, address = _find_backend(named)

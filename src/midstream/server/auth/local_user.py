@@ -35,11 +35,14 @@ class LocalUser(CredentialSource):
         key: See `midstream.local_keys.read_or_make_key`.
         shares_port: Other servers of this user listen on the same port and store: each accepts the tokens that were
             made for another one, for at most `START_S` seconds after that one ended.
+        start: Name of the server's start, which its workers share; a new one where it is "".
     """
 
-    def __init__(self, key: str, *, shares_port: bool = False, world: World | None = None) -> None:
+    def __init__(
+        self, key: str, *, shares_port: bool = False, start: str = "", world: World | None = None
+    ) -> None:
         self._key = key
-        self._start = (world or World()).new_id("start")
+        self._start = start or (world or World()).new_id("start")
         self._shares_port = shares_port
         self._shared: tuple[KeyValue, World] | None = None
         digest = hashlib.blake2b(key.encode(), digest_size=16, person=b"midstream-source").hexdigest()
