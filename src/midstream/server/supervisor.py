@@ -45,8 +45,8 @@ START_WITHIN_S = 120.0
 """Seconds from the start of a worker until it listens; its store may be migrated meanwhile."""
 STEADY_S = 10.0
 """Seconds after which a worker counts as started well: its earlier failures are no part of a crash loop."""
-FAILURES_MAX = 5
-"""Failed starts in a row of one worker after which the server gives up, if no other worker listens either."""
+SILENT_S_MAX = 60.0
+"""Seconds without any worker that listens after which the server gives up: a supervisor above it may do better."""
 END_WITHIN_S = STOP_WITHIN_S + 3.0
 """Seconds from the order to end until a worker is killed."""
 
@@ -208,6 +208,8 @@ class Supervisor:
         self._processes: set[WorkerProcess] = set()
         """All that were not waited for yet, those that replace others too."""
         self._is_ready = False
+        self._listened_at = 0.0
+        """When a worker listened last, by the monotonic clock."""
         self._failures: dict[int, int] = {}
         self._stopping = asyncio.Event()
         self._rolling: asyncio.Task[None] | None = None
@@ -334,11 +336,13 @@ class Supervisor:
                 continue  # it was replaced
             is_steady = self._world.monotonic() - worker.began_at >= STEADY_S and bool(worker.report)
             failures = self._failures[number] = 1 if is_steady else self._failures.get(number, 0) + 1
-            if failures >= FAILURES_MAX and not any(each.is_listening for each in self._workers.values()):
+            now = self._world.monotonic()
+            if worker.report or any(each.is_listening for each in self._workers.values()):
+                self._listened_at = now
+            if now - self._listened_at > SILENT_S_MAX:
                 _log.error(
-                    "worker %d has ended %d times in a row (%s); the server ends",
-                    number,
-                    failures,
+                    "no worker has listened for %g s; the last one ended with %s; the server ends",
+                    SILENT_S_MAX,
                     _name_end(code),
                 )
                 self._exit_code = code if code > 0 else 1

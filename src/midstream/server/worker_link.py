@@ -126,7 +126,6 @@ class WorkerLink:
         """Returns the metrics of this worker."""
         self._connection = connection
         self._world = world
-        self._rest = b""
         self.setup = self._read_setup()
         self._sockets = [socket.socket(fileno=each) for each in self.setup.sockets]
         for each in self._sockets:
@@ -139,8 +138,8 @@ class WorkerLink:
 
     def _read_setup(self) -> Setup:
         line = b""
-        while not line.endswith(b"\n"):  # nothing else is sent before `Ready`
-            piece = self._connection.recv(1 << 16)
+        while not line.endswith(b"\n"):  # byte by byte: what follows belongs to the event loop
+            piece = self._connection.recv(1)
             if not piece:
                 raise UsageError("the supervisor of this worker has ended")
             line += piece
