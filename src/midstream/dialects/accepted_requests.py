@@ -213,7 +213,7 @@ class Accepting:
             lock = self._locks.setdefault(session, asyncio.Lock())
             async with lock:
                 runner = await sessions.host.session(session, create=True)
-                if not self._is_in_use(runner.state, wanted):
+                if not await self._is_in_use(runner.state, wanted):
                     if is_noted or wanted.request.key:
                         await sessions.note(session, *_keys_of(wanted.request))
                     live = await self._submit(runner, wanted, whole)
@@ -271,7 +271,7 @@ class Accepting:
         self._responses.join(live)
         return live
 
-    def _is_in_use(self, state: Session, wanted: _Wanted) -> bool:
+    async def _is_in_use(self, state: Session, wanted: _Wanted) -> bool:
         """Whether the session makes a response that this request may not end: a client reads it, or will."""
         newest = state.application.newest
         if newest is None:
@@ -281,7 +281,9 @@ class Accepting:
         if not newest.is_open:
             return False
         live = self._responses.get(newest.id)
-        return newest.is_background or (live is not None and live.readers > 0)
+        if newest.is_background or (live is not None and live.readers > 0):
+            return True
+        return await wanted.sessions.is_read_elsewhere(newest.id)
 
     def _compare(
         self, session: str, state: Session, wanted: _Wanted, whole: tuple[Entry, ...] | None

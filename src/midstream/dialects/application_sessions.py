@@ -36,6 +36,8 @@ REQUESTS_KEPT_S = 600.0
 """Seconds for which such an entry is kept; clients retry within a minute."""
 DELETED = "gateway-deleted"
 """Namespace of the responses that were deleted before their session."""
+READERS = "gateway-readers"
+"""Namespace of the nodes that have readers of a response: by the id of the response and the name of the node."""
 SWEEP_S = 60.0
 CHAINS_MAX = 64
 """Sessions whose digests are kept in memory."""
@@ -187,11 +189,42 @@ class ApplicationSessions:
         now = self._world.now()
         await self.host.store.kv_put(DELETED, found.response.id, b"", expected=0, at=now)
 
+    async def set_read(self, response_id: str, *, is_read: bool) -> None:
+        """Store whether this node has readers of a response, for the other nodes of the store.
+
+        Raises:
+            MidstreamError: The store refuses.
+        """
+        store = self.host.store
+        key = f"{response_id} {store.node}"
+        kept = await store.kv_get(READERS, key)
+        if is_read and kept is None:
+            await store.kv_put(READERS, key, b"", expected=0, at=self._world.now())
+        elif not is_read and kept is not None:
+            await store.kv_delete(READERS, key, expected=kept.version)
+
+    async def is_read_elsewhere(self, response_id: str) -> bool:
+        """Whether another node has readers of a response. One that died with readers counts as well.
+
+        Raises:
+            MidstreamError: The store refuses.
+        """
+        if not self.host.has_peers:
+            return False
+        own = f"{response_id} {self.host.store.node}"
+        rows = await self.host.store.kv_list(READERS)
+        return any(row.key.startswith(f"{response_id} ") and row.key != own for row in rows)
+
     async def tend(self, kept_s: float) -> None:
         """Remove entries that are too old, until cancelled."""
         while True:
             try:
-                for namespace, age_s in ((REQUESTS, REQUESTS_KEPT_S), (DELETED, kept_s + SWEEP_S)):
+                ages = {
+                    REQUESTS: REQUESTS_KEPT_S,
+                    DELETED: kept_s + SWEEP_S,
+                    READERS: kept_s + SWEEP_S,
+                }
+                for namespace, age_s in ages.items():
                     until = self._world.now() - age_s
                     for kept in await self.host.store.kv_list(namespace):
                         if kept.at < until:
