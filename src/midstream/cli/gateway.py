@@ -156,6 +156,9 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         shows_upstream_calls=not options["hides_tools"],
     )
 
+    if link is not None:
+        app.reports.worker = link.setup.number
+
     def report_url(url: str) -> None:
         gc.freeze()  # what is loaded by now stays: the collector need not traverse it again
         gc.set_threshold(COLLECT_AFTER)

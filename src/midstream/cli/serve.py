@@ -238,6 +238,8 @@ def _serve_here(
         audit=AuditLog(options["audit_path"]) if options["audit_path"] else None,
     )
 
+    if link is not None:
+        app.reports.worker = link.setup.number
     if link is not None and app.metrics is not None:
         app.metrics.worker, app.metrics.other_pages = link.setup.number, link.other_pages
         link.page_of = app.metrics.render

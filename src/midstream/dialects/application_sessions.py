@@ -80,27 +80,33 @@ class ApplicationSessions:
             SESSION_PREFIX + blake2b(name.encode("utf-8", "replace"), digest_size=_SESSION_BYTES).hexdigest()
         )
 
-    async def find_noted(self, key: str) -> str:
-        """Return the session in which a request with this digest or key was made, or "" where none is known."""
+    async def find_noted(self, key: str) -> tuple[str, int]:
+        """Return the session in which a request with this digest or key was made, and the version of the entry.
+
+        ("", 0) where none is known.
+        """
         try:
             kept = await self.host.store.kv_get(REQUESTS, key)
         except _OUT_OF_ORDER as error:
             _log.warning("a repeated request cannot be looked up: %s", error.code)
-            return ""
-        return "" if kept is None else kept.body.decode()
+            return "", 0
+        return ("", 0) if kept is None else (kept.body.decode(), kept.version)
 
-    async def note(self, session: str, *keys: str) -> None:
-        """Keep in which session a request is made, so that its repetition is found also by another process."""
-        for key in keys:
+    async def note(self, session: str, versions: dict[str, int]) -> bool:
+        """Store in which session a request is made; False where an equal request at another process was faster.
+
+        Args:
+            versions: Those of the entries that are replaced, by their keys; updated with what is written.
+        """
+        for key, version in versions.items():
             try:
-                kept = await self.host.store.kv_get(REQUESTS, key)
-                version = kept.version if kept else 0
-                now = self._world.now()
-                await self.host.store.kv_put(REQUESTS, key, session.encode(), expected=version, at=now)
+                now, body = self._world.now(), session.encode()
+                versions[key] = await self.host.store.kv_put(REQUESTS, key, body, expected=version, at=now)
             except EntryMovedError:
-                pass  # an equal request at another process was faster
+                return False
             except _OUT_OF_ORDER as error:
                 _log.warning("a request cannot be noted: %s", error.code)
+        return True
 
     def compare(self, session: str, state: Session, read: Read) -> Comparison:
         """Return how a transcript differs from its session."""

@@ -9,8 +9,7 @@ from typing import Protocol, runtime_checkable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from midstream.errors import AccessError
-from midstream.server.auth.caller import VISIT, KnownCaller
+from midstream.server.auth.caller import require_operator
 
 _SAMPLE = re.compile(r"([^\s{]+)(?:\{(.*)\})?( .*)")
 """A line of a page: a name, its labels and a value."""
@@ -47,9 +46,7 @@ class Metrics:
 
     async def show(self, request: Request) -> Response:
         """Return counters and gauges for Prometheus."""
-        visit = request.scope.get(VISIT)
-        if isinstance(visit, KnownCaller) and not visit.principal.is_operator:
-            raise AccessError("the metrics of this server are for its operator only")
+        require_operator(request.scope, "the page of metrics")
         body = self.render()
         if self.other_pages is not None:
             body = merge_pages({self.worker: body.decode(), **await self.other_pages()}).encode()

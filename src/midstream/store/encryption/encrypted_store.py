@@ -425,6 +425,11 @@ class EncryptedStore(EncryptedReader, Store):
         return behind.append_now(session, _encrypt_batch(batch, writing, session))
 
     @property
+    @override
+    def appends_waiting(self) -> int:
+        return self._store.appends_waiting
+
+    @property
     def transactional(self) -> Transactional | None:
         """See `Store.transactional`: as of the store behind it."""
         return None if self._store.transactional is None else self

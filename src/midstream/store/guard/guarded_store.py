@@ -272,6 +272,11 @@ class GuardedStore(GuardedReader, Store):
 
     @property
     @override
+    def appends_waiting(self) -> int:
+        return self._store.appends_waiting
+
+    @property
+    @override
     def transactional(self) -> Transactional | None:
         return None if self._store.transactional is None else self
 
