@@ -53,7 +53,10 @@ async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[Pair]
             begun.append(await asyncio.to_thread(started, home, *options, "--grace", str(GRACE_S)))
             begun.append(await asyncio.to_thread(started, home, *options, "--grace", str(GRACE_S)))
             pair = Pair(upstream, (begun[0][1]["url"], begun[1][1]["url"]), key_of(begun[0][1]))
-            yield pair
+            async with contextlib.AsyncExitStack() as clients:
+                for each in pair.clients:
+                    await clients.enter_async_context(each)
+                yield pair
         finally:
             for process, _ in begun:
                 await asyncio.to_thread(ended, process)

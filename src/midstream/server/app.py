@@ -41,7 +41,7 @@ from midstream.server.auth.unlocking import HELD, unlock_for
 from midstream.server.auth.viewer_routes import ViewerRoutes
 from midstream.server.lifespan import live, on_end_signal
 from midstream.server.limits import Limits
-from midstream.server.node_reports import NodeReports
+from midstream.server.node_reporting import NodeReports
 from midstream.server.pages import page_routes
 from midstream.server.transports.connection import Connections
 from midstream.server.transports.http_commands import CommandsEndpoint

@@ -42,7 +42,7 @@ from midstream.models.model import Model
 from midstream.server.auth.origins import check_origin, origins_of
 from midstream.server.client_keys import ClientKey
 from midstream.server.lifespan import live
-from midstream.server.node_reports import NodeReports
+from midstream.server.node_reporting import NodeReports
 from midstream.session.retention import Retention
 from midstream.store.contract import Store
 from midstream.store.store_registry import open_store

@@ -4,7 +4,7 @@ A caller is a principal where one is known, else an address. Addresses of this m
 are the person who runs the server, or a proxy with all callers behind it (whose callers have addresses of their own
 where the proxy is trusted). An operator is not counted either.
 
-Servers that share a store report their counts to one another (`node_reports.py`). So a limit holds for all of them
+Servers that share a store report their counts to one another (`node_reporting.py`). So a limit holds for all of them
 together, up to what the others let pass since they were read last: 2.5 s at most.
 """
 

@@ -8,7 +8,8 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from midstream.server.auth.caller import require_operator
-from midstream.server.node_reports import NodeLine, NodeReports
+from midstream.server.node_reporting import NodeReports
+from midstream.store.node_reports import NodeLine
 
 
 class NodeList(Struct, frozen=True):

@@ -21,7 +21,7 @@ from midstream.server.auth.authorizer import AccessLevel, Authorizer
 from midstream.server.auth.ownership import Ownership, name_in_store, name_outside
 from midstream.server.auth.principals import Action, Principal
 from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Limits, Rate, RunningTurns
-from midstream.server.node_reports import FleetCounter
+from midstream.server.node_reporting import FleetCounter
 from midstream.session.child_names import root_of
 from midstream.session.records import Record, ResponseCompleted
 from midstream.session.session import Received

@@ -17,86 +17,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 
 from midstream.engine.host import Host
 from midstream.errors import EntryMovedError, MidstreamError
-from midstream.store.contract import KeyValueEntry, KeyValueReader
+from midstream.store.node_reports import (
+    ALONE_S,
+    NODES,
+    REPORT_S,
+    SILENT_S,
+    NodeLine,
+    NodeReport,
+    decode_report,
+    lines_of,
+)
 from midstream.version import __version__
 
-NODES = "nodes"
-"""Namespace of the reports, each under the name of its node."""
-REPORT_S = 2.0
-"""Seconds between two reports, and between two reads of those of the others."""
-ALONE_S = 30.0
-"""Seconds between two reports while there is no other node."""
 HURRY_S = 0.25
 """Seconds after which a caller that has used up half of a limit here is reported, and the others' reports are read."""
-SILENT_S = 20.0
-"""Seconds without a new report after which a node counts as gone; while it was alone, `ALONE_S` more."""
 FORGOTTEN_S = 3600.0
 """Seconds after which the report of a node that died is deleted."""
 
 _log = logging.getLogger(__name__)
-
-
-class NodeReport(Struct, frozen=True, omit_defaults=True):
-    """How one server stands.
-
-    Args:
-        kind: `serve` or `gateway`.
-        name: Of its agent or its upstream.
-        machine, pid, worker: Where it runs; worker 0 is the only process of its server.
-        started_at: In seconds since 1970.
-        every_s: Seconds until the next report.
-        figures: See `App.figures`.
-        counts: What callers have used up here, by the names of limits and the digests of callers.
-    """
-
-    kind: str
-    version: str
-    name: str
-    machine: str
-    pid: int
-    started_at: float
-    every_s: float
-    worker: int = 0
-    figures: dict[str, float] = {}
-    counts: dict[str, dict[str, float]] = {}
-
-
-class NodeLine(Struct, frozen=True):
-    """A server that shares the store, as it is shown.
-
-    Args:
-        node: Its name in the store.
-        state: `serving`, `draining`, or `silent`: its newest report is too old.
-        heard_s: Seconds since its newest report, by the clocks of both machines.
-        started_at: In seconds since 1970.
-        streams: Open connections of clients.
-        sessions: Sessions in memory. `leases` of them are run here, `followed` are followed for readers.
-        turns: Turns that are open in them.
-        appends_waiting: Appends that wait for the store.
-        loop_lag_s: Seconds that the event loop was late for the newest report.
-    """
-
-    node: str
-    state: str
-    kind: str
-    name: str
-    machine: str
-    pid: int
-    worker: int
-    version: str
-    started_at: float
-    heard_s: float
-    streams: int
-    sessions: int
-    leases: int
-    followed: int
-    turns: int
-    appends_waiting: int
-    loop_lag_s: float
 
 
 class FleetCounter(Protocol):
@@ -232,7 +173,7 @@ class NodeReports:
             silent_s = now - seen[row.key][1]
             if silent_s > FORGOTTEN_S:
                 await store.kv_delete(NODES, row.key, expected=row.version)
-            elif silent_s <= SILENT_S and (report := _decode(row)) is not None:
+            elif silent_s <= SILENT_S and (report := decode_report(row)) is not None:
                 for name, counts in report.counts.items():
                     for caller, amount in counts.items():
                         sums[name][caller] += amount
@@ -242,51 +183,4 @@ class NodeReports:
 
     async def lines(self) -> Sequence[NodeLine]:
         """Return all servers of the store, this one too, the oldest first."""
-        return await read_nodes(self._host.store, now=self._world.now())
-
-
-async def read_nodes(reader: KeyValueReader, *, now: float) -> Sequence[NodeLine]:
-    """Return the servers that share a store, the oldest first.
-
-    Args:
-        now: In seconds since 1970.
-    """
-    lines = []
-    for row in await reader.kv_list(NODES):
-        report = _decode(row)
-        if report is not None:
-            lines.append(_line_of(row, report, heard_s=max(0.0, now - row.at)))
-    return sorted(lines, key=lambda line: (line.started_at, line.node))
-
-
-def _line_of(row: KeyValueEntry, report: NodeReport, *, heard_s: float) -> NodeLine:
-    figures = report.figures
-    is_silent = heard_s > SILENT_S + (report.every_s if report.every_s > REPORT_S else 0.0)
-    state = "draining" if figures.get("is_draining") else "serving"
-    return NodeLine(
-        row.key,
-        "silent" if is_silent else state,
-        report.kind,
-        report.name,
-        report.machine,
-        report.pid,
-        report.worker,
-        report.version,
-        report.started_at,
-        round(heard_s, 3),
-        round(figures.get("streams", 0)),
-        round(figures.get("sessions_awake", 0)),
-        round(figures.get("leases", 0)),
-        round(figures.get("sessions_followed", 0)),
-        round(figures.get("turns_running", 0)),
-        round(figures.get("appends_waiting", 0)),
-        round(figures.get("loop_lag_seconds", 0.0), 6),
-    )
-
-
-def _decode(row: KeyValueEntry) -> NodeReport | None:
-    """Return a report; None where it is damaged, or of another version."""
-    try:
-        return msgspec.json.decode(row.body, type=NodeReport)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
+        return lines_of(await self._host.store.kv_list(NODES), now=self._world.now())
