@@ -34,8 +34,8 @@ from midstream.session.session import Session
 from midstream.session.turn.commands import SendTranscript
 from midstream.session.turn.states import RunningCalls
 
-EQUAL_S = 2.0
-"""Seconds in which an equal request that another process noted appears in its session."""
+EQUAL_S = 10.0
+"""Seconds in which an equal request that another process noted appears in its session; that process may have died."""
 EQUAL_PAUSE_S = 0.02
 COMPARISONS_MAX = 8
 """Comparisons of one transcript with a session that others change meanwhile."""
