@@ -36,6 +36,13 @@ def _say(server: Serving, session: str, words: str) -> None:
                 return
 
 
+def _check(run: Run, words: tuple[str, ...], code: int, expected: str) -> None:
+    done = run(*words)
+    said = done.stdout + done.stderr
+    assert (done.exit_code, expected in said) == (code, True), (words, said)
+    assert PASSWORD not in said, words
+
+
 def test_every_command_works_with_the_url_of_a_database(engine: Engine, tmp_path: Path, run: Run) -> None:
     url = use_postgres(tmp_path, engine).replace("postgres@", f"postgres:{PASSWORD}@")
     copy = str(tmp_path / "copy.db")
@@ -58,11 +65,10 @@ def test_every_command_works_with_the_url_of_a_database(engine: Engine, tmp_path
             (("store", "migrate", url), 0, "up to date"),
             (("store", "copy", url, copy), 0, "the same as in the source"),
             (("doctor", copy), 0, ""),
-            (("sessions", "delete", "b", "--yes", "--store", url), 0, "1 session deleted"),
+            (("sessions", "delete", "b", "--yes", "--store", url), 4, "use its server with --url"),
         ]
         for words, code, expected in rows:
-            done = run(*words)
-            said = done.stdout + done.stderr
-            assert (done.exit_code, expected in said) == (code, True), (words, said)
-            assert PASSWORD not in said, words
+            _check(run, words, code, expected)
+        server.terminate()
+        _check(run, ("sessions", "delete", "b", "--yes", "--store", url), 0, "1 session deleted")
         assert {words[0] for words, *_ in rows} | WITHOUT_STORE | SERVING == {*COMMANDS}
