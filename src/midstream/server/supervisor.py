@@ -33,11 +33,11 @@ from midstream.server.uvicorn_server import STOP_WITHIN_S, listen
 from midstream.server.worker_link import (
     Orders,
     Page,
-    Pages,
     PagesWanted,
     PageWanted,
     Ready,
-    Setup,
+    WorkerPages,
+    WorkerSetup,
     encode_line,
 )
 
@@ -104,7 +104,9 @@ class WorkerProcess:
         """Whether it accepts connections."""
         return bool(self.report) and not self.is_stopping and not self.has_ended
 
-    async def connect(self, setup: Setup, take: Callable[[WorkerProcess, Ready | PagesWanted], None]) -> None:
+    async def connect(
+        self, setup: WorkerSetup, take: Callable[[WorkerProcess, Ready | PagesWanted], None]
+    ) -> None:
         """Send the setup, and take messages from then on."""
         reader, self._writer = await asyncio.open_connection(
             sock=self._connection, limit=worker_link.LINE_BYTES_MAX
@@ -285,7 +287,9 @@ class Supervisor:
         if replaces:
             self._workers[number] = worker
         index = (number - 1) % len(self._sockets)
-        await worker.connect(Setup(number, tuple(descriptors), index, self._start_name, login), self._take)
+        await worker.connect(
+            WorkerSetup(number, tuple(descriptors), index, self._start_name, login), self._take
+        )
         self._watch_end(worker)
         return worker
 
@@ -313,7 +317,7 @@ class Supervisor:
         others = [each for each in self._workers.values() if each is not asking and each.is_listening]
         pages = await asyncio.gather(*(each.page() for each in others))
         asking.send(
-            Pages(number, {each.number: page for each, page in zip(others, pages, strict=True) if page})
+            WorkerPages(number, {each.number: page for each, page in zip(others, pages, strict=True) if page})
         )
 
     def _assign(self) -> None:

@@ -32,7 +32,7 @@ PAGES_WITHIN_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Setup(Struct, frozen=True, tag="setup"):
+class WorkerSetup(Struct, frozen=True, tag="setup"):
     """The first message to a worker.
 
     Args:
@@ -51,7 +51,7 @@ class Setup(Struct, frozen=True, tag="setup"):
 
 
 class Orders(Struct, frozen=True, tag="orders"):
-    """What a worker is to do from now on.
+    """Orders to a worker, until the next ones.
 
     Args:
         accept: Indices of the sockets to accept from.
@@ -70,7 +70,7 @@ class PageWanted(Struct, frozen=True, tag="page_wanted"):
     number: int
 
 
-class Pages(Struct, frozen=True, tag="pages"):
+class WorkerPages(Struct, frozen=True, tag="pages"):
     """The metrics of the workers, by their numbers: the answer to `PagesWanted`."""
 
     number: int
@@ -98,7 +98,7 @@ class Page(Struct, frozen=True, tag="page"):
 
 Accept = Callable[[dict[int, socket.socket]], Awaitable[None]]
 """Accept from these sockets, each with its index."""
-ToWorker = Setup | Orders | PageWanted | Pages
+ToWorker = WorkerSetup | Orders | PageWanted | WorkerPages
 ToSupervisor = Ready | PagesWanted | Page
 
 
@@ -136,14 +136,14 @@ class WorkerLink:
         self._asked = 0
         self._answers: dict[int, asyncio.Future[dict[int, str]]] = {}
 
-    def _read_setup(self) -> Setup:
+    def _read_setup(self) -> WorkerSetup:
         line = b""
         while not line.endswith(b"\n"):  # byte by byte: what follows belongs to the event loop
             piece = self._connection.recv(1)
             if not piece:
                 raise UsageError("the supervisor of this worker has ended")
             line += piece
-        return msgspec.json.decode(line, type=Setup)
+        return msgspec.json.decode(line, type=WorkerSetup)
 
     @property
     def listener(self) -> socket.socket:
@@ -176,11 +176,11 @@ class WorkerLink:
                     case PageWanted(number):
                         text = b"" if self.page_of is None else self.page_of()
                         self._send(Page(number, text.decode()))
-                    case Pages(number, pages):
+                    case WorkerPages(number, pages):
                         answer = self._answers.get(number)
                         if answer is not None and not answer.done():
                             answer.set_result(pages)
-                    case Setup():
+                    case WorkerSetup():
                         pass
         except (OSError, ValueError) as error:
             _log.warning("the link to the supervisor failed: %s", error)

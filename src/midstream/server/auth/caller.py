@@ -46,7 +46,7 @@ class Counters:
 
     @property
     def of_fleet(self) -> dict[str, FleetCounter]:
-        """Those that hold for all servers of a store, by the names of their limits."""
+        """Counters that hold for all servers of a store, by the names of their limits."""
         return {
             "requests": self.requests,
             "refusals": self.refusals,
