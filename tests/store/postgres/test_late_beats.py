@@ -62,6 +62,5 @@ async def test_a_blocked_event_loop_does_not_lose_its_leases(engine: Engine) -> 
         assert await store.append("s", Batch([b"next"], 1, epoch, Sync.FULL)) == 2
     finally:
         child.kill()
-        child.wait(30)
-        child.stdout.close()
+        child.communicate(timeout=30)
         await store.close()
