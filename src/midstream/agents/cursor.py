@@ -19,6 +19,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import Struct
 
+from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.single_flight import SingleFlight
@@ -566,7 +567,7 @@ def _usage_of(usage: sdk.TokenUsage | None) -> Usage | None:
 
 
 def _text_of(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+    return value if isinstance(value, str) else json_text(value)
 
 
 def _server(server: ForwardedMcpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMcpServerConfig:

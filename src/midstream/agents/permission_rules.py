@@ -13,6 +13,8 @@ from typing import Literal, assert_never
 
 from msgspec import Struct
 
+from midstream.agents.agent_values import DEEP_VALUE
+from midstream.json_depth import TOO_DEEP
 from midstream.session.permissions import Allowed, Ask, Decision, Kind, Permission, Person
 
 __all__ = [
@@ -86,7 +88,12 @@ Asking = Callable[[Permission], Awaitable[Verdict]]
 async def decide_permission(
     permissions: Rules | Asking, permission: Permission, person: Person | None = None
 ) -> Decision:
-    """Decide by rules or by code, and ask the person where those return `Ask`."""
+    """Decide by rules or by code, and ask the person where those return `Ask`.
+
+    An act whose arguments are too deep to be shown is refused: no rule has seen them.
+    """
+    if permission.arguments == DEEP_VALUE:
+        return f"{permission.tool!r} is not allowed: its arguments are {TOO_DEEP}."
     verdict = (
         permissions.verdict(permission) if isinstance(permissions, Rules) else await permissions(permission)
     )
