@@ -21,6 +21,7 @@ from midstream.cli.listening import (
     LOCAL_HOSTS,
     address_options,
     log_to_stderr,
+    raw_limits_of,
     report_options,
     require_safe_address,
     run_server,
@@ -229,6 +230,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         trusted_proxies=options["trusted_proxies"],
         tls=tls,
         allows_plain_text=options["allows_plain_text"],
+        raw_limits=raw_limits_of(options),
         on_listening=report,
     )
     run_server(_run_with_settings(serving, app, settings))
