@@ -54,6 +54,7 @@ MidstreamError
 │   └── ConnectionLostError
 ├── StoreDamagedError     the data on disk cannot be trusted: a person must examine it
 │   ├── RecordUndecodableError
+│   ├── EntryDamagedError      another program changed a small value beside the journals
 │   ├── EventsLostError        records are missing that were acknowledged as durable
 │   └── KeyMissingError        it is encrypted under a key that this process does not have
 ├── TurnFailedError       a turn ended without an answer: read `status`, then resume it or send a message
@@ -464,6 +465,19 @@ class RecordUndecodableError(StoreDamagedError):
     """A journal contains a record that this version cannot read."""
 
     code = "record_undecodable"
+
+
+class EntryDamagedError(StoreDamagedError):
+    """A small value beside the journals, such as a login, was changed by another program. It can be replaced.
+
+    `version` is the one that a write replaces.
+    """
+
+    code = "entry_damaged"
+
+    def __init__(self, message: str, *, version: int = 0) -> None:
+        super().__init__(message)
+        self.version = version
 
 
 class EventsLostError(StoreDamagedError):

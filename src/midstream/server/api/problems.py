@@ -59,6 +59,7 @@ _NEXT = {
     "bad_request": "Use HTTP/1.1, and open a WebSocket as specified in RFC 6455.",
     "access": "Request access from the operator of this server.",
     "call_not_started": "Run the call when its `call_started` arrives, and send its outcome then.",
+    "entry_damaged": "Contact the operator: another program changed the database.",
     "draining": "Reconnect: this server or another one continues where it stopped.",
     "event_gone": "Take the snapshot, here or of the session, and follow from its event id.",
     "events_lost": "Contact the operator: the missing records must be restored, or the session deleted.",

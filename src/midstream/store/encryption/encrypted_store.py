@@ -29,6 +29,7 @@ from typing_extensions import override
 
 from midstream.environment import World
 from midstream.errors import (
+    EntryDamagedError,
     EventsLostError,
     KeyMissingError,
     MidstreamError,
@@ -261,7 +262,12 @@ class EncryptedReader(StoreReader):
     @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         found = await self._reader.kv_get(namespace, key)
-        return None if found is None else await self._decrypt_entry(namespace, found)
+        try:
+            return None if found is None else await self._decrypt_entry(namespace, found)
+        except StoreDamagedError as error:
+            if found is None or isinstance(error, KeyMissingError):
+                raise
+            raise EntryDamagedError(error.message, version=found.version) from error
 
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
