@@ -145,6 +145,31 @@ async def test_a_list_takes_one_request_for_64_titles_and_a_bad_row_costs_its_ow
     assert titles == {f"s{number}": "" if number == 5 else f"title {number}" for number in range(70)}
 
 
+@spec("SEC-42", "SEC-61")
+async def test_a_namespace_takes_one_request_for_64_entries_and_none_for_those_that_are_known(
+    tmp_path: Path,
+) -> None:
+    accepted, path = Accepted(), tmp_path / "sessions.db"
+    with key_endpoint(tmp_path, accepted) as url:
+        store = _store(path, url)
+        await store.open()
+        for number in range(130):
+            await store.kv_put("n", str(number), b"%d" % number, expected=0, at=float(number))
+        await store.close()
+        store = _store(path, url)
+        await store.open()
+        before = accepted.requests
+        found = {entry.key: entry.body for entry in await store.kv_list("n")}
+        assert accepted.requests == before + 3
+        again = await store.kv_get("n", "7")
+        assert again is not None
+        assert (again.body, accepted.requests) == (b"7", before + 3)
+        assert {entry.key: entry.body for entry in await store.kv_list("n")} == found
+        assert accepted.requests == before + 3
+        await store.close()
+    assert found == {str(number): b"%d" % number for number in range(130)}
+
+
 @spec("SEC-62")
 async def test_an_endpoint_that_is_away_is_an_error_to_try_again_later(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"

@@ -17,6 +17,7 @@ clients detect that, from their checkpoints (STREAM-100, STREAM-105), and `midst
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
@@ -66,6 +67,8 @@ KEY_MARK = "key-"
 TITLE_MARK = "encrypted:"
 TITLES_AT_ONCE = 64
 """Lines of a list that are read before the first of them is returned."""
+ENTRIES_AT_ONCE = 64
+"""Entries of a namespace whose keys are read in one request."""
 
 _log = logging.getLogger(__name__)
 
@@ -173,6 +176,8 @@ class EncryptedReader(StoreReader):
         self._reader = store
         self._is_mixed = is_mixed
         self._known: dict[tuple[str, bytes], DataKey] = {}
+        self._of_entries: dict[bytes, DataKey] = {}
+        """Keys of entries by their wraps, where each unwrap is a request."""
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """See `Store.read`.
@@ -278,7 +283,10 @@ class EncryptedReader(StoreReader):
         """
         entries: list[KeyValueEntry] = []
         missing: KeyMissingError | None = None
-        for found in await self._reader.kv_list(namespace):
+        stored = await self._reader.kv_list(namespace)
+        for number, found in enumerate(stored):
+            if number % ENTRIES_AT_ONCE == 0:
+                await self._read_entry_keys(namespace, stored[number : number + ENTRIES_AT_ONCE])
             try:
                 entries.append(await self._decrypt_entry(namespace, found))
             except StoreDamagedError as error:
@@ -297,8 +305,35 @@ class EncryptedReader(StoreReader):
     async def _decrypt_entry(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
         if self._is_mixed and found.body[:1] != b"%c" % ALONE:
             return found
-        body = await ciphers.decrypt_alone(found.body, _place_of_entry(namespace, found.key), self.keys.house)
-        return replace(found, body=body)
+        place, house = _place_of_entry(namespace, found.key), self.keys.house
+        kept = ciphers.wrapped_of(found.body)
+        key = self._of_entries.get(kept) or await ciphers.unwrap_key(kept, house, context=place)
+        if isinstance(house, ciphers.UnwrapsMany):
+            self._cache_entry_key(kept, key)
+        return replace(found, body=key.decrypt_alone(found.body, place))
+
+    async def _read_entry_keys(self, namespace: str, stored: Sequence[KeyValueEntry]) -> None:
+        """Read the keys of some entries in one request. An entry whose key is refused requests it again, and gets the
+        error.
+        """
+        house = self.keys.house
+        if not isinstance(house, ciphers.UnwrapsMany):
+            return
+        wanted: list[tuple[bytes, bytes]] = []
+        for found in stored:
+            with contextlib.suppress(StoreDamagedError):  # its entry gets the error
+                kept = ciphers.wrapped_of(found.body)
+                if kept not in self._of_entries:
+                    wanted.append((kept, _place_of_entry(namespace, found.key)))
+        if wanted:
+            for (kept, _), key in zip(wanted, await ciphers.unwrap_keys(wanted, house), strict=True):
+                if key is not None:
+                    self._cache_entry_key(kept, key)
+
+    def _cache_entry_key(self, kept: bytes, key: DataKey) -> None:
+        self._of_entries[kept] = key
+        if len(self._of_entries) > KEYS_KNOWN_MAX:
+            del self._of_entries[next(iter(self._of_entries))]
 
     async def _plain(self, session: str, body: bytes, place: bytes, keys: OperatorKeys) -> bytes:
         kind = body[0] if body else 0
@@ -387,6 +422,7 @@ class EncryptedStore(EncryptedReader, Store):
         self.keys.close()
         self._writing.clear()
         self._known.clear()
+        self._of_entries.clear()
 
     @property
     def node(self) -> str:  # type: ignore[override]  # that of the store behind it
