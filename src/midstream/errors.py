@@ -49,6 +49,7 @@ MidstreamError
 │   ├── LimitReachedError      a limit for one caller was reached
 │   ├── StoreBusyError
 │   ├── StoreFullError
+│   ├── KeysUnavailableError   the application that keeps the keys of the store does not give them now
 │   ├── PortTakenError
 │   ├── ToolsUnavailableError
 │   └── ConnectionLostError
@@ -400,6 +401,12 @@ class UnavailableError(MidstreamError):
     retry: ClassVar[Retry] = "later"
 
 
+class KeysUnavailableError(UnavailableError):
+    """The application that keeps the keys of this store does not answer, or refuses the token. Nothing was written."""
+
+    code = "keys_unavailable"
+
+
 class RecoveringError(UnavailableError):
     """The server is still recovering interrupted sessions."""
 
@@ -475,8 +482,8 @@ class EntryDamagedError(StoreDamagedError):
 
     code = "entry_damaged"
 
-    def __init__(self, message: str, *, version: int = 0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, retry_after_s: float | None = None, version: int = 0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.version = version
 
 

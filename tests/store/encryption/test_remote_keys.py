@@ -195,6 +195,45 @@ async def test_an_endpoint_that_goes_away_costs_new_sessions_and_no_open_one(tmp
     assert b"canary-7f3a" not in _stored(tmp_path)
 
 
+class Refusing(Accepted):
+    """Refuses three requests in a row, from a number on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = -1
+        self.refused = 0
+
+    async def __call__(self, token: str) -> bool:
+        is_accepted = await super().__call__(token)
+        if 0 <= self.begin < self.requests and self.refused < 3:
+            self.refused += 1
+            return False
+        return is_accepted
+
+
+@spec("SEC-62")
+@pytest.mark.parametrize("passing", [0, 1])
+async def test_a_command_of_another_node_is_tried_again_while_the_keys_are_away(
+    tmp_path: Path, passing: int
+) -> None:
+    """They are away when the command is read, or when the answer is written."""
+    path, refusing = tmp_path / "sessions.db", Refusing()
+    async with AsyncExitStack() as stack:
+        ours = stack.enter_context(key_endpoint(tmp_path, refusing))
+        theirs = stack.enter_context(key_endpoint(tmp_path))
+        node = await stack.enter_async_context(Host(_agent(), _store(path, ours)))
+        runner = await _begin(node, "s")
+        other = await stack.enter_async_context(Host(_agent(), _store(path, theirs)))
+        sender = await other.session("s")
+        refusing.begin = refusing.requests + passing
+        await sender.submit(SendMessage(UserMessage.of("over there")))
+        assert refusing.refused == 3
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+        users = [each for each in runner.state.history.entries if isinstance(each, UserMessage)]
+    assert users == [UserMessage.of(WORDS), UserMessage.of("over there")]
+
+
 @spec("SEC-41", "SEC-60")
 async def test_the_application_rotates_its_keys_and_the_old_one_may_go(tmp_path: Path) -> None:
     path, file = tmp_path / "sessions.db", tmp_path / "keys"

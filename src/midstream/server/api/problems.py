@@ -67,6 +67,7 @@ _NEXT = {
     "frame_too_large": "Send less in one command.",
     "internal": "Read the log of the server. The same request fails until the defect is fixed.",
     "key_missing": "Start the server with the key file that these sessions were written under.",
+    "keys_unavailable": "Try again later. The operator must start the key endpoint, or renew its token.",
     "lease_held": "Another server process runs this session. Use that server, or try again later.",
     "limit_reached": "Do less at once, or retry after `retry_after_s`.",
     "malformed_frame": "Correct the request; the same one is refused again.",

@@ -17,6 +17,7 @@ clients detect that, from their checkpoints (STREAM-100, STREAM-105), and `midst
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -33,11 +34,13 @@ from midstream.errors import (
     EntryDamagedError,
     EventsLostError,
     KeyMissingError,
+    KeysUnavailableError,
     MidstreamError,
     SessionLockedError,
     StoreDamagedError,
     UsageError,
 )
+from midstream.retries import HAND_OVER_BACKOFF, HAND_OVER_S
 from midstream.session.blobs import Blob
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import Sync, is_pruned
@@ -406,6 +409,11 @@ class EncryptedStore(EncryptedReader, Store):
         self._store = guarded
         self._world = world
         self._writing: dict[str, _Writing] = {}
+        self._news = News()
+        """What `watch` received and did not return: commands that cannot be read yet; all, if it was cancelled."""
+        self._unread_since: dict[int, float] = {}
+        """When each of those commands came, on the monotonic clock."""
+        self._unread_failures = 0
 
     @override
     async def open(self) -> None:
@@ -515,10 +523,17 @@ class EncryptedStore(EncryptedReader, Store):
             del self._known[place]
 
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """See `Store.watch`. A forwarded command that cannot be decrypted is left out."""
-        news = await self._store.watch(followed)
+        """See `Store.watch`. A forwarded command that cannot be decrypted is left out.
+
+        If the operator's keys cannot be had, it is tried again for as long as its sender waits.
+        """
+        await self._receive_news(followed)
         forwarded_commands: list[ForwardedCommand] = []
-        for forwarded in news.forwarded_commands:
+        unread: dict[int, ForwardedCommand] = {}
+        for forwarded in self._news.forwarded_commands:
+            if any(each.session == forwarded.session for each in unread.values()):
+                unread[forwarded.number] = forwarded  # commands of one session keep their order
+                continue
             try:
                 keys = await self.keys.reading(forwarded.session)
                 body = await ciphers.decrypt_alone(
@@ -527,11 +542,40 @@ class EncryptedStore(EncryptedReader, Store):
             except SessionLockedError:
                 # Its sender has the key, and is notified again once it owns the session.
                 _log.debug("a command waits for its client", extra={"session": forwarded.session})
+            except KeysUnavailableError:
+                unread[forwarded.number] = forwarded
             except MidstreamError as error:
                 _log.error("a command cannot be read: %s", error.code, extra={"session": forwarded.session})
             else:
                 forwarded_commands.append(replace(forwarded, body=body))
+        news, now = self._news, self._world.monotonic()
+        self._unread_since = {number: self._unread_since.get(number, now) for number in unread}
+        for number in [number for number, since in self._unread_since.items() if since <= now - HAND_OVER_S]:
+            del self._unread_since[number]
+            session = unread.pop(number).session
+            _log.error("a command cannot be read: its sender waits no longer", extra={"session": session})
+        self._news = News(forwarded_commands=tuple(unread.values()), peers=news.peers)
         return replace(news, forwarded_commands=tuple(forwarded_commands))
+
+    async def _receive_news(self, followed: Mapping[str, int]) -> None:
+        """Add what is new to the news that were not returned yet. A cancelled call loses none."""
+        news, limit = self._news, None
+        if self._unread_since:
+            self._unread_failures += 1
+            limit = HAND_OVER_BACKOFF.wait_s(self._unread_failures, chance=self._world.chance())
+        else:
+            self._unread_failures = 0
+            if news.moved or news.forwarded_commands or news.orphans:
+                limit = 0.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                came = await self._store.watch(followed)
+                self._news = News(
+                    news.moved | came.moved,
+                    (*news.forwarded_commands, *came.forwarded_commands),
+                    tuple(dict.fromkeys((*news.orphans, *came.orphans))),
+                    came.peers,
+                )
 
     @override
     async def forward(self, session: str, body: bytes) -> bytes:
