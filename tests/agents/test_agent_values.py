@@ -49,7 +49,9 @@ def _of_claude(value: object) -> list[object]:
 
 def _of_codex(value: object) -> list[object]:
     pytest.importorskip("openai_codex")
-    from midstream.agents.codex import CodexTurn, wire
+    from openai_codex.generated import v2_all as wire
+
+    from midstream.agents.codex import CodexTurn
 
     item = {"type": "mcpToolCall", "id": "1", "server": "s", "tool": "do", "arguments": value}
     place = {"threadId": "t", "turnId": "u"}

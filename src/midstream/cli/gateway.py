@@ -12,7 +12,6 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agent_options import agent_options, read_agent_options
-from midstream.cli.env_secrets import drop_secret_variables
 from midstream.cli.gateway_file import file_option
 from midstream.cli.gateway_key import find_key
 from midstream.cli.key_option import KeyPlaceType
@@ -131,7 +130,6 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
     tls = require_safe_address(options)
     path = options["store"] or make_folder(surroundings.places.data) / surroundings.places.gateway_store.name
     store = encrypted_store(path, options["key_file"], is_escrowed=False)
-    drop_secret_variables()
     model = find_upstream(
         options["upstream"],
         store,

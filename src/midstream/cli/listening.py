@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from midstream.cli.env_secrets import drop_secret_variables
 from midstream.cli.log_format import FORMATS
 from midstream.errors import UsageError
 from midstream.server.raw_connections import RawLimits
@@ -194,6 +195,7 @@ def run_server(work: Coroutine[None, None, None]) -> None:
     """Run a server to its end, in a process made ready for many connections: files, garbage collector, event loop."""
     allow_files()
     collect_less()
+    drop_secret_variables()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
 

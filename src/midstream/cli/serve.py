@@ -16,7 +16,6 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
-from midstream.cli.env_secrets import drop_secret_variables
 from midstream.cli.key_option import KeyPlaceType
 from midstream.cli.listening import (
     LOCAL_HOSTS,
@@ -218,8 +217,6 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         settings=settings.read() if settings else None,
         audit=AuditLog(options["audit_path"]) if options["audit_path"] else None,
     )
-
-    drop_secret_variables()
 
     def report(url: str) -> None:
         _report(surroundings, url, show_store(path), agent.name, login, is_json=options["is_json"])

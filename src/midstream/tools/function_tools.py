@@ -377,7 +377,7 @@ def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | No
 
 
 class _Terms(NamedTuple):
-    """What people are asked before a call, how many seconds they have, and how many of them must allow it."""
+    """Text that people are shown before a call, how many seconds they have, and how many of them must allow it."""
 
     text: str
     answer_s: float
