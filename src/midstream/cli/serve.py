@@ -103,6 +103,13 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     "--auth", "access_name", metavar="MODULE:ACCESS", help="Authenticate by an `Access` of your own."
 )
 @click.option(
+    "--allow-origin",
+    "allowed_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin, such as https://app.example, use the server, without cookies; may be repeated.",
+)
+@click.option(
     "--trust-proxy",
     "trusted_proxies",
     multiple=True,
@@ -211,6 +218,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         agent,
         store=encrypted_store(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
         access=_access_of(surroundings, options, login),
+        allowed_origins=options["allowed_origins"],
         observers=_observers_of(agent, options),
         retention=_retention_of(options),
         memory=MemoryLimits(bytes_max=options["memory_mib"] * MIB),

@@ -63,7 +63,7 @@ _NEXT = {
     "draining": "Reconnect: this server or another one continues where it stopped.",
     "event_gone": "Take the snapshot, here or of the session, and follow from its event id.",
     "events_lost": "Contact the operator: the missing records must be restored, or the session deleted.",
-    "foreign_origin": "Call from a page of this server, or let its operator allow your origin or host name.",
+    "foreign_origin": "Let the server's operator allow your origin (--allow-origin) or host name (--allow-host).",
     "frame_too_large": "Send less in one command.",
     "internal": "Read the log of the server. The same request fails until the defect is fixed.",
     "key_missing": "Start the server with the key file that these sessions were written under.",
