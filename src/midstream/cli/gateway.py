@@ -19,6 +19,7 @@ from midstream.cli.key_option import KeyPlaceType
 from midstream.cli.listening import (
     address_options,
     log_to_stderr,
+    raw_limits_of,
     report_options,
     require_safe_address,
     run_server,
@@ -177,6 +178,7 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         allows_plain_text=options["allows_plain_text"],
         on_listening=report_url,
         link=link,
+        raw_limits=raw_limits_of(options),
     )
     run_server(work)
     if surroundings.talk.is_terminal and link is None:
