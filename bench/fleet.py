@@ -22,6 +22,7 @@ import asyncpg
 import msgspec
 
 from bench.steps import AFTER_TOOL, BEFORE_TOOL, Step, steps_into
+from bench.workers import measure_workers
 from midstream.environment import Fault, World
 from midstream.session.records import Sync
 from midstream.store.contract import Batch
@@ -55,6 +56,9 @@ class FleetPoint(msgspec.Struct):
     live_token_p99_ms: float
     takeover_p50_ms: float
     takeover_worst_ms: float
+    workers_sqlite: dict[str, float] = {}
+    """Steps a second of the whole loop with 1, 2 and 4 workers on one file, and ratios to one: see `bench.workers`."""
+    workers_postgres: dict[str, float] = {}
 
 
 @asynccontextmanager
@@ -251,13 +255,15 @@ async def _live(url: str, what: str) -> None:
     await asyncio.Event().wait()
 
 
-def run(_folder: Path) -> FleetPoint:
+def run(folder: Path) -> FleetPoint:
     """Measure, print, return."""
     with running_engine(is_synced=True) as engine:
         steps, raw, ratio = asyncio.run(measure_steps(f"{engine.url}&schema=steps"))
         log, bar = asyncio.run(measure_log(f"{engine.url}&schema=log"))
         tokens = asyncio.run(measure_tokens(f"{engine.url}&schema=tokens"))
         takeovers = measure_takeovers(engine)
+        on_postgres = measure_workers(folder, f"{engine.url}&schema=")
+    on_sqlite = measure_workers(folder)
     result = FleetPoint(
         round(steps),
         round(raw),
@@ -268,6 +274,8 @@ def run(_folder: Path) -> FleetPoint:
         round(1000 * tokens[int(0.99 * len(tokens))], 2),
         round(1000 * statistics.median(takeovers), 1),
         round(1000 * takeovers[-1], 1),
+        on_sqlite,
+        on_postgres,
     )
     for name, value in msgspec.structs.asdict(result).items():
         print(f"  {name.replace('_', ' '):24} {value}")

@@ -8,12 +8,15 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml  # type: ignore[import-untyped]
 from click import Command, Context, Group
 
 from midstream.cli import midstream_command
+from midstream.local_keys import headers_for
 from midstream.store.postgres.postgres_address import PostgresAddress
+from tests.cli.processes import Serving
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 SERVERS = ("server-1", "server-2", "server-3")
@@ -84,3 +87,32 @@ def test_the_unit_of_systemd_starts_what_there_is(tmp_path: Path) -> None:
     assert program.endswith("/bin/midstream")
     assert _parse(words, tmp_path)["port"] == 8001
     assert unit["Service"]["KillSignal"] == "SIGTERM"
+
+
+def test_the_unit_with_workers_starts_and_reloads_what_there_is(tmp_path: Path) -> None:
+    unit = configparser.RawConfigParser(strict=True)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # as systemd has them
+    unit.read_string((DEPLOY / "midstream-workers.service").read_text())
+    program, *words = shlex.split(unit["Service"]["ExecStart"])
+    assert program.endswith("/bin/midstream")
+    assert _parse(words, tmp_path)["workers"] == 4
+    assert unit["Service"]["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert unit["Service"]["KillMode"] == "mixed"
+
+
+def test_each_metric_of_an_alert_is_served(tmp_path: Path) -> None:
+    with Serving(tmp_path, options=["--metrics"]) as server:
+        page = httpx2.get(f"{server.url}/metrics", headers=headers_for(server.url)).text
+    served = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE ")}
+    served |= {f"{name}_bucket" for name in served}
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+    names: set[str] = set()
+    for rule in group["rules"]:
+        found = set(re.findall(r"midstream_[a-z_]+", rule["expr"]))
+        assert found or rule["expr"].startswith("up{"), rule["alert"]
+        assert found <= served, rule["alert"]
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        assert rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        names.add(rule["alert"])
+    assert len(names) == len(group["rules"])

@@ -62,7 +62,7 @@ def test_no_command_shows_the_help_and_is_wrong_use(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["nope"], "midstream: No such command 'nope'. `midstream --help` shows how. [usage]\n"),
+        (["xyzzy"], "midstream: No such command 'xyzzy'. `midstream --help` shows how. [usage]\n"),
         (
             ["serv"],
             "midstream: No such command 'serv'. Did you mean 'serve'? `midstream --help` shows how. [usage]\n",

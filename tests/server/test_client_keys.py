@@ -41,7 +41,7 @@ def test_only_so_many_addresses_are_counted() -> None:
     key = ClientKey(KEY, FakeWorld())
     for number in range(CALLERS_MAX + 10):
         _status(key, "wrong", f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-    assert len(key._refusals._levels) == CALLERS_MAX
+    assert len(key.refusals._levels) == CALLERS_MAX
 
 
 @spec("SEC-14")

@@ -25,6 +25,7 @@ import msgspec
 from typing_extensions import override
 
 from midstream.agents.agent_guardian import prepare_to_start
+from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.claude_messages import ClaudeReader, exact_reason
 from midstream.agents.claude_transcripts import delete_transcript, is_whole
@@ -113,8 +114,6 @@ _LOOK_S = 0.02
 _CONFIG = "CLAUDE_CONFIG_DIR"
 """Variable with the folder of the CLI's conversations; else it is `.claude` in the user's home."""
 _HOME = "USERPROFILE" if sys.platform == "win32" else "HOME"
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Claude(Upstream):
@@ -365,7 +364,7 @@ class _ClaudeAgent:
         async def can_use_tool(
             tool: str, arguments: dict[str, Any], _: ToolPermissionContext
         ) -> PermissionResultAllow | PermissionResultDeny:
-            shown = _encode(arguments).decode()
+            shown = json_text(arguments)
             asked = Permission(self._source, tool, KINDS.get(tool, "other"), shown)
             answer = await decide_permission(permissions, asked, self._person)
             if not isinstance(answer, Allowed):

@@ -55,6 +55,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "gateway": ("midstream.cli.gateway:gateway", "Serve an agent under the APIs of OpenAI and Anthropic."),
     "login": ("midstream.cli.login:login", "Print a one-time login link for a browser."),
+    "nodes": (
+        "midstream.cli.nodes_command:nodes",
+        "List the servers that share a store, with their sessions and their lag.",
+    ),
     "pool": (
         "midstream.cli.pool_command:pool",
         "List or remove the upstream agents that are kept for reuse.",

@@ -23,7 +23,7 @@ from midstream.cli.kept_secrets import check_secrets
 from midstream.cli.key_option import key_file_option
 from midstream.cli.network import check_network, is_address
 from midstream.cli.terminal import COLUMNS, columns
-from midstream.doctor.examination import Examined, examine, without_remedy
+from midstream.doctor.examination import Examined, examine, examine_url, without_remedy
 from midstream.doctor.findings import HistoryReport, Status
 from midstream.doctor.history_places import places_in
 from midstream.doctor.installation import CheckResult, checks
@@ -32,6 +32,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
 from midstream.history.profiles import find_profile
 from midstream.store.key_place import KeyPlace
+from midstream.store.store_registry import is_store_url, show_store
 
 STDIN = Path("-")
 SHOWN_MAX = 5
@@ -91,26 +92,34 @@ def doctor(
     """Find and repair histories that a provider would refuse.
 
     PATH is a file, a folder, or - for standard input: sessions of Claude Code, Codex, opencode, tunacode and
-    midstream, and messages of any provider or framework as JSON or JSON lines. Without PATH this installation is
-    checked. For a server's URL, it prints what a proxy in between does to each transport, and which one works.
+    midstream, and messages of any provider or framework as JSON or JSON lines; or the URL of a store, such as
+    postgresql://host/db. Without PATH this installation is checked. For a server's URL, it prints what a proxy in
+    between does to each transport, and which one works.
     """
     if any(is_address(place) for place in named_places):
         if len(named_places) > 1 or fix or profile or named or key_file:
             raise UsageError("a server's URL takes no other argument or option than --json")
         return check_network(surroundings, named_places[0], is_json=is_json)
-    paths = tuple(Path(place) for place in named_places)
+    stores = [place for place in named_places if is_store_url(place)]
+    if stores and fix:
+        raise UsageError(
+            f"--fix writes files, and {show_store(stores[0])!r} is none; copy it with `midstream store copy`, and "
+            "examine the copy"
+        )
+    paths = tuple(Path(place) for place in named_places if place not in stores)
     if in_place and not fix:
         raise UsageError("--in-place needs --fix; give both")
     if fix and STDIN in paths:
         raise UsageError("--fix cannot write for standard input; give a file")
     rules = find_profile(profile).name if profile else None
     look = partial(examine, named=resolve_format(named) if named else None, profile=rules, key_file=key_file)
-    if not paths:
+    if not named_places:
         return _check_installation(surroundings, port, is_json=is_json)
     statuses: Counter[Status] = Counter()
     width = columns() if surroundings.out.is_terminal else COLUMNS
     with ProgressLine(surroundings.talk.is_terminal, World()) as progress:
-        for examined in _examine(paths, look, progress):
+        found = (examine_url(store, profile=rules, key_file=key_file) for store in stores)
+        for examined in chain(found, _examine(paths, look, progress) if paths else ()):
             report = _fix(examined, in_place=in_place) if fix else examined.report
             progress.clear()
             statuses[report.status] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.agent_options import agent_options, read_agent_options
 from midstream.cli.gateway_file import file_option
-from midstream.cli.gateway_key import find_key
+from midstream.cli.gateway_key import GatewayKey, find_key
 from midstream.cli.key_option import KeyPlaceType
 from midstream.cli.listening import (
     address_options,
     log_to_stderr,
+    raw_limits_of,
     report_options,
     require_safe_address,
     run_server,
@@ -25,11 +27,13 @@ from midstream.cli.listening import (
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.cli.upstream_options import find_upstream
+from midstream.cli.workers import run_workers, workers_option
 from midstream.dialects.live_responses import GRACE_S
 from midstream.paths import make_folder
 from midstream.server.gateway_app import KEPT_S
 from midstream.server.gateway_app import gateway as gateway_app
 from midstream.server.uvicorn_server import serve
+from midstream.server.worker_link import find_link
 from midstream.store.store_registry import show_store
 
 HOUR_S = 3600.0
@@ -61,6 +65,7 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     help="The environment variable with the upstream's key, if the upstream does not find its own.",
 )
 @address_options(port=8100)
+@workers_option
 @click.option(
     "--store",
     metavar="FILE|URL",
@@ -123,11 +128,16 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
     Set the printed base URL in a client application, with the key. A stateful agent receives only new messages, and
     an answer survives a lost connection. Ctrl-C ends the gateway within 10 s.
     """
-    log_to_stderr(options["log_level"], options["log_format"])
+    link = find_link()
+    log_to_stderr(options["log_level"], options["log_format"], worker=link.setup.number if link else 0)
     surroundings: Surroundings = context.obj
     key = find_key(context, options, surroundings.places.data)
     tls = require_safe_address(options)
     path = options["store"] or make_folder(surroundings.places.data) / surroundings.places.gateway_store.name
+    report = partial(_report, surroundings, key=key, is_json=options["is_json"])
+    if link is None and options["workers"] > 1:
+        run_workers(options, path, login="", on_ready=report)
+        return
     store = encrypted_store(path, options["key_file"], is_escrowed=False)
     model = find_upstream(
         options["upstream"],
@@ -147,27 +157,17 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         shows_upstream_calls=not options["hides_tools"],
     )
 
-    def report(url: str) -> None:
+    if link is not None:
+        app.reports.worker = link.setup.number
+
+    def report_url(url: str) -> None:
         gc.freeze()  # what is loaded by now stays: the collector need not traverse it again
         gc.set_threshold(COLLECT_AFTER)
-        if options["is_json"]:
-            ready = {
-                "url": url,
-                "pid": os.getpid(),
-                "store": show_store(path),
-                "upstream": model.name,
-                "requires_key": key.key is not None,
-                "key_file": str(key.file) if key.file else None,
-            }
-            click.echo(msgspec.json.encode(ready))
-            return
-        click.echo(
-            f"{clean(model.name)} on {url}. Ctrl-C stops it. Configure a client application with:", err=True
-        )
-        click.echo(f"  OPENAI_BASE_URL={url}/v1\n  ANTHROPIC_BASE_URL={url}", err=True)
-        # A log would keep the key where others may read it.
-        is_shown = key.key is not None and surroundings.talk.is_terminal
-        click.echo(f"  API key: {key.key if is_shown else key.place}", err=True)
+        ready = {"url": url, "pid": os.getpid(), "store": show_store(path), "upstream": model.name}
+        if link is None:
+            report(ready)
+        else:
+            link.report = ready
 
     work = serve(
         app,
@@ -176,8 +176,32 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         allowed_hosts=options["allowed_hosts"],
         tls=tls,
         allows_plain_text=options["allows_plain_text"],
-        on_listening=report,
+        on_listening=report_url,
+        link=link,
+        raw_limits=raw_limits_of(options),
     )
     run_server(work)
-    if surroundings.talk.is_terminal:
+    if surroundings.talk.is_terminal and link is None:
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
+
+
+def _report(surroundings: Surroundings, ready: dict[str, Any], *, key: GatewayKey, is_json: bool) -> None:
+    """Print where the gateway listens, and what its client applications need.
+
+    Args:
+        ready: The members `url`, `pid`, `store` and `upstream`, and `workers` where there are several.
+    """
+    if is_json:
+        file = str(key.file) if key.file else None
+        click.echo(msgspec.json.encode({**ready, "requires_key": key.key is not None, "key_file": file}))
+        return
+    url = ready["url"]
+    workers = f", {ready['workers']} workers" if "workers" in ready else ""
+    click.echo(
+        f"{clean(ready['upstream'])} on {url}{workers}. Ctrl-C stops it. Configure a client application with:",
+        err=True,
+    )
+    click.echo(f"  OPENAI_BASE_URL={url}/v1\n  ANTHROPIC_BASE_URL={url}", err=True)
+    # A log would keep the key where others may read it.
+    is_shown = key.key is not None and surroundings.talk.is_terminal
+    click.echo(f"  API key: {key.key if is_shown else key.place}", err=True)

@@ -22,8 +22,9 @@ IDS = ("session", "turn", "stream", "call_id", "epoch", "code", "recovery")
 class WithSession(logging.Formatter):
     """Names the session a line is about."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def __init__(self, worker: int = 0) -> None:
+        where = f"worker {worker} " if worker else ""
+        super().__init__(f"%(asctime)s {where}%(levelname)s %(name)s: %(message)s")
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -35,10 +36,15 @@ class WithSession(logging.Formatter):
 class JsonLines(logging.Formatter):
     """One object a line. Of an error it has the kind and where it was raised: its message may quote anything."""
 
+    def __init__(self, worker: int = 0) -> None:
+        super().__init__()
+        self._worker = {"worker": worker} if worker else {}
+
     @override
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "at": round(record.created, 6),
+            **self._worker,
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": shorten_middle(record.getMessage()),
@@ -60,5 +66,5 @@ def shorten_middle(line: str) -> str:
     return f"{line[:half]}\n[{left_out} characters left out]\n{line[-half:]}"
 
 
-FORMATS: dict[str, type[logging.Formatter]] = {"text": WithSession, "json": JsonLines}
+FORMATS: dict[str, type[WithSession | JsonLines]] = {"text": WithSession, "json": JsonLines}
 """By the name that `--log-format` has."""

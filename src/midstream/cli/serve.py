@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import math
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,12 +21,14 @@ from midstream.cli.listening import (
     LOCAL_HOSTS,
     address_options,
     log_to_stderr,
+    raw_limits_of,
     report_options,
     require_safe_address,
     run_server,
 )
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
+from midstream.cli.workers import run_workers, workers_option
 from midstream.engine.agent import Agent
 from midstream.engine.sleeping import MemoryLimits
 from midstream.environment import World
@@ -39,6 +41,7 @@ from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access, this_user, token_file
 from midstream.server.settings_file import SettingsFile
 from midstream.server.uvicorn_server import serve as serve_app
+from midstream.server.worker_link import WorkerLink, find_link
 from midstream.session.retention import BYTES_MAX, EVENTS_FOR_S, EVENTS_MAX, Retention
 from midstream.store.store_registry import show_store
 
@@ -81,6 +84,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     is_flag=True,
     help="Let other servers listen on the same port; start several with the same --store.",
 )
+@workers_option
 @click.option(
     "--store",
     metavar="FILE|URL",
@@ -100,6 +104,13 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 )
 @click.option(
     "--auth", "access_name", metavar="MODULE:ACCESS", help="Authenticate by an `Access` of your own."
+)
+@click.option(
+    "--allow-origin",
+    "allowed_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin, such as https://app.example, use the server, without cookies; may be repeated.",
 )
 @click.option(
     "--trust-proxy",
@@ -196,20 +207,39 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     --token-file, --auth). Interrupted turns of an earlier process are continued. Ctrl-C ends the server within 10 s;
     the next start continues the work that was cut.
     """
-    log_to_stderr(options["log_level"], options["log_format"])
-    agent = find_agent(options["agent_name"])
-    if options["servers"]:
-        agent = agent.with_tools(*map(find_server, options["servers"]))
+    link = find_link()
+    log_to_stderr(options["log_level"], options["log_format"], worker=link.setup.number if link else 0)
     make_folder(surroundings.places.data)
     path = options["store"] or make_folder(surroundings.places.store.parent) / surroundings.places.store.name
     _refuse_open_doors(options)
+    login = "" if _is_asking_otherwise(options) else World().new_id("login")
+    report = partial(_report, surroundings, login=login, is_json=options["is_json"])
+    if link is None and options["workers"] > 1:
+        require_safe_address(options)
+        run_workers(options, path, login=login, on_ready=report)
+        return
+    _serve_here(surroundings, options, path, link, link.setup.login if link else login, report)
+
+
+def _serve_here(
+    surroundings: Surroundings,
+    options: dict[str, Any],
+    path: str | Path,
+    link: WorkerLink | None,
+    login: str,
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """Serve in this process: the whole server, or one of its workers."""
+    agent = find_agent(options["agent_name"])
+    if options["servers"]:
+        agent = agent.with_tools(*map(find_server, options["servers"]))
     tls = require_safe_address(options)
     settings = SettingsFile(options["settings_path"]) if options["settings_path"] else None
-    login = "" if _is_asking_otherwise(options) else World().new_id("login")
     app = asgi(
         agent,
         store=encrypted_store(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
-        access=_access_of(surroundings, options, login),
+        access=_access_of(surroundings, options, login, start=link.setup.start if link else ""),
+        allowed_origins=options["allowed_origins"],
         observers=_observers_of(agent, options),
         retention=_retention_of(options),
         memory=MemoryLimits(bytes_max=options["memory_mib"] * MIB),
@@ -217,8 +247,18 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         audit=AuditLog(options["audit_path"]) if options["audit_path"] else None,
     )
 
-    def report(url: str) -> None:
-        _report(surroundings, url, show_store(path), agent.name, login, is_json=options["is_json"])
+    if link is not None:
+        app.reports.worker = link.setup.number
+    if link is not None and app.metrics is not None:
+        app.metrics.worker, app.metrics.other_pages = link.setup.number, link.other_pages
+        link.page_of = app.metrics.render
+
+    def report_url(url: str) -> None:
+        ready = {"url": url, "pid": os.getpid(), "store": show_store(path), "agent": agent.name}
+        if link is None:
+            report(ready)
+        else:
+            link.report = ready
 
     serving = serve_app(
         app,
@@ -229,23 +269,28 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         trusted_proxies=options["trusted_proxies"],
         tls=tls,
         allows_plain_text=options["allows_plain_text"],
-        on_listening=report,
+        on_listening=report_url,
+        link=link,
+        raw_limits=raw_limits_of(options),
     )
     run_server(_run_with_settings(serving, app, settings))
 
 
-def _report(
-    surroundings: Surroundings, url: str, store: str, agent_name: str, login: str, *, is_json: bool
-) -> None:
-    """Print where the server listens: with a link to log in on a terminal, since a log would keep it for others."""
+def _report(surroundings: Surroundings, ready: dict[str, Any], *, login: str, is_json: bool) -> None:
+    """Print where the server listens: with a link to log in on a terminal, since a log would keep it for others.
+
+    Args:
+        ready: The members `url`, `pid`, `store` and `agent`, and `workers` where there are several.
+    """
+    url: str = ready["url"]
     is_shown = bool(login) and surroundings.talk.is_terminal and not is_json
     page = f"{url}/#login={login}" if is_shown else f"{url}/"
     if is_json:
-        ready = {"url": url, "pid": os.getpid(), "store": store, "agent": agent_name, "page": page}
-        click.echo(msgspec.json.encode(ready))
+        click.echo(msgspec.json.encode({**ready, "page": page}))
         return
-    click.echo(f"{clean(agent_name)} on {url}. Ctrl-C stops it.", err=True)
-    click.echo(f"Sessions: {store}", err=True)
+    workers = f", {ready['workers']} workers" if "workers" in ready else ""
+    click.echo(f"{clean(ready['agent'])} on {url}{workers}. Ctrl-C stops it.", err=True)
+    click.echo(f"Sessions: {ready['store']}", err=True)
     click.echo(f"Terminal: midstream chat {url}", err=True)
     how = ""
     if login:
@@ -318,7 +363,9 @@ def _refuse_open_doors(options: dict[str, Any]) -> None:
         )
 
 
-def _access_of(surroundings: Surroundings, options: dict[str, Any], login: str) -> Access | None:
+def _access_of(
+    surroundings: Surroundings, options: dict[str, Any], login: str, *, start: str
+) -> Access | None:
     if options["is_open"]:
         return None
     if options["access_name"]:
@@ -326,7 +373,7 @@ def _access_of(surroundings: Surroundings, options: dict[str, Any], login: str) 
     if options["token_file"]:
         return Access(authenticate=token_file(options["token_file"]))
     key = read_or_make_key(surroundings.places.data)
-    return Access(authenticate=this_user(key, shares_port=options["shares_port"]), login=login)
+    return Access(authenticate=this_user(key, shares_port=options["shares_port"], start=start), login=login)
 
 
 def _retention_of(options: dict[str, Any]) -> Retention:

@@ -18,6 +18,7 @@ from typing_extensions import override
 from midstream.cli import Surroundings
 from midstream.cli.session_secret import FILE_VARIABLE, delete_secret, read_secrets
 from midstream.client.transports import base_url
+from midstream.environment import World
 from midstream.errors import (
     ConnectionLostError,
     KeyMissingError,
@@ -39,6 +40,7 @@ from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS
 from midstream.store.contract import SessionInfo
 from midstream.store.key_place import KeyPlace
+from midstream.store.node_reports import NODES, NodeLine, lines_of
 from midstream.store.store_registry import open_store, read_store
 
 T = TypeVar("T")
@@ -70,6 +72,12 @@ class ExportLine(Struct, frozen=True):
     whole: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class SessionExportLine(ExportLine, frozen=True, kw_only=True):
+    """One record of an export of all sessions."""
+
+    session: str
+
+
 class Source(Protocol):
     """Somewhere sessions are kept."""
 
@@ -88,6 +96,9 @@ class Source(Protocol):
 
     def blob(self, session: str, digest: str) -> bytes | None:
         """Return a large result that a record of a session names, or None where it is not there."""
+
+    def nodes(self) -> Sequence[NodeLine]:
+        """Return the servers that share the store, the oldest first."""
 
     def delete(self, session: str) -> None:
         """Remove a session for good.
@@ -176,6 +187,11 @@ class StoreSource(Source):
     def blob(self, session: str, digest: str) -> bytes | None:
         with read_store(self._named, key_file=self._key_file) as store:
             return store.blob(session, digest)
+
+    @override
+    def nodes(self) -> Sequence[NodeLine]:
+        with read_store(self._named, key_file=self._key_file) as store:
+            return lines_of(store.kv_list(NODES), now=World().now())
 
     @override
     def delete(self, session: str) -> None:
@@ -284,6 +300,10 @@ class _Count(Struct, frozen=True):
     count: int
 
 
+class _Nodes(Struct, frozen=True):
+    nodes: tuple[NodeLine, ...]
+
+
 class _Problem(Struct, frozen=True):
     """Error document of our servers (RFC 9457 with a code)."""
 
@@ -362,6 +382,10 @@ class ServerSource(Source):
     def delete(self, session: str) -> None:
         self._request_of(session, "DELETE").read()
         delete_secret(self._url, session, self._places)
+
+    @override
+    def nodes(self) -> Sequence[NodeLine]:
+        return self._read(self._request("GET", "/v1/nodes").read(), _Nodes).nodes
 
     def login_link(self) -> str:
         """Return a word that logs a browser in, once.

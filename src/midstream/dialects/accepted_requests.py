@@ -34,6 +34,9 @@ from midstream.session.session import Session
 from midstream.session.turn.commands import SendTranscript
 from midstream.session.turn.states import RunningCalls
 
+EQUAL_S = 10.0
+"""Seconds in which an equal request that another process noted appears in its session; that process may have died."""
+EQUAL_PAUSE_S = 0.02
 COMPARISONS_MAX = 8
 """Comparisons of one transcript with a session that others change meanwhile."""
 
@@ -48,6 +51,7 @@ class _Wanted(Struct, frozen=True):
         place: The place by which the conversation is found by its messages; None where it has a name.
         previous: The stored response that it goes on from.
         is_local: It came from this machine.
+        noted: Versions of the entries by which equal requests are found, as they were read last.
     """
 
     asked: Asked
@@ -61,6 +65,13 @@ class _Wanted(Struct, frozen=True):
     is_noted: bool
     previous: FoundResponse | None = None
     is_local: bool = False
+    noted: dict[str, int] = {}
+
+
+class _Repeated(Struct, frozen=True):
+    """The response to an equal request, which another process began meanwhile."""
+
+    same: LiveResponse
 
 
 class Accepting:
@@ -112,11 +123,14 @@ class Accepting:
         async with lock:
             wanted = await self._resolve(asked, found, request, arrived)
             same = await self._find_repeated(wanted)
-            if same is not None:
-                self._responses.join(same)
-                return same, True
-            self._responses.refuse_too_many()
-            return await self._begin(wanted), False
+            if same is None:
+                self._responses.refuse_too_many()
+                begun = await self._begin(wanted)
+                if isinstance(begun, LiveResponse):
+                    return begun, False
+                same = begun.same
+            self._responses.join(same)
+            return same, True
 
     def check_model(self, name: str) -> None:
         """Let a name pass that applications may request.
@@ -180,7 +194,10 @@ class Accepting:
 
     async def _find_repeated(self, wanted: _Wanted) -> LiveResponse | None:
         request, sessions = wanted.request, wanted.sessions
-        names = [await sessions.find_noted(key) for key in _keys_of(request)]
+        names = []
+        for key in _keys_of(request):
+            name, wanted.noted[key] = await sessions.find_noted(key)
+            names.append(name)
         if not wanted.is_noted:
             names.append(wanted.session)
         runners: dict[str, tuple[Runner, ApplicationResponse]] = {}
@@ -206,19 +223,31 @@ class Accepting:
 
     # --- a new response ---------------------------------------------------------------------------------------
 
-    async def _begin(self, wanted: _Wanted) -> LiveResponse:
+    async def _wait_for_equal(self, wanted: _Wanted) -> LiveResponse | None:
+        """Return the response to an equal request that another process has noted; None where none appears."""
+        until = self._world.monotonic() + EQUAL_S
+        while (same := await self._find_repeated(wanted)) is None and self._world.monotonic() < until:
+            await self._world.sleep(EQUAL_PAUSE_S)
+        return same
+
+    async def _begin(self, wanted: _Wanted) -> LiveResponse | _Repeated:
         sessions, session, is_noted = wanted.sessions, wanted.session, wanted.is_noted
         whole = await self._behind(wanted) if wanted.previous else None
         for _ in range(COMPARISONS_MAX):
             lock = self._locks.setdefault(session, asyncio.Lock())
             async with lock:
                 runner = await sessions.host.session(session, create=True)
-                if not self._is_in_use(runner.state, wanted):
+                if not await self._is_in_use(runner.state, wanted):
                     if is_noted or wanted.request.key:
-                        await sessions.note(session, *_keys_of(wanted.request))
+                        if not await sessions.note(session, wanted.noted) and (
+                            same := await self._wait_for_equal(wanted)
+                        ):
+                            return _Repeated(same)
                     live = await self._submit(runner, wanted, whole)
                     if live is not None:
                         return live
+                    if same := await self._find_repeated(wanted):
+                        return _Repeated(same)
                     continue
             session, is_noted = sessions.name_of(""), True  # a fork: no client's response is stopped for it
         raise UnavailableError("other requests of this conversation are too many: retry", retry_after_s=1.0)
@@ -271,7 +300,7 @@ class Accepting:
         self._responses.join(live)
         return live
 
-    def _is_in_use(self, state: Session, wanted: _Wanted) -> bool:
+    async def _is_in_use(self, state: Session, wanted: _Wanted) -> bool:
         """Whether the session makes a response that this request may not end: a client reads it, or will."""
         newest = state.application.newest
         if newest is None:
@@ -281,7 +310,9 @@ class Accepting:
         if not newest.is_open:
             return False
         live = self._responses.get(newest.id)
-        return newest.is_background or (live is not None and live.readers > 0)
+        if newest.is_background or (live is not None and live.readers > 0):
+            return True
+        return await wanted.sessions.is_read_elsewhere(newest.id)
 
     def _compare(
         self, session: str, state: Session, wanted: _Wanted, whole: tuple[Entry, ...] | None

@@ -36,6 +36,8 @@ REQUESTS_KEPT_S = 600.0
 """Seconds for which such an entry is kept; clients retry within a minute."""
 DELETED = "gateway-deleted"
 """Namespace of the responses that were deleted before their session."""
+READERS = "gateway-readers"
+"""Namespace of the nodes that have readers of a response: by the id of the response and the name of the node."""
 SWEEP_S = 60.0
 CHAINS_MAX = 64
 """Sessions whose digests are kept in memory."""
@@ -78,27 +80,33 @@ class ApplicationSessions:
             SESSION_PREFIX + blake2b(name.encode("utf-8", "replace"), digest_size=_SESSION_BYTES).hexdigest()
         )
 
-    async def find_noted(self, key: str) -> str:
-        """Return the session in which a request with this digest or key was made, or "" where none is known."""
+    async def find_noted(self, key: str) -> tuple[str, int]:
+        """Return the session in which a request with this digest or key was made, and the version of the entry.
+
+        ("", 0) where none is known.
+        """
         try:
             kept = await self.host.store.kv_get(REQUESTS, key)
         except _OUT_OF_ORDER as error:
             _log.warning("a repeated request cannot be looked up: %s", error.code)
-            return ""
-        return "" if kept is None else kept.body.decode()
+            return "", 0
+        return ("", 0) if kept is None else (kept.body.decode(), kept.version)
 
-    async def note(self, session: str, *keys: str) -> None:
-        """Keep in which session a request is made, so that its repetition is found also by another process."""
-        for key in keys:
+    async def note(self, session: str, versions: dict[str, int]) -> bool:
+        """Store in which session a request is made; False where an equal request at another process was faster.
+
+        Args:
+            versions: Those of the entries that are replaced, by their keys; updated with what is written.
+        """
+        for key, version in versions.items():
             try:
-                kept = await self.host.store.kv_get(REQUESTS, key)
-                version = kept.version if kept else 0
-                now = self._world.now()
-                await self.host.store.kv_put(REQUESTS, key, session.encode(), expected=version, at=now)
+                now, body = self._world.now(), session.encode()
+                versions[key] = await self.host.store.kv_put(REQUESTS, key, body, expected=version, at=now)
             except EntryMovedError:
-                pass  # an equal request at another process was faster
+                return False
             except _OUT_OF_ORDER as error:
                 _log.warning("a request cannot be noted: %s", error.code)
+        return True
 
     def compare(self, session: str, state: Session, read: Read) -> Comparison:
         """Return how a transcript differs from its session."""
@@ -187,11 +195,42 @@ class ApplicationSessions:
         now = self._world.now()
         await self.host.store.kv_put(DELETED, found.response.id, b"", expected=0, at=now)
 
+    async def set_read(self, response_id: str, *, is_read: bool) -> None:
+        """Store whether this node has readers of a response, for the other nodes of the store.
+
+        Raises:
+            MidstreamError: The store refuses.
+        """
+        store = self.host.store
+        key = f"{response_id} {store.node}"
+        kept = await store.kv_get(READERS, key)
+        if is_read and kept is None:
+            await store.kv_put(READERS, key, b"", expected=0, at=self._world.now())
+        elif not is_read and kept is not None:
+            await store.kv_delete(READERS, key, expected=kept.version)
+
+    async def is_read_elsewhere(self, response_id: str) -> bool:
+        """Whether another node has readers of a response. One that died with readers counts as well.
+
+        Raises:
+            MidstreamError: The store refuses.
+        """
+        if not self.host.has_peers:
+            return False
+        own = f"{response_id} {self.host.store.node}"
+        rows = await self.host.store.kv_list(READERS)
+        return any(row.key.startswith(f"{response_id} ") and row.key != own for row in rows)
+
     async def tend(self, kept_s: float) -> None:
         """Remove entries that are too old, until cancelled."""
         while True:
             try:
-                for namespace, age_s in ((REQUESTS, REQUESTS_KEPT_S), (DELETED, kept_s + SWEEP_S)):
+                ages = {
+                    REQUESTS: REQUESTS_KEPT_S,
+                    DELETED: kept_s + SWEEP_S,
+                    READERS: kept_s + SWEEP_S,
+                }
+                for namespace, age_s in ages.items():
                     until = self._world.now() - age_s
                     for kept in await self.host.store.kv_list(namespace):
                         if kept.at < until:

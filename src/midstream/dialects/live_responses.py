@@ -64,6 +64,8 @@ class LiveResponse:
         self.is_delivered = False
         """A client was sent its end."""
         self.grace: asyncio.Task[None] | None = None
+        self.marking = asyncio.Lock()
+        """Held while the other nodes of the store are notified of readers here."""
         self._conversations = conversations
         self._place = place
         self._settled: asyncio.Task[None] | None = None
@@ -130,6 +132,7 @@ class LiveResponses:
         self._grace_s = grace_s
         self._by_id: dict[str, LiveResponse] = {}
         self._open: set[str] = set()
+        self._marks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         self._open = {each for each in self._open if each in self._by_id and self._by_id[each].is_open}
@@ -199,6 +202,7 @@ class LiveResponses:
     def join(self, live: LiveResponse) -> None:
         """Count one more reader."""
         live.readers += 1
+        self._mark_soon(live)
         if live.grace is not None:
             live.grace.cancel()
             live.grace = None
@@ -207,22 +211,41 @@ class LiveResponses:
         """Count one reader less; the last one starts the grace period."""
         live.readers -= 1
         live.left_at = self._world.now()
+        self._mark_soon(live)
         if not live.readers and live.is_open and not live.found.form.is_background:
             live.grace = self._world.spawn(self._stop_later(live), name=f"grace of {live.id}")
+
+    def _mark_soon(self, live: LiveResponse) -> None:
+        """Notify the other nodes of the first reader here, and of the end of the last one."""
+        if live.readers <= 1 and live.sessions.host.has_peers and not live.found.form.is_background:
+            task = self._world.spawn(self._mark(live), name=f"readers of {live.id}")
+            self._marks.add(task)
+            task.add_done_callback(self._marks.discard)
+
+    async def _mark(self, live: LiveResponse) -> None:
+        async with live.marking:
+            try:
+                await live.sessions.set_read(live.id, is_read=live.readers > 0)
+            except MidstreamError as error:
+                _log.warning("readers are not announced: %s", error.code, extra={"response": live.id})
 
     async def stop(self) -> None:
         """End all grace periods."""
         graces = [each.grace for each in self._by_id.values() if each.grace is not None]
-        for task in graces:
+        tasks = [*graces, *self._marks]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*graces, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stop_later(self, live: LiveResponse) -> None:
         await self._world.sleep(self._grace_s)
         live.grace = None
         if not live.readers:
             try:
-                await live.cancel()
+                if not await live.sessions.is_read_elsewhere(
+                    live.id
+                ):  # that node has a grace period of its own
+                    await live.cancel()
             except MidstreamError as error:
                 _log.warning("a response is not stopped: %s", error.code, extra={"response": live.id})
 

@@ -36,6 +36,7 @@ from midstream.history.operations import repair_by_name as repair
 from midstream.history.profiles import profile_for
 from midstream.history.repair.report import Repaired
 from midstream.store.key_place import KeyPlace
+from midstream.store.store_registry import show_store
 
 LINE_SUFFIXES = {".jsonl", ".ndjson"}
 
@@ -117,7 +118,19 @@ def examine(
         return Examined(HistoryReport(str(path), Status.UNREADABLE, reason="too-deep", problem=problem))
 
 
-def _unreadable(path: Path, error: UnreadableHistoryError) -> Examined:
+def examine_url(url: str, *, profile: str | None = None, key_file: KeyPlace | None = None) -> Examined:
+    """Look at the store of a URL, such as `postgresql://host/db`. Nothing is written, and there is no remedy.
+
+    Raises:
+        UsageError: `profile` is the name of none.
+    """
+    try:
+        return Examined(journals.examine_store(url, profile, key_file)[0])
+    except UnreadableHistoryError as error:
+        return _unreadable(show_store(url), error)
+
+
+def _unreadable(path: str | Path, error: UnreadableHistoryError) -> Examined:
     status = Status.MISSING if error.reason == "not-found" else Status.UNREADABLE
     return Examined(HistoryReport(str(path), status, reason=error.reason, problem=error.message))
 

@@ -40,7 +40,7 @@ from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS, ClosedStore
 from midstream.store.key_place import KeyPlace
 from midstream.store.sqlite.truncation import cut_journals
-from midstream.store.store_registry import read_store
+from midstream.store.store_registry import read_store, show_store
 
 PAGE = 500
 """Records read at once."""
@@ -115,7 +115,7 @@ def is_export(line: Json) -> bool:
 def examine_database(
     path: Path, profile: str | None = None, key_file: KeyPlace | None = None
 ) -> tuple[HistoryReport, JournalRemedy | None]:
-    """Look at every session of a store. Of an encrypted one no copy is made: what ends it is sealed.
+    """Look at every session of a SQLite file. Of an encrypted one no copy is made: what ends it is sealed.
 
     Args:
         profile: Also render each session by these rules, and look whether it would be accepted.
@@ -125,11 +125,32 @@ def examine_database(
         UnreadableHistoryError: It is another program's database, or damaged.
         UsageError: No profile has this name.
     """
+    report, cuts = examine_store(path, profile, key_file)
+    if not sqlite_files.is_whole(path):
+        damaged = finding("damaged-file", NO_REPAIR, lost="what the damaged pages held")
+        report = replace(
+            report, findings=(*report.findings, damaged), status=status_of([*report.findings, damaged])
+        )
+    return report, JournalRemedy(path, cuts) if cuts else None
+
+
+def examine_store(
+    named: str | Path, profile: str | None = None, key_file: KeyPlace | None = None
+) -> tuple[HistoryReport, dict[str, Session]]:
+    """Look at every session of a store of any kind; return also where each broken session ends as a whole.
+
+    Args:
+        named: Its URL, or the path of a SQLite file.
+        profile, key_file: See `examine_database`.
+
+    Raises:
+        UnreadableHistoryError, UsageError: See `examine_database`.
+    """
     findings: list[LocatedFinding] = []
     cuts: dict[str, Session] = {}
     sessions = live = records = locked = 0
     try:
-        with read_store(path) as stored, read_store(path, key_file=key_file) as store:
+        with read_store(named) as stored, read_store(named, key_file=key_file) as store:
             for line in store.list():
                 sessions += 1
                 live += line.mark.is_live
@@ -156,13 +177,10 @@ def examine_database(
         raise
     except MidstreamError as error:
         raise UnreadableHistoryError(f"{error.message}: restore a copy", reason="damaged") from error
-    if not sqlite_files.is_whole(path):
-        findings.append(finding("damaged-file", NO_REPAIR, lost="what the damaged pages held"))
     notes: tuple[str, ...] = (f"{_count(live)} open; the next node continues it",) if live else ()
     if locked:
         notes += (f"not examined, because only their clients can open them: {locked} of {sessions} sessions",)
-    report = _report(path, findings, records, sessions, notes, profile)
-    return report, JournalRemedy(path, cuts) if cuts else None
+    return _report(show_store(named), findings, records, sessions, notes, profile), cuts
 
 
 def _count(turns: int) -> str:
@@ -205,7 +223,7 @@ def examine_export(
 
 
 def _report(
-    path: Path,
+    path: str | Path,
     findings: list[LocatedFinding],
     records: int,
     sessions: int,

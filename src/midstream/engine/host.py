@@ -380,6 +380,21 @@ class Host:
         return len(self._awake)
 
     @property
+    def sessions_followed(self) -> int:
+        """How many sessions of other nodes are followed here for readers."""
+        return len(self.followed_ends())
+
+    @property
+    def leases(self) -> int:
+        """How many sessions are run here."""
+        return sum(not runner.is_of_others and not runner.has_failed for runner in self._awake.values())
+
+    @property
+    def peers(self) -> int:
+        """How many other living nodes serve this store."""
+        return self._caretaker.peers
+
+    @property
     def turns_running(self) -> int:
         """In how many of them a turn is open, here or at another node."""
         return sum(runner.state.is_live for runner in self._awake.values())

@@ -27,6 +27,7 @@ from midstream.observability.observers import Observer
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.api.http_endpoints import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.api.metrics import Metrics, MetricsPage
+from midstream.server.api.nodes_endpoint import NodesEndpoint
 from midstream.server.api.probe_endpoint import ProbeEndpoints
 from midstream.server.api.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.api.route_table import OpenApiEndpoint, routes_of
@@ -40,6 +41,7 @@ from midstream.server.auth.unlocking import HELD, unlock_for
 from midstream.server.auth.viewer_routes import ViewerRoutes
 from midstream.server.lifespan import live, on_end_signal
 from midstream.server.limits import Limits
+from midstream.server.node_reporting import NodeReports
 from midstream.server.pages import page_routes
 from midstream.server.transports.connection import Connections
 from midstream.server.transports.http_commands import CommandsEndpoint
@@ -145,9 +147,15 @@ class App:
         self.door = door
         self._starting = asyncio.Lock()
         self._is_started = False
-        self._router = _router_of(host, connections, door)
-        if page is not None:
-            self._router.routes += routes_of(Metrics(page, self._figures))
+        self.reports = NodeReports(
+            host, "serve", name=host.agent.name, figures=self._figures, counters=door.counters.of_fleet
+        )
+        """How the servers of the store stand."""
+        self._router = _router_of(host, connections, door, self.reports)
+        self.metrics = None if page is None else Metrics(page, self._figures)
+        """Serves `/metrics`; None without an observer that has a page."""
+        if self.metrics is not None:
+            self._router.routes += routes_of(self.metrics)
         self._cors = Cors(self._answer, allowed_origins)
 
     @property
@@ -188,6 +196,7 @@ class App:
             if not self._is_started:
                 await self.host.start()
                 await self.door.open()
+                self.reports.start()
                 self._is_started = True
 
     async def _start_late(self) -> None:
@@ -230,6 +239,7 @@ class App:
         """Drain, give running tools `grace_s` seconds, close the store. Calling it again is harmless."""
         self.drain()
         await self.door.close()
+        await self.reports.stop()
         await self.host.stop(grace_s=grace_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -293,6 +303,11 @@ class App:
             "turns_running": self.host.turns_running,
             "recovery_left": self.host.recovery.total - self.host.recovery.done,
             "is_draining": self.host.is_draining,
+            "leases": self.host.leases,
+            "sessions_followed": self.host.sessions_followed,
+            "peers": self.host.peers,
+            "appends_waiting": self.host.store.appends_waiting,
+            "loop_lag_seconds": self.reports.loop_lag_s,
             "clients_ahead": self.connections.ahead,
         }
 
@@ -343,7 +358,7 @@ class _Routes(Router):
         await app(scope, receive, send)
 
 
-def _router_of(host: Host, connections: Connections, door: AuthMiddleware) -> _Routes:
+def _router_of(host: Host, connections: Connections, door: AuthMiddleware, reports: NodeReports) -> _Routes:
     probe = ProbeEndpoints(host.world)
     endpoints: list[Any] = [
         HttpEndpoints(host, connections),
@@ -352,6 +367,7 @@ def _router_of(host: Host, connections: Connections, door: AuthMiddleware) -> _R
         PollEndpoint(host, connections),
         probe,
         OpenApiEndpoint(),
+        NodesEndpoint(reports),
     ]
     if door.access is not None:
         endpoints.append(AccessRoutes(door))

@@ -32,7 +32,7 @@ class ClientKey:
                 f"the key of a gateway has {KEY_CHARS_MIN} characters at least; shorter ones can be guessed"
             )
         self._key = key
-        self._refusals = Rate(Limits().refusals_per_minute, "wrong keys", world)
+        self.refusals = Rate(Limits().refusals_per_minute, "wrong keys", world)
 
     def check(self, headers: Mapping[str, str], scope: Scope) -> None:
         """Let a request pass that shows the key.
@@ -45,7 +45,7 @@ class ClientKey:
         except RefusedError as refused:
             address = _address_of(scope)
             try:
-                self._refusals.count(address)
+                self.refusals.count(address)
             except LimitReachedError as error:
                 message = f"{error.message} came from this address; send the right key, or wait"
                 limited = ApiError(429, "rate_limit_exceeded", message, retry_after_s=error.retry_after_s)

@@ -42,6 +42,7 @@ from midstream.models.model import Model
 from midstream.server.auth.origins import check_origin, origins_of
 from midstream.server.client_keys import ClientKey
 from midstream.server.lifespan import live
+from midstream.server.node_reporting import NodeReports
 from midstream.session.retention import Retention
 from midstream.store.contract import Store
 from midstream.store.store_registry import open_store
@@ -146,6 +147,11 @@ class Gateway:
         self._durable = ApplicationSessions(durable, world, "durable", is_durable=is_durable)
         self._private = ApplicationSessions(private, world, "private", is_durable=False)
         self._key = None if token is None else ClientKey(token, world)
+        counters = {} if self._key is None else {"wrong_keys": self._key.refusals}
+        self.reports = NodeReports(
+            durable, "gateway", name=model.name, figures=self._figures, counters=counters
+        )
+        """How the gateways of the store stand."""
         self._names = frozenset(names)
         self._allowed_origins = origins_of(allowed_origins)
         self._accepting = Accepting(
@@ -190,11 +196,26 @@ class Gateway:
                 await self._durable.host.start()  # first: the model's records are in its store
                 await self._private.host.start()
                 self._refuse_when_stopped()
+                self.reports.start()
                 self._tending = {
                     self.world.spawn(self._durable.tend(self._kept_s), name="the gateway's requests"),
                     self.world.spawn(self._private.tend(self._kept_s), name="the gateway's private requests"),
                     self.world.spawn(self._conversations.tend(), name="the gateway's conversations"),
                 }
+
+    def _figures(self) -> dict[str, float]:
+        host = self._durable.host
+        return {
+            "streams": len(self.responses),
+            "sessions_awake": host.sessions_awake,
+            "turns_running": host.turns_running,
+            "is_draining": self._is_draining,
+            "leases": host.leases,
+            "sessions_followed": host.sessions_followed,
+            "peers": host.peers,
+            "appends_waiting": host.store.appends_waiting,
+            "loop_lag_seconds": self.reports.loop_lag_s,
+        }
 
     def _refuse_when_stopped(self) -> None:
         if self._is_stopped:
@@ -217,6 +238,7 @@ class Gateway:
             task.cancel()
         if tending:
             await asyncio.wait(tending)
+        await self.reports.stop()
         for sessions in (self._private, self._durable):
             await sessions.host.stop(grace_s=0.0)
         if isinstance(self._model, _Closing):  # a host closes only models that keep values in its store

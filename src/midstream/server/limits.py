@@ -1,15 +1,19 @@
-"""Limits of one server: named limits, and the counters that keep them.
+"""Limits of callers: named limits, and the counters that keep them.
 
 A caller is a principal where one is known, else an address. Addresses of this machine are not counted: behind them
 are the person who runs the server, or a proxy with all callers behind it (whose callers have addresses of their own
 where the proxy is trusted). An operator is not counted either.
+
+Servers that share a store report their counts to one another (`node_reporting.py`). So a limit holds for all of them
+together, up to what the others let pass since they were read last: 2.5 s at most.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from msgspec import Struct
@@ -24,6 +28,8 @@ CALLERS_MAX = 10_000
 """Callers whose rates are kept, about 2 MiB; beyond it the one with the oldest request is evicted."""
 MINUTE_S = 60.0
 HOUR_S = 3600.0
+REPORTED_MAX = 256
+"""Callers whose counts are reported to other servers, for each limit; those that have used up most of it."""
 STARTING_S = 5.0
 """Seconds in which a turn that was just asked for counts as running."""
 
@@ -31,9 +37,9 @@ STARTING_S = 5.0
 class Limits(Struct, frozen=True, kw_only=True):
     """Limits of what callers may do. 0 is no limit.
 
-    Each server process counts for itself: of several on one store, each lets as much pass. A count that is shared would
-    be a write to the store for each request; where one number must hold for all, divide it among them, or count in the
-    proxy in front.
+    Those of one caller hold for all servers of a store together, `connections_max` and `header_bytes_max` for each
+    process. What the others have counted is known up to 2.5 s late: N servers let pass at most what N - 1 of them do
+    within 2.5 s more than the limit, and later so much less.
 
     Args:
         connections_max: Streams open at once, of all callers.
@@ -74,11 +80,18 @@ class Rate:
         self._world = world
         self._within_s = within_s
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._elsewhere: Mapping[str, float] = {}
+        self._elsewhere_at = 0.0
+        self.hurry: Callable[[], None] | None = None
+        """See `FleetCounter.hurry`."""
 
     def add(self, caller: str, amount: int = 1) -> None:
         """Count what a caller did; "" is not counted."""
         if self._most and caller:
-            self._levels[caller] = (self._level_of(caller) + amount, self._world.monotonic())
+            level = self._own_level_of(caller) + amount
+            self._levels[caller] = (level, self._world.monotonic())
+            if self.hurry is not None and 2 * level >= self._most:
+                self.hurry()
             self._levels.move_to_end(caller)
             if len(self._levels) > CALLERS_MAX:
                 self._levels.popitem(last=False)
@@ -107,8 +120,25 @@ class Rate:
         self.check(caller)
         self.add(caller)
 
+    def own_counts(self) -> dict[str, float]:
+        """See `FleetCounter.own_counts`."""
+        levels = {caller: self._own_level_of(caller) for caller in self._levels}
+        return _reported({caller: round(level, 2) for caller, level in levels.items() if level > 0})
+
+    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_elsewhere`."""
+        self._elsewhere, self._elsewhere_at = counts, self._world.monotonic()
+
     def _level_of(self, caller: str) -> float:
-        level, at = self._levels.get(caller, (0.0, 0.0))
+        level = self._own_level_of(caller)
+        if self._elsewhere and (other := self._elsewhere.get(digest_of_caller(caller))):
+            level += self._left_of(other, self._elsewhere_at)
+        return level
+
+    def _own_level_of(self, caller: str) -> float:
+        return self._left_of(*self._levels.get(caller, (0.0, 0.0)))
+
+    def _left_of(self, level: float, at: float) -> float:
         return max(0.0, level - (self._world.monotonic() - at) * self._most / self._within_s)
 
 
@@ -124,6 +154,9 @@ class CallerSlots:
         self._most = most
         self._what = what
         self._taken: Counter[str] = Counter()
+        self._elsewhere: Mapping[str, float] = {}
+        self.hurry: Callable[[], None] | None = None
+        """See `FleetCounter.hurry`."""
 
     def take(self, caller: str) -> None:
         """Take a place; "" is not counted.
@@ -133,9 +166,20 @@ class CallerSlots:
         """
         if not caller:
             return
-        if self._most and self._taken[caller] >= self._most:
+        other = self._elsewhere.get(digest_of_caller(caller), 0.0) if self._elsewhere else 0.0
+        if self._most and self._taken.get(caller, 0) + other >= self._most:
             raise LimitReachedError(f"{self._most} {self._what} are open, the limit for one caller")
         self._taken[caller] += 1
+        if self.hurry is not None and 2 * self._taken[caller] >= self._most > 0:
+            self.hurry()
+
+    def own_counts(self) -> dict[str, float]:
+        """See `FleetCounter.own_counts`."""
+        return _reported(self._taken)
+
+    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_elsewhere`."""
+        self._elsewhere = counts
 
     def free(self, caller: str) -> None:
         """Give a place back."""
@@ -156,6 +200,10 @@ class RunningTurns:
         self._most = most
         self._world = world
         self._asked_at: dict[str, dict[str, float]] = {}
+        self._is_live: Callable[[str], bool] = lambda _: False
+        self._elsewhere: dict[str, set[str]] = {}
+        self.hurry: Callable[[], None] | None = None
+        """See `FleetCounter.hurry`."""
 
     def begin(self, caller: str, session: str, is_live: Callable[[str], bool]) -> None:
         """Count a turn that a caller is about to open.
@@ -165,14 +213,15 @@ class RunningTurns:
         """
         if not self._most or not caller:
             return
+        self._is_live = is_live
         now = self._world.monotonic()
         asked = self._asked_at.pop(caller, {})
-        running = {
-            name: at
-            for name, at in asked.items()
-            if name != session and (now < at + STARTING_S or is_live(name))
-        }
-        is_over = len(running) >= self._most
+        running = {name: at for name, at in self._running(asked).items() if name != session}
+        others: set[str] = set()
+        if self._elsewhere:  # a session in which the caller has used two servers counts once
+            here = {digest_of_caller(name) for name in (*running, session)}
+            others = self._elsewhere.get(digest_of_caller(caller), set()) - here
+        is_over = len(running) + len(others) >= self._most
         if not is_over or session in asked:
             running[session] = now
         if running:
@@ -180,6 +229,40 @@ class RunningTurns:
         if is_over and session not in asked:
             message = f"turns run in {self._most} sessions of one caller, the limit for one caller"
             raise LimitReachedError(message, retry_after_s=STARTING_S)
+        if self.hurry is not None and 2 * len(running) >= self._most:
+            self.hurry()
+
+    def _running(self, asked: Mapping[str, float]) -> dict[str, float]:
+        now = self._world.monotonic()
+        return {name: at for name, at in asked.items() if now < at + STARTING_S or self._is_live(name)}
+
+    def own_counts(self) -> dict[str, float]:
+        """See `FleetCounter.own_counts`: a count for each pair of a caller and a session."""
+        pairs = {
+            f"{digest_of_caller(caller)} {digest_of_caller(name)}": 1.0
+            for caller, asked in self._asked_at.items()
+            for name in self._running(asked)
+        }
+        return dict([*pairs.items()][:CALLERS_MAX])
+
+    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_elsewhere`."""
+        self._elsewhere = {}
+        for pair in counts:
+            caller, _, session = pair.partition(" ")
+            self._elsewhere.setdefault(caller, set()).add(session)
+
+
+def _reported(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return the greatest counts, by the digests of their callers."""
+    greatest = sorted(counts.items(), key=lambda pair: pair[1], reverse=True)[:REPORTED_MAX]
+    return {digest_of_caller(caller): count for caller, count in greatest if count > 0}
+
+
+@lru_cache(CALLERS_MAX)
+def digest_of_caller(name: str) -> str:
+    """Return what stands for a caller or a session in reports to other servers."""
+    return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def address_of(scope: Scope) -> str:

@@ -28,8 +28,10 @@ from midstream.file_safety import read_secret_text
 from midstream.protocol.frames import FRAME_BYTES_MAX
 from midstream.server.auth.origins import LOOPBACK_NAMES, HostGuard
 from midstream.server.raw_connections import RawConnections, RawLimits
+from midstream.server.tls_handshakes import after_handshake
 from midstream.server.uvicorn_logs import PeerNoise
 from midstream.server.uvicorn_protocols import PlainHttp, protocols
+from midstream.server.worker_link import WorkerLink
 
 STOP_WITHIN_S = 10.0
 """Seconds from the signal to the end of the process; supervisors kill after 10 (containers) to 90 (systemd)."""
@@ -100,6 +102,7 @@ async def serve(
     on_listening: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
     raw_limits: RawLimits = RawLimits(),  # noqa: B008 - frozen
+    link: WorkerLink | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM (or `stop`), then drain and return within `stop_within_s` seconds.
 
@@ -120,6 +123,7 @@ async def serve(
         on_listening: Called with the address, such as `http://127.0.0.1:8000`, once connections are accepted.
         stop: Set it to end as by a signal.
         raw_limits: Limits of connections and of what they hold before a request is authenticated.
+        link: This process is a worker: it accepts from the sockets of its supervisor, and ends on its order.
 
     Raises:
         PortTakenError: Another program listens there. Nothing was started.
@@ -144,7 +148,7 @@ async def serve(
     if tls is not None:
         require_tls_files(tls)
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
-    listener = listen(host, port, shares_port=shares_port)
+    listener = listen(host, port, shares_port=shares_port) if link is None else link.listener
     grace_s = max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S)
     server = _Server(
         app,
@@ -153,8 +157,9 @@ async def serve(
         trusted_proxies,
         tls,
         on_listening,
-        stop,
+        stop if link is None else link.stop,
         grace_s,
+        link,
         RawConnections(raw_limits, trusted=trusted_proxies),
     )
     noise = PeerNoise(app.world)
@@ -165,6 +170,8 @@ async def serve(
     finally:
         logging.getLogger("uvicorn.error").removeFilter(noise)
         listener.close()
+        if link is not None:
+            await link.close()
         await app.stop(grace_s=grace_s)  # where it was not served to its end
 
 
@@ -228,6 +235,7 @@ class _Server(uvicorn.Server):
         on_listening: Callable[[str], None] | None,
         stop: asyncio.Event | None,
         grace_s: float,
+        link: WorkerLink | None,
         raw: RawConnections,
     ) -> None:
         http, websockets = protocols(raw)
@@ -254,19 +262,50 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self._app = app
+        self._raw = raw
         self._listener = listener
         self._on_listening = on_listening
         self._stop = stop
         self._grace_s = grace_s
+        self._link = link
+        self._adopted: dict[int, asyncio.Server] = {}
+        """Servers on the sockets of workers that are missing, by the indices of the sockets."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections, and report it."""
+        if self.config.ssl is not None:  # uvicorn would count a peer after its handshake
+            context, self.config.ssl = self.config.ssl, None
+            self.config.http_protocol_class = after_handshake(
+                self.config.http_protocol_class, context, self._raw
+            )
         await super().startup(sockets=sockets)
         if self._on_listening is not None:
             address, port = self._listener.getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             place = f"[{address}]" if ":" in address else address
             self._on_listening(f"{scheme}://{place}:{port}")
+        if self._link is not None:
+            await self._link.follow(self.accept_from, self._cut)
+
+    def _cut(self) -> None:
+        self.force_exit = True
+
+    async def accept_from(self, sockets: dict[int, socket.socket]) -> None:
+        """Accept from these sockets of workers that are missing, and from no others but the own one."""
+        for index in [*self._adopted.keys() - sockets.keys()]:
+            self._adopted.pop(index).close()
+        for index, each in sockets.items():
+            if index in self._adopted or self.should_exit:
+                each.close()
+                continue
+            self._adopted[index] = await asyncio.get_running_loop().create_server(
+                self._make_protocol, sock=each, ssl=self.config.ssl, backlog=self.config.backlog
+            )
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn makes it
+            config=self.config, server_state=self.server_state, app_state={}
+        )
 
     async def on_tick(self, counter: int) -> bool:
         """Look whether it is time to end; uvicorn asks ten times a second."""
@@ -279,8 +318,10 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain every connection, stop the app, then let uvicorn cut the rest."""
-        for server in self.servers:
+        for server in [*self.servers, *self._adopted.values()]:
             server.close()
+        if self._link is not None:
+            self._link.close_sockets()
         self._app.drain()
         for connection in [*self.server_state.connections]:
             if isinstance(

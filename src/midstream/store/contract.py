@@ -339,6 +339,11 @@ class Store(StoreReader, KeyValue, Protocol):
         return None
 
     @property
+    def appends_waiting(self) -> int:
+        """How many writes wait in this process for the store; 0 where a store has no queue."""
+        return 0
+
+    @property
     def transactional(self) -> Transactional | None:
         """The store as one that runs a tool in the transaction of its outcome; None where it cannot."""
         return None

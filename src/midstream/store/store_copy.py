@@ -17,6 +17,7 @@ from midstream.errors import EventsLostError, UsageError
 from midstream.session.blobs import Blob
 from midstream.session.records import Sync
 from midstream.store.contract import Batch, SessionInfo, Store, StoredRecord, StoreReader
+from midstream.store.node_reports import NODES
 
 PAGE_RECORDS = 500
 """Records that are read and appended at once."""
@@ -164,6 +165,8 @@ class _SessionCopy:
 async def _copy_entries(source: StoreReader, target: Store) -> int:
     count = 0
     for namespace in await source.kv_namespaces():
+        if namespace == NODES:  # reports of the servers of the source
+            continue
         there = {entry.key: entry for entry in await target.kv_list(namespace)}
         for entry in await source.kv_list(namespace):
             count += 1

@@ -183,6 +183,17 @@ def file_of(named: str | Path) -> Path | None:
     return backend.file(address)
 
 
+def is_store_url(named: str) -> bool:
+    """Return whether a text is the URL of a store that is not a file, such as `postgresql://host/db`."""
+    url = _URL.fullmatch(named)
+    return url is not None and url[1] in BACKENDS and file_of(named) is None
+
+
+def is_shareable(named: str | Path) -> bool:
+    """Return whether several processes can use a store at once; one in memory belongs to its process."""
+    return not isinstance(_find_backend(named)[0], type(_memory()))
+
+
 async def prepare_store(named: str | Path, *, grant: str = "") -> Prepared:
     """Make the tables of a store, or bring them up to date; see `Backend.prepare`."""
     backend, address = _find_backend(named)

@@ -42,6 +42,7 @@ OF_NO_SESSION = {
     *("probe_events", "probe_poll", "probe_chunks"),
 }
 """For whoever is known."""
+OF_OPERATORS = {"metrics", "nodes"}
 OPEN = {"health", "ready", "login", "challenge"}
 OF_SESSIONS = [each for each in OPERATIONS if "{session_id}" in each.path]
 
@@ -107,7 +108,7 @@ async def _state_of(server: Served) -> list[object]:
 
 
 def test_the_tables_name_every_operation() -> None:
-    known = LOOKS | FOLLOWS | ASKED_FOR_MORE | OF_NO_SESSION | OPEN | {"metrics"}
+    known = LOOKS | FOLLOWS | ASKED_FOR_MORE | OF_NO_SESSION | OPEN | OF_OPERATORS
     names = {each.name for each in OPERATIONS}
     assert known <= names
     rest = names - known
@@ -182,7 +183,7 @@ async def test_an_owner_and_an_operator_get_all_there_is(who: dict[str, str]) ->
             status, code = await _asked(server, operation, who, with_stream=operation.name == "commands")
             if operation.name in {"challenge", "revoke"}:
                 assert (status, code) == (404, "not_found"), operation.name
-            elif operation.name == "metrics" and who is ADA:
+            elif operation.name in OF_OPERATORS and who is ADA:
                 assert (status, code) == (403, "access")
             else:
                 assert status not in {401, 403, 404}, (operation.name, status, code)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from midstream.errors import AccessError
-from midstream.server.auth.caller import VISIT, KnownCaller
+from midstream.server.auth.caller import require_operator
+
+_SAMPLE = re.compile(r"([^\s{]+)(?:\{(.*)\})?( .*)")
+"""A line of a page: a name, its labels and a value."""
 
 
 @runtime_checkable
@@ -30,13 +33,40 @@ class Metrics:
     """Serve the page: to an operator, where this server asks who comes."""
 
     def __init__(self, page: MetricsPage, figures: Callable[[], Mapping[str, float]]) -> None:
+        self.worker = 0
+        """The number of this process among the workers of a server; 0 where it is the only one."""
+        self.other_pages: Callable[[], Awaitable[Mapping[int, str]]] | None = None
+        """Returns the pages of the other workers, by their numbers."""
         self._page = page
         self._figures = figures
 
+    def render(self) -> bytes:
+        """Return the page of this process."""
+        return self._page.page(self._figures())
+
     async def show(self, request: Request) -> Response:
         """Return counters and gauges for Prometheus."""
-        visit = request.scope.get(VISIT)
-        if isinstance(visit, KnownCaller) and not visit.principal.is_operator:
-            raise AccessError("the metrics of this server are for its operator only")
-        body = self._page.page(self._figures())
+        require_operator(request.scope, "the page of metrics")
+        body = self.render()
+        if self.other_pages is not None:
+            body = merge_pages({self.worker: body.decode(), **await self.other_pages()}).encode()
         return Response(body, headers={"cache-control": "no-store", "content-type": self._page.media_type})
+
+
+def merge_pages(pages: Mapping[int, str]) -> str:
+    """Return the pages of several workers as one: each sample has the label `worker`, each metric is described once."""
+    metrics: dict[str, tuple[list[str], list[str]]] = {}
+    for worker, page in sorted(pages.items()):
+        described, samples = metrics.setdefault("", ([], []))
+        name = ""
+        for line in page.splitlines():
+            if line.startswith("#"):
+                if line.split()[2] != name:
+                    name = line.split()[2]
+                    described, samples = metrics.setdefault(name, ([], []))
+                if line not in described:
+                    described.append(line)
+            elif sample := _SAMPLE.fullmatch(line):
+                labels = f'worker="{worker}"' + (f",{sample[2]}" if sample[2] else "")
+                samples.append(f"{sample[1]}{{{labels}}}{sample[3]}")
+    return "".join(f"{line}\n" for parts in metrics.values() for lines in parts for line in lines)

@@ -23,6 +23,7 @@ from midstream.server.api.http_endpoints import (
     json_response,
 )
 from midstream.server.api.metrics import Metrics
+from midstream.server.api.nodes_endpoint import NodesEndpoint
 from midstream.server.api.openapi import Operation
 from midstream.server.api.probe_endpoint import ProbeChunk, ProbeEndpoints
 from midstream.server.api.request_bodies import decode_body, decode_query
@@ -132,6 +133,7 @@ OPERATIONS = (
     Operation("owner", "GET", f"{_ONE}/owner", AccessRoutes.owner),
     Operation("add_reader", "PUT", _READER, AccessRoutes.add_reader, errors=(409,)),
     Operation("remove_reader", "DELETE", _READER, AccessRoutes.remove_reader, errors=(409,)),
+    Operation("nodes", "GET", "/v1/nodes", NodesEndpoint.nodes),
     Operation("metrics", "GET", "/metrics", Metrics.show, answer=str, media=TEXT),
 )
 

@@ -109,14 +109,15 @@ def token_file(path: Path) -> Authenticate:
     return TokenFile(path)
 
 
-def this_user(key: str, *, shares_port: bool = False) -> Authenticate:
+def this_user(key: str, *, shares_port: bool = False, start: str = "") -> Authenticate:
     """Authenticate the user of this machine, the operator, by proofs under their key. See `midstream.local_keys`.
 
     Args:
         key: Of `read_or_make_key`.
         shares_port: Other servers of this user listen on the same port, on the same store.
+        start: Name of the server's start, which its workers share; a new one where it is "".
     """
-    return LocalUser(key, shares_port=shares_port)
+    return LocalUser(key, shares_port=shares_port, start=start)
 
 
 def proxy_user(header: str, *, proxies: Collection[str] = ("127.0.0.1", "::1")) -> Authenticate:

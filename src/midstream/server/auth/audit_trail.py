@@ -12,7 +12,7 @@ from midstream.server.auth.tokens import ID_LENGTH
 from midstream.session.turn.commands import Answer
 
 _EVENTS: tuple[tuple[str, str, str], ...] = (
-    ("GET", r"/v1/sessions|/v1/questions|/v1/access", "list"),
+    ("GET", r"/v1/sessions|/v1/questions|/v1/access|/v1/nodes", "list"),
     ("POST", r"/v1/login", "login"),
     ("POST", r"/v1/logout", "logout"),
     ("POST", r"/v1/login-links", "link"),

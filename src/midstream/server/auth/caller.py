@@ -21,6 +21,7 @@ from midstream.server.auth.authorizer import AccessLevel, Authorizer
 from midstream.server.auth.ownership import Ownership, name_in_store, name_outside
 from midstream.server.auth.principals import Action, Principal
 from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Limits, Rate, RunningTurns
+from midstream.server.node_reporting import FleetCounter
 from midstream.session.child_names import root_of
 from midstream.session.records import Record, ResponseCompleted
 from midstream.session.session import Received
@@ -42,6 +43,19 @@ class Counters:
         self.turns = RunningTurns(limits.turns_per_principal_max, world)
         self.streams = CallerSlots(limits.streams_per_principal_max, "streams")
         self.addresses = CallerSlots(limits.connections_per_address_max, "connections of this address")
+
+    @property
+    def of_fleet(self) -> dict[str, FleetCounter]:
+        """Counters that hold for all servers of a store, by the names of their limits."""
+        return {
+            "requests": self.requests,
+            "refusals": self.refusals,
+            "sessions": self.sessions,
+            "tokens": self.tokens,
+            "turns": self.turns,
+            "streams": self.streams,
+            "addresses": self.addresses,
+        }
 
     def charge(self, session: str, caller: str) -> None:
         """Charge the tokens of a session to this caller from now on, as the last one who sent a message there."""
@@ -446,3 +460,14 @@ def visit_of(scope: Scope) -> KnownCaller:
     if not isinstance(visit, KnownCaller):
         raise UsageError("this server has no authentication, so it creates no credentials")
     return visit
+
+
+def require_operator(scope: Scope, what: str) -> None:
+    """Require the operator, where this server authenticates.
+
+    Raises:
+        AccessError: It is another principal.
+    """
+    visit = scope.get(VISIT)
+    if isinstance(visit, KnownCaller) and not visit.principal.is_operator:
+        raise AccessError(f"{what} of this server is for its operator only")

@@ -104,12 +104,12 @@ class AuthMiddleware:
         self._host = host
         self._limits = limits
         self._allowed_origins = frozenset(allowed_origins)
-        self._counters = Counters(limits, host.world)
+        self.counters = Counters(limits, host.world)
         self._living = LiveCallers()
         self._watching: asyncio.Task[None] | None = None
         if access is None:
             return
-        host.observers.add(self._counters)
+        host.observers.add(self.counters)
         self.source = source_of(access.authenticate, access.still_valid)
         self.ownership = Ownership(host.store, host.world)
         self.revocations = Revocations(host.store, host.world)
@@ -186,7 +186,7 @@ class AuthMiddleware:
                 f"{_ADVICE}"
             )
         check_origin(scope, self._allowed_origins)
-        self._counters.requests.count(address_of(scope))
+        self.counters.requests.count(address_of(scope))
 
     async def admit(self, scope: Scope) -> Scope:
         """Return the scope to serve, a copy, with its visit.
@@ -200,7 +200,7 @@ class AuthMiddleware:
             trail: AuditTrail = scope[TRAIL]
             trail.note_admission()
             most = FRAME_BYTES_MAX if self.access is None else STRANGER_BYTES_MAX
-            return {**scope, VISIT: Stranger(self._counters, address, trail), BODY_BYTES_MAX: most}
+            return {**scope, VISIT: Stranger(self.counters, address, trail), BODY_BYTES_MAX: most}
         return await self._authenticate(scope, path_of(scope), address)
 
     def trail_of(self, scope: Scope) -> AuditTrail:
@@ -216,15 +216,15 @@ class AuthMiddleware:
         """
         address = address_of(scope)
         connection = HTTPConnection(scope)
-        self._counters.refusals.check(address)
+        self.counters.refusals.check(address)
         try:
             principal = await self.authorizer.principal_of(connection)
         except UnauthorizedError:
-            self._counters.refusals.add(address)
+            self.counters.refusals.add(address)
             raise
         if principal is None:
             if has_credential(connection):
-                self._counters.refusals.add(address)
+                self.counters.refusals.add(address)
             raise UnauthorizedError("this server requires authentication; send a credential")
         return principal
 
@@ -240,7 +240,7 @@ class AuthMiddleware:
             LimitReachedError: Wrong credentials came too often from this address.
         """
         address = address_of(scope)
-        self._counters.refusals.check(address)
+        self.counters.refusals.check(address)
         try:
             current = await self.authorizer.principal_of_cookie(HTTPConnection(scope))
             coming = await self.authorizer.principal_of_link(word)
@@ -250,7 +250,7 @@ class AuthMiddleware:
                 )
             return await self.authorizer.by_link(word)
         except UnauthorizedError:
-            self._counters.refusals.add(address)
+            self.counters.refusals.add(address)
             raise
 
     async def lock_out(self, principal: Principal) -> None:
@@ -289,7 +289,7 @@ class AuthMiddleware:
         trail: AuditTrail = scope[TRAIL]
         trail.identify(principal, session)
         visit = self._visit(principal, session, connection, address, checks, trail)
-        self._counters.requests.count(visit.caller)
+        self.counters.requests.count(visit.caller)
         if what in _BEGINNINGS:
             await visit.require(action)
         elif session:
@@ -299,11 +299,11 @@ class AuthMiddleware:
 
     async def _by_ticket(self, ticket: str, connection: HTTPConnection, session: str) -> Principal:
         address = address_of(connection.scope)
-        self._counters.refusals.check(address)
+        self.counters.refusals.check(address)
         try:
             return await self.authorizer.by_ticket(ticket, connection, session)
         except UnauthorizedError:
-            self._counters.refusals.add(address)
+            self.counters.refusals.add(address)
             raise
 
     def _visit(
@@ -323,7 +323,7 @@ class AuthMiddleware:
             address,
             authorizer=self.authorizer,
             ownership=self.ownership,
-            counters=self._counters,
+            counters=self.counters,
             host=self._host,
             living=self._living,
             checks=checks,

@@ -127,6 +127,11 @@ class GroupedAppends:
         self._waiting: list[QueuedAppend] = []
         self._working: asyncio.Task[None] | None = None
 
+    @property
+    def waiting(self) -> int:
+        """How many appends wait for a group."""
+        return len(self._waiting)
+
     def submit(self, session: str, batch: Batch) -> asyncio.Future[int]:
         """Append in the next group that fits; the future has the new end. A cancelled future stops nothing."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -9,8 +9,9 @@ sessions of the old one with it, under the epochs they have. For that it has `GR
 where all nodes lose their connections at once, `REJOIN_S`.
 
 A process that is stopped, not dead, still holds its lock. So each node also beats. A node without a beat for the whole
-of a lease counts as frozen. No two clocks are compared: each observer adds up, by its own clock, how long a beat stayed
-as it was. A node that is wrongly taken for dead or frozen is fenced by the epoch.
+of a lease counts as frozen. While the event loop is late, a thread beats in its place (`late_beats.py`). No two clocks
+are compared: each observer adds up, by its own clock, how long a beat stayed as it was. A node that is wrongly taken
+for dead or frozen is fenced by the epoch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.extras import extra
 from midstream.retries import Backoff
+from midstream.store.postgres.late_beats import LateBeats
 from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, ServerLink
 from midstream.store.postgres.postgres_errors import FAILURES, refusal_of
 
@@ -118,6 +120,14 @@ class AdvisoryLock:
         self._joined = asyncio.Event()
         self._lost = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._beaten_at = world.monotonic()
+        self._late_beats = LateBeats(
+            postgres,
+            world,
+            beat_s=beat_s,
+            beaten_at=lambda: self._beaten_at,
+            beat=lambda connection: connection.fetchval(BEAT, self._number, timeout=BEAT_WITHIN_S),
+        )
 
     async def join(self, connection: asyncpg.Connection) -> None:
         """Become a node, on a connection that is the node's from now on.
@@ -131,6 +141,7 @@ class AdvisoryLock:
             self._world.spawn(self._beat(), name="beat"),
             self._world.spawn(self._keep(), name="node lock"),
         ]
+        self._late_beats.start()
 
     async def number(self) -> int:
         """Return the number of this node. After the loss of its connection it is waited for, some seconds.
@@ -157,6 +168,7 @@ class AdvisoryLock:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+            await self._late_beats.close()
         if self._connection is not None:
             with contextlib.suppress(*FAILURES):
                 await self._connection.execute(LEAVE, self._number, timeout=1.0)
@@ -222,6 +234,7 @@ class AdvisoryLock:
                 _log.warning("a heartbeat failed: %s", refusal_of(error, self._postgres.where).message)
                 connection.terminate()
             else:
+                self._beaten_at = self._world.monotonic()
                 if number is None:
                     _log.warning("node %d was taken for dead", self._number)
                     connection.terminate()

@@ -113,6 +113,11 @@ class PostgresStore(PostgresReads, Store):
 
     @property
     @override
+    def appends_waiting(self) -> int:
+        return 0 if self._opened is None else self._opened.appends.waiting
+
+    @property
+    @override
     def transactional(self) -> Transactional:
         return self
 

@@ -93,6 +93,11 @@ class Commits:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def waiting(self) -> int:
+        """How many operations wait for a commit."""
+        return len(self._waiting)
+
     def submit(
         self,
         write: Callable[[], T],

@@ -160,6 +160,11 @@ class SQLiteStore(SQLiteReads, Store):
 
     @property
     @override
+    def appends_waiting(self) -> int:
+        return 0 if self._opened is None else self._opened.commits.waiting
+
+    @property
+    @override
     def transactional(self) -> Transactional:
         return self
 

@@ -1,0 +1,71 @@
+"""`--workers`: several processes on one port, and the part of a command that runs in each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from midstream.cli.listening import allow_files
+from midstream.environment import World
+from midstream.errors import UsageError
+from midstream.store.store_registry import is_shareable, show_store
+
+F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
+WORKERS_MAX = 64
+"""Workers of one server: each is a whole process, and a node of its store."""
+
+
+def workers_option(command: F) -> F:
+    """The option for several processes."""
+    return click.option(
+        "--workers",
+        type=click.IntRange(1, WORKERS_MAX),
+        default=1,
+        show_default=True,
+        help="Processes that share the port and the store. SIGHUP replaces them one after the other.",
+    )(command)
+
+
+def run_workers(
+    options: Mapping[str, Any], store: object, *, login: str, on_ready: Callable[[dict[str, Any]], None]
+) -> None:
+    """Run the workers of a server to their end, and leave with the exit code of what failed.
+
+    Args:
+        options: Of the command: `host`, `port`, `workers`, and `shares_port` where it has that.
+        store: As the command was given it.
+        login: A word that logs one browser in; "" for none.
+        on_ready: Called with the report of the first worker when all listen.
+
+    Raises:
+        UsageError: The store belongs to one process, or the address cannot be used.
+        PortTakenError: Another program listens there.
+    """
+    from midstream.server.supervisor import Supervisor, listen_for_workers  # noqa: PLC0415 - only here
+
+    if isinstance(store, str) and not is_shareable(store):
+        raise UsageError(
+            f"--workers needs a store that several processes share; {show_store(store)!r} belongs to one process"
+        )
+    sockets = listen_for_workers(
+        options["host"],
+        options["port"],
+        options["workers"],
+        shares_port=bool(options.get("shares_port")),
+    )
+    supervisor = Supervisor(
+        [sys.executable, "-m", "midstream", *sys.argv[1:]],
+        count=options["workers"],
+        sockets=sockets,
+        login=login,
+        on_ready=on_ready,
+        world=World(),
+    )
+    allow_files()
+    code = asyncio.run(supervisor.run())
+    if code:
+        sys.exit(code)

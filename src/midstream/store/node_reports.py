@@ -1,0 +1,126 @@
+"""Reports of the servers that share a store, as they are stored and as they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from midstream.store.contract import KeyValueEntry
+
+NODES = "nodes"
+"""Namespace of the reports, each under the name of its node."""
+REPORT_S = 2.0
+"""Seconds between two reports, and between two reads of those of the others."""
+ALONE_S = 30.0
+"""Seconds between two reports while there is no other node."""
+SILENT_S = 20.0
+"""Seconds without a new report after which a node counts as gone; while it was alone, `ALONE_S` more."""
+
+
+class NodeReport(Struct, frozen=True, omit_defaults=True):
+    """How one server stands.
+
+    Args:
+        kind: `serve` or `gateway`.
+        name: Of its agent or its upstream.
+        machine, pid, worker: Where it runs; worker 0 is the only process of its server.
+        started_at: In seconds since 1970.
+        every_s: Seconds until the next report.
+        figures: See `App.figures`.
+        counts: What callers have used up here, by the names of limits and the digests of callers.
+    """
+
+    kind: str
+    version: str
+    name: str
+    machine: str
+    pid: int
+    started_at: float
+    every_s: float
+    worker: int = 0
+    figures: dict[str, float] = {}
+    counts: dict[str, dict[str, float]] = {}
+
+
+class NodeLine(Struct, frozen=True):
+    """A server that shares the store, as it is shown.
+
+    Args:
+        node: Its name in the store.
+        state: `serving`, `draining`, or `silent`: its newest report is too old.
+        heard_s: Seconds since its newest report, by the clocks of both machines.
+        started_at: In seconds since 1970.
+        streams: Open connections of clients.
+        sessions: Sessions in memory. `leases` of them are run here, `followed` are followed for readers.
+        turns: Turns that are open in them.
+        appends_waiting: Appends that wait for the store.
+        loop_lag_s: Seconds that the event loop was late for the newest report.
+    """
+
+    node: str
+    state: str
+    kind: str
+    name: str
+    machine: str
+    pid: int
+    worker: int
+    version: str
+    started_at: float
+    heard_s: float
+    streams: int
+    sessions: int
+    leases: int
+    followed: int
+    turns: int
+    appends_waiting: int
+    loop_lag_s: float
+
+
+def lines_of(rows: Sequence[KeyValueEntry], *, now: float) -> Sequence[NodeLine]:
+    """Return the servers that share a store, the oldest first.
+
+    Args:
+        rows: The entries of `NODES`.
+        now: In seconds since 1970.
+    """
+    lines = []
+    for row in rows:
+        report = decode_report(row)
+        if report is not None:
+            lines.append(_line_of(row, report, heard_s=max(0.0, now - row.at)))
+    return sorted(lines, key=lambda line: (line.started_at, line.node))
+
+
+def _line_of(row: KeyValueEntry, report: NodeReport, *, heard_s: float) -> NodeLine:
+    figures = report.figures
+    is_silent = heard_s > SILENT_S + (report.every_s if report.every_s > REPORT_S else 0.0)
+    state = "draining" if figures.get("is_draining") else "serving"
+    return NodeLine(
+        row.key,
+        "silent" if is_silent else state,
+        report.kind,
+        report.name,
+        report.machine,
+        report.pid,
+        report.worker,
+        report.version,
+        report.started_at,
+        round(heard_s, 3),
+        round(figures.get("streams", 0)),
+        round(figures.get("sessions_awake", 0)),
+        round(figures.get("leases", 0)),
+        round(figures.get("sessions_followed", 0)),
+        round(figures.get("turns_running", 0)),
+        round(figures.get("appends_waiting", 0)),
+        round(figures.get("loop_lag_seconds", 0.0), 6),
+    )
+
+
+def decode_report(row: KeyValueEntry) -> NodeReport | None:
+    """Return a report; None where it is damaged, or of another version."""
+    try:
+        return msgspec.json.decode(row.body, type=NodeReport)
+    except (msgspec.MsgspecError, RecursionError):
+        return None

@@ -1,0 +1,130 @@
+"""Two gateways on one store: a response of one is followed, stopped and repeated at the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.cli.processes import WAIT_S
+from tests.cli.test_gateway import ended, key_of, started
+from tests.fault.stored import use_postgres
+from tests.models.chat_server import Answer, ChatServer, chat_server, delta
+from tests.models.chat_server import stream as streamed
+
+pytestmark = pytest.mark.fault
+FIRST, REST = "one two ", "three four"
+ASK: list[Any] = [{"role": "user", "content": "hi"}]
+GRACE_S = 0.3
+
+
+def _slow() -> tuple[Answer, asyncio.Event]:
+    """Return an answer whose end waits for an event."""
+    answer = streamed(delta(content=FIRST), delta("stop", content=REST))
+    answer.pieces[-2:] = [b"".join(answer.pieces[-2:])]
+    answer.gate = asyncio.Event()
+    return answer, answer.gate
+
+
+class Pair:
+    """Two gateways, and the upstream behind both."""
+
+    def __init__(self, upstream: ChatServer, urls: tuple[str, str], key: str) -> None:
+        self.upstream = upstream
+        self.urls = urls
+        self.clients = [
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, timeout=WAIT_S, max_retries=0)
+            for url in urls
+        ]
+
+
+@contextlib.asynccontextmanager
+async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[Pair]:
+    async with chat_server(*answers) as upstream:
+        options = ["--upstream", f"openai-compatible:{upstream.url}", "--model", "m", "--store", store]
+        begun: list[Any] = []
+        try:
+            # One after the other: the first one makes the key.
+            begun.append(await asyncio.to_thread(started, home, *options, "--grace", str(GRACE_S)))
+            begun.append(await asyncio.to_thread(started, home, *options, "--grace", str(GRACE_S)))
+            pair = Pair(upstream, (begun[0][1]["url"], begun[1][1]["url"]), key_of(begun[0][1]))
+            async with contextlib.AsyncExitStack() as clients:
+                for each in pair.clients:
+                    await clients.enter_async_context(each)
+                yield pair
+        finally:
+            for process, _ in begun:
+                await asyncio.to_thread(ended, process)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "gateway.db")
+    return use_postgres(tmp_path, request.getfixturevalue("engine"))
+
+
+async def _text(stream: Any) -> str:  # noqa: ANN401 - of the SDK
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+
+async def test_a_retry_at_another_node_keeps_the_answer_that_its_first_reader_left(
+    store: str, tmp_path: Path
+) -> None:
+    answer, gate = _slow()
+    async with _pair(store, tmp_path, answer) as pair:
+        first, other = pair.clients
+        reading = await first.chat.completions.create(model="m", messages=ASK, stream=True)
+        assert (await anext(aiter(reading))).choices
+        retry = await other.chat.completions.create(model="m", messages=ASK, stream=True)
+        await reading.close()
+        asyncio.get_running_loop().call_later(5 * GRACE_S, gate.set)  # its grace period is over by then
+        assert await _text(retry) == FIRST + REST
+        assert len(pair.upstream.bodies) == 1
+
+
+async def test_a_background_response_is_followed_stopped_and_continued_at_another_node(
+    store: str, tmp_path: Path
+) -> None:
+    (answer, gate), (stopped, _) = _slow(), _slow()
+    next_answer = streamed(delta(content="more"), delta("stop"))
+    async with _pair(store, tmp_path, answer, next_answer, stopped) as pair:
+        first, other = pair.clients
+        begun = await first.responses.create(model="m", input="hi", background=True, store=True)
+        assert (await other.responses.retrieve(begun.id)).status in {"queued", "in_progress"}
+        following = await other.responses.retrieve(begun.id, stream=True)
+        said = ""
+        async for event in following:
+            if event.type == "response.output_text.delta":
+                said += event.delta
+                gate.set()
+        assert said == FIRST + REST
+        more = await other.responses.create(model="m", input="go on", previous_response_id=begun.id)
+        assert more.output_text == "more"
+        third = await first.responses.create(model="m", input="stop", background=True, store=True)
+        assert (await other.responses.cancel(third.id)).status == "cancelled"
+        assert (await first.responses.retrieve(third.id)).status == "cancelled"
+        await other.responses.delete(begun.id)
+        with pytest.raises(openai.NotFoundError):
+            await first.responses.retrieve(begun.id)
+
+
+async def test_equal_requests_at_two_nodes_are_one(store: str, tmp_path: Path) -> None:
+    answer, gate = _slow()
+    async with _pair(store, tmp_path, answer) as pair:
+        asyncio.get_running_loop().call_later(GRACE_S, gate.set)
+        texts = await asyncio.gather(
+            *(
+                each.chat.completions.create(
+                    model="m", messages=ASK, extra_headers={"idempotency-key": "one"}
+                )
+                for each in pair.clients
+            )
+        )
+        assert [each.choices[0].message.content for each in texts] == [FIRST + REST] * 2
+        assert len(pair.upstream.bodies) == 1
