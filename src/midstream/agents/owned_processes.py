@@ -86,8 +86,10 @@ def end_processes(is_meant: Callable[[int], bool]) -> int:
 def _hold(pid: int, held: dict[int, int], is_meant: Callable[[int], bool]) -> bool:
     """Stop a process if it is meant; its descriptor holds it, so that another one of the same id is safe."""
     try:
+        if not _is_included(pid, held, is_meant):  # most are not, and need no descriptor
+            return False
         descriptor = os.pidfd_open(pid)
-    except OSError:
+    except (OSError, LookupError, ValueError):  # it has ended
         return False
     try:
         if _is_included(pid, held, is_meant) and _send(descriptor, signal.SIGSTOP):
@@ -134,9 +136,9 @@ def _wait_for_exits(descriptors: list[int]) -> None:
 
 
 def own_processes() -> Iterator[int]:
-    """Yield the processes of this user, without this one."""
+    """Yield the processes of this user, without this one; most recent ids first, so that agents are found early."""
     try:
-        found = os.listdir(_PROC)
+        found = sorted(filter(str.isdigit, os.listdir(_PROC)), key=int, reverse=True)
     except OSError:  # it is not mounted
         return
     for name in found:
