@@ -160,7 +160,7 @@ async def gateway_killed_in_answer(run: Run) -> None:
     run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
     cut = Answer()
     asking = asyncio.create_task(run.ask("Q2 {hang 3 1}", answer=cut))
-    await run.until(lambda: len(cut.pieces) > 0, "a word")
+    await run.until(lambda: "R2." in cut.text, "a word of the model")
     await run.gateway.kill()
     await asking
     await run.gateway.start()
