@@ -1,0 +1,107 @@
+"""Writes of key-value entries, each under the condition that its subject still has the message that was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from midstream.environment import World
+from midstream.errors import EntryMovedError, StoreBusyError
+from midstream.store.contract import require_version
+from midstream.store.jetstream.jetstream_errors import SubjectMovedError, UnknownOutcomeError
+from midstream.store.jetstream.jetstream_link import JetStreamLink, Write
+from midstream.store.jetstream.journal_messages import Entry, Ledger, encode
+from midstream.store.jetstream.session_reader import SessionReader
+from midstream.store.jetstream.stored_values import write_value
+from midstream.store.jetstream.stream_subjects import StreamSubjects
+
+TRIES_MAX = 100
+"""Times that a write is decided anew because others wrote at the same moment."""
+UNKNOWN_PAUSE_S = 0.05
+
+
+class EntryWrites:
+    """Writes of one node to the key-value part.
+
+    Args:
+        new_op: Returns what only one write has.
+    """
+
+    def __init__(
+        self,
+        link: JetStreamLink,
+        subjects: StreamSubjects,
+        reader: SessionReader,
+        world: World,
+        new_op: Callable[[], str],
+    ) -> None:
+        self._link = link
+        self._subjects = subjects
+        self._reader = reader
+        self._world = world
+        self._new_op = new_op
+
+    async def put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `KeyValue.kv_put`."""
+        stream, subject = self._subjects.entry(namespace, key)
+        op = self._new_op()
+        for _ in range(TRIES_MAX):
+            found = await self._reader.entry_head(namespace, key)
+            seq, old = found or (0, None)
+            if old is not None and old.op == op:
+                return old.version
+            version = await self._next_version(stream, key, old, expected)
+            head = Entry(namespace, key, version, at, op)
+            writes = write_value(subject, head, body, expected=seq)
+            if (last := await self._commit(stream, writes)) is None:
+                continue
+            if old is not None and old.parts:
+                await self._link.purge(stream, f"{subject}.p.*", below=last - len(writes) + 1)
+            return version
+        raise EntryMovedError(f"entry {key!r} is written by others all the time")
+
+    async def _next_version(self, stream: str, key: str, old: Entry | None, expected: int) -> int:
+        if old is not None and not old.is_gone:
+            require_version(key, old.version, expected)
+            return expected + 1
+        require_version(key, 0, expected)
+        _, ledger = await self._reader.ledger(stream)
+        return max(ledger.versions, 0 if old is None else old.version) + 1
+
+    async def delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """See `KeyValue.kv_delete`."""
+        stream, subject = self._subjects.entry(namespace, key)
+        op = self._new_op()
+        for _ in range(TRIES_MAX):
+            found = await self._reader.entry_head(namespace, key)
+            if found is None or found[1].is_gone or found[1].version != expected:
+                return found is not None and found[1].op == op
+            spent = await spend(self._reader, self._subjects, stream, versions=expected)
+            gone = msgspec.structs.replace(found[1], op=op, is_gone=True, parts=0, body=b"")
+            last = await self._commit(stream, [*spent, Write(subject, encode(gone), found[0])])
+            if last is not None:
+                await self._link.purge(stream, subject, below=last + 1)
+                if found[1].parts:
+                    await self._link.purge(stream, f"{subject}.p.*", below=last + 1)
+                return True
+        raise StoreBusyError(f"entry {key!r} is written by others all the time", retry_after_s=1.0)
+
+    async def _commit(self, stream: str, writes: list[Write]) -> int | None:
+        """Write, and return the last sequence number; None: look whether it has happened."""
+        try:
+            return await self._link.commit(stream, writes)
+        except SubjectMovedError:
+            return None
+        except UnknownOutcomeError:
+            await self._world.sleep(UNKNOWN_PAUSE_S)
+            return None
+
+
+async def spend(
+    reader: SessionReader, subjects: StreamSubjects, stream: str, *, epochs: int = 0, versions: int = 0
+) -> list[Write]:
+    """Return the write after which new sessions and entries of a stream start above these, if one is needed."""
+    seq, ledger = await reader.ledger(stream)
+    after = Ledger(max(ledger.epochs, epochs), max(ledger.versions, versions))
+    return [] if after == ledger else [Write(subjects.ledger(stream), encode(after), seq, is_only=True)]
