@@ -72,6 +72,7 @@ class ChangeWatcher:
         self._follows: dict[str, Subscription] = {}
         self._turn = itertools.count()
         self._looked_at = 0.0
+        self._others_told: frozenset[str] = frozenset()
         self._peers_told = -1
         self._commands_told: set[tuple[int, int]] = set()
         self._orphans_told: set[tuple[str, int]] = set()
@@ -133,9 +134,11 @@ class ChangeWatcher:
         if is_due:
             signs |= set(Sign)
         if Sign.NODES in signs or self._routes.has_unknown_sender():
-            if await self._presence.look():
-                signs.add(Sign.FREE)
-                self._routes.note()
+            await self._presence.look()
+        others = self._presence.others
+        if others != self._others_told:
+            signs.add(Sign.FREE)
+            self._routes.note()
         moved = await self._find_moved(followed, is_due=is_due)
         orphans = self._orphans_told
         if Sign.FREE in signs or Sign.NODES in signs:
@@ -144,7 +147,6 @@ class ChangeWatcher:
         commands: list[tuple[int, ForwardedCommand]] = [
             each for each in waiting if (each[1].number, each[0]) not in self._commands_told
         ][:FORWARDED_MAX]
-        peers = len(self._presence.others)
         fresh = orphans - self._orphans_told
         # From here on nothing waits: a cancelled call has consumed nothing.
         if is_due:
@@ -152,14 +154,15 @@ class ChangeWatcher:
         known = {(each.number, epoch) for epoch, each in waiting}
         self._commands_told &= known
         self._orphans_told = orphans
-        if not (moved or commands or fresh or peers != self._peers_told):
+        self._others_told = others
+        if not (moved or commands or fresh or len(others) != self._peers_told):
             return None
         self._commands_told |= {(each.number, epoch) for epoch, each in commands}
-        self._peers_told = peers
+        self._peers_told = len(others)
         if len(commands) == FORWARDED_MAX:
             self._nudged.set()
         return News(
-            moved, tuple(each for _, each in commands), tuple(sorted(name for name, _ in fresh)), peers
+            moved, tuple(each for _, each in commands), tuple(sorted(name for name, _ in fresh)), len(others)
         )
 
     # --- journals that are followed

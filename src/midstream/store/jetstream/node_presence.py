@@ -33,6 +33,8 @@ with extra("nats"):
 
 PROBE_S = 0.25
 """Seconds between two requests to the next node."""
+LOOK_S = 1.0
+"""Seconds between two looks at the entries of all nodes."""
 GRACE_S = 1.0
 """Seconds without a subscription after which a node is dead: it may have lost its connection, and come back."""
 GRACE_PAUSE_S = 0.1
@@ -95,8 +97,8 @@ class NodePresence:
         with contextlib.suppress(MidstreamError):
             await self._bury(self.node)
 
-    async def look(self) -> bool:
-        """Read who is there; return whether another node came or went.
+    async def look(self) -> None:
+        """Read who is there.
 
         Raises:
             MidstreamError: The store cannot be read.
@@ -106,10 +108,7 @@ class NodePresence:
         if self.number and self.node not in nodes:
             _log.warning("node %s was taken for dead", self.node)
             await self._enter()
-        others = frozenset(nodes - {self.node})
-        is_changed = others != self.others
-        self.others = others
-        return is_changed
+        self.others = frozenset(nodes - {self.node})
 
     async def is_dead(self, node: str) -> bool:
         """Whether a node is dead; one that does not listen is waited for, `GRACE_S`.
@@ -164,9 +163,13 @@ class NodePresence:
 
     async def _watch(self) -> None:
         """Ask the next node whether it is there."""
+        looked_at = self._world.monotonic()
         while True:
             await self._world.sleep(PROBE_S)
             try:
+                if self._world.monotonic() - looked_at >= LOOK_S:
+                    looked_at = self._world.monotonic()
+                    await self.look()
                 await self._probe()
             except MidstreamError as error:
                 _log.debug("the next node was not asked: %s", error)
