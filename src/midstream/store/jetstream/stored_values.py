@@ -33,7 +33,7 @@ def write_value(subject: str, head: H, body: bytes, *, expected: int | None) -> 
         whole = replace(head, body=body)
         return [Write(subject, encode(whole), expected, is_only=True)]
     parts = split_body(body)
-    writes = [
+    writes: list[Write] = [
         Write(f"{subject}.p.{number}", encode(ValuePart(head.op, part)), is_only=True)
         for number, part in enumerate(parts)
     ]
