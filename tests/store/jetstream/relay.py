@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.store.jetstream.places import JetStreamPlace
 from tests.store.relay import Relay
+
+LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""nats-py closes no connection whose beginning fails; a test in which that happens collects them at its end."""
 
 
 class NatsRelay(Relay):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from midstream.store.jetstream.jetstream_link import Write
 from midstream.store.jetstream.journal_messages import encode
 from midstream.store.jetstream.journal_writes import line_of
 from tests.store.jetstream.places import JetStreamPlace
-from tests.store.jetstream.relay import NatsRelay
+from tests.store.jetstream.relay import LEFT_TO_THE_COLLECTOR, NatsRelay
 from tests.store.stores import append, bodies
 
 WORLD = World()
@@ -73,6 +74,7 @@ async def test_an_append_whose_answer_was_lost_is_fenced_by_another_node(
         await slow.close()
 
 
+@LEFT_TO_THE_COLLECTOR
 async def test_nothing_is_written_while_the_connection_is_lost(place: JetStreamPlace) -> None:
     async with NatsRelay(place).serving() as relay:
         store = JetStreamStore(relay.url)
@@ -95,6 +97,7 @@ async def test_nothing_is_written_while_the_connection_is_lost(place: JetStreamP
                     await WORLD.sleep(0)
         assert await bodies(store) == [b"b"]
         await store.close()
+    gc.collect()
 
 
 async def test_an_append_that_is_larger_than_a_message_is_whole(store: JetStreamStore) -> None:

@@ -33,6 +33,8 @@ CHECKED_MAX = 200
 """Followed sessions that are looked at each time; the others have their turn later."""
 FORWARDED_MAX = 100
 """Commands reported at once: more wait for the next call."""
+EXAMINED_AT_ONCE = 64
+"""Journals of sessions without a node that are read at once."""
 FAILURE_PAUSE_S = 0.25
 
 
@@ -216,19 +218,22 @@ class ChangeWatcher:
         lines = self._reader.lines
         await lines.refresh()
         living = self._presence.others | {self._presence.node}
-        found = set()
-        for line in lines.live():
-            if line.node in living:
-                continue
-            if (line.session, line.epoch) in self._orphans_told:
-                found.add((line.session, line.epoch))
-                continue
-            newest = await self._reader.present(line.session)
-            if newest is None:
-                lines.drop(line.session)
-            elif newest.head.mark.is_live and await self._is_free(newest.head.node):
-                found.add((line.session, newest.head.epoch))
+        left = [line for line in lines.live() if line.node not in living]
+        found = {(line.session, line.epoch) for line in left} & self._orphans_told
+        fresh = [line.session for line in left if (line.session, line.epoch) not in found]
+        for start in range(0, len(fresh), EXAMINED_AT_ONCE):
+            epochs = await asyncio.gather(*map(self._examine, fresh[start : start + EXAMINED_AT_ONCE]))
+            found |= {each for each in epochs if each is not None}
         return found
+
+    async def _examine(self, session: str) -> tuple[str, int] | None:
+        """Return a session with its epoch, as its journal has it; None where it is no orphan."""
+        newest = await self._reader.present(session)
+        if newest is None:
+            self._reader.lines.drop(session)
+        elif newest.head.mark.is_live and await self._is_free(newest.head.node):
+            return session, newest.head.epoch
+        return None
 
     async def _is_free(self, node: str) -> bool:
         return not node or await self._presence.is_dead(node)

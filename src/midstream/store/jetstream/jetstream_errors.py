@@ -24,6 +24,8 @@ WRONG_SEQUENCE = 10071
 """The subject has another last message than the expected one."""
 _WRONG_SEQUENCES = frozenset((WRONG_SEQUENCE, 10164))
 """The second: another message of the subject is being written at this moment."""
+_BATCH_REFUSED = frozenset((10176, 10210))
+"""A server lacks a message of the batch, or had too many batches to take its first message."""
 _FULL = frozenset((10023, 10028, 10047, 10077))
 """No storage left: of a server, of an account, of a stream."""
 _DISABLED = frozenset((10039, 10076))
@@ -33,6 +35,10 @@ _NOT_ALLOWED = frozenset((10052, 10065, 10058))
 
 class SubjectMovedError(Exception):
     """A subject has another last message than the expected one. It may be one that this process has sent."""
+
+
+class BatchRefusedError(Exception):
+    """A server did not take a batch. Nothing of it was written."""
 
 
 class UnknownOutcomeError(Exception):
@@ -51,6 +57,8 @@ def error_of(code: int, description: str, where: str) -> Exception:
     """Return the exception for an error that a server has answered with."""
     if code in _WRONG_SEQUENCES:
         return SubjectMovedError(description)
+    if code in _BATCH_REFUSED:
+        return BatchRefusedError(description)
     if code == NO_MESSAGE:
         return NoMessageError(description)
     if code == NO_STREAM:

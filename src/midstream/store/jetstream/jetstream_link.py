@@ -10,10 +10,11 @@ never changes, so that this is a consistent read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,12 +22,14 @@ import msgspec
 from msgspec import Struct
 
 from midstream.environment import World
-from midstream.errors import StoreBusyError, UsageError
+from midstream.errors import StoreBusyError, StoreDamagedError, UsageError
 from midstream.extras import extra
 from midstream.store.jetstream.jetstream_address import JetStreamAddress
 from midstream.store.jetstream.jetstream_errors import (
     FAILURES,
+    BatchRefusedError,
     NoMessageError,
+    NoStreamError,
     UnknownOutcomeError,
     error_of,
     refusal_of,
@@ -54,6 +57,9 @@ LAG_PAUSE_S = 0.005
 """Seconds before a replica that lags is read again."""
 BATCHES_MAX = 8
 """Batches of this process in flight in one stream: a server takes 50 of all its clients together."""
+BATCH_TRIES_MAX = 100
+BATCH_PAUSE_S = 0.02
+"""Seconds before a batch is sent again that was not taken."""
 PING_WITHIN_S = 1.0
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
@@ -199,7 +205,11 @@ class JetStreamLink:
         if len(writes) == 1:
             return await self._publish(writes[0], writes[0].headers())
         async with self._batches.setdefault(stream, asyncio.Semaphore(BATCHES_MAX)):
-            return await self._publish_batch(writes)
+            for _ in range(BATCH_TRIES_MAX):
+                with contextlib.suppress(BatchRefusedError):
+                    return await self._publish_batch(writes)
+                await self._world.sleep(BATCH_PAUSE_S * (1 + self._world.chance()))
+        raise StoreBusyError(f"{self.where} takes no batch", retry_after_s=1.0)
 
     async def _publish_batch(self, writes: Sequence[Write]) -> int:
         batch = self._world.new_id("batch")
@@ -229,7 +239,8 @@ class JetStreamLink:
         Raises:
             MidstreamError: The server refused, or did not answer.
         """
-        await self.api(f"STREAM.PURGE.{stream}", {"filter": subject, "seq": below})
+        with self._requiring(stream):
+            await self.api(f"STREAM.PURGE.{stream}", {"filter": subject, "seq": below})
 
     # --- reads
 
@@ -260,7 +271,8 @@ class JetStreamLink:
 
     async def _message(self, stream: str, what: Mapping[str, Any]) -> StoredMessage | None:
         try:
-            found = await self._patiently(lambda: self._call(f"STREAM.MSG.GET.{stream}", what, _Found))
+            with self._requiring(stream):
+                found = await self._patiently(lambda: self._call(f"STREAM.MSG.GET.{stream}", what, _Found))
         except NoMessageError:
             return None
         return found.message
@@ -374,6 +386,14 @@ class JetStreamLink:
                 if self._client is None or self._world.monotonic() > deadline:
                     raise StoreBusyError(f"{self.where}: {error}", retry_after_s=1.0) from error
                 await self._world.sleep(RECONNECT_PAUSE_S)
+
+    @contextlib.contextmanager
+    def _requiring(self, stream: str) -> Iterator[None]:
+        """Raise `StoreDamagedError` where a stream of the store was deleted: it is no empty one."""
+        try:
+            yield
+        except NoStreamError as error:
+            raise StoreDamagedError(f"{self.where} lacks stream {stream!r}: restore it") from error
 
     # --- signals
 

@@ -88,9 +88,14 @@ async def find_streams(link: JetStreamLink, address: JetStreamAddress) -> Stream
     """
     _require_server(link)
     asked = StreamSubjects(address.name, address.streams)
+    missing = NotFoundError(f"there is no store {link.where!r}")
+    try:
+        await link.api(f"STREAM.INFO.{asked.kv_stream}")
+    except NoStreamError:
+        raise missing from None
     found = await link.last(asked.kv_stream, asked.meta)
     if found is None:
-        raise NotFoundError(f"there is no store {link.where!r}")
+        raise missing
     return StreamSubjects(address.name, decode(found.data, StoreMeta).streams)
 
 
