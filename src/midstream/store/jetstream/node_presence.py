@@ -75,6 +75,7 @@ class NodePresence:
         self._on_change = on_change
         self._next_silent_s = 0.0
         self._next = ""
+        self._nudged = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
@@ -96,6 +97,10 @@ class NodePresence:
             await asyncio.wait({self._watching})
         with contextlib.suppress(MidstreamError):
             await self._bury(self.node)
+
+    def look_soon(self) -> None:
+        """Read who is there: a node came or went."""
+        self._nudged.set()
 
     async def look(self) -> None:
         """Read who is there.
@@ -165,9 +170,12 @@ class NodePresence:
         """Ask the next node whether it is there."""
         looked_at = self._world.monotonic()
         while True:
-            await self._world.sleep(PROBE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_S):
+                    await self._nudged.wait()
             try:
-                if self._world.monotonic() - looked_at >= LOOK_S:
+                if self._nudged.is_set() or self._world.monotonic() - looked_at >= LOOK_S:
+                    self._nudged.clear()
                     looked_at = self._world.monotonic()
                     await self.look()
                 await self._probe()
