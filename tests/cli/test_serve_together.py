@@ -1,4 +1,4 @@
-"""Two `midstream serve` on one PostgreSQL, or on one JetStream: one is killed in mid-answer, the other one finishes it."""
+"""Two `midstream serve` on PostgreSQL or JetStream: one is killed in mid-answer, the other one finishes it."""
 
 from __future__ import annotations
 

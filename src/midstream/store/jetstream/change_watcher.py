@@ -39,7 +39,7 @@ FAILURE_PAUSE_S = 0.25
 
 
 class Sign(StrEnum):
-    """Where to look."""
+    """Kind of change."""
 
     NODES = "nodes"
     """A node came, or its end was noticed."""
@@ -105,7 +105,7 @@ class ChangeWatcher:
         await self._link.signal(self._subjects.all_nodes(sign))
 
     async def report_moved(self, session: str, end: int) -> None:
-        """Let the nodes that follow a session know its end."""
+        """Send the end of a journal to the nodes that follow its session."""
         if self._presence.others:
             await self._link.signal(self._subjects.moved(session), b"%d" % end)
 

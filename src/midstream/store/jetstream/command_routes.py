@@ -3,7 +3,7 @@
 A command is in the memory of its sender until it is answered: with the sender dies what it waits for, and its client
 sends the command to another node. So nothing is stored. The sender brings it to the node that has the session, or to
 all nodes where none that lives has it; again, when the session moves; and each second, so that what was lost is sent
-anew. Receivers know what they have reported under which epoch.
+anew. Receivers report each one once under each epoch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RoutedCommand(Struct, frozen=True, array_like=True):
     epoch: int
 
 
-class CommandAnswer(Struct, frozen=True, array_like=True):
+class RoutedAnswer(Struct, frozen=True, array_like=True):
     """The answer to a command."""
 
     number: int
@@ -97,7 +97,7 @@ class CommandRoutes:
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
         self.received: OrderedDict[int, RoutedCommand] = OrderedDict()
         """Commands to be decided here, oldest first."""
-        self._answered: OrderedDict[int, CommandAnswer] = OrderedDict()
+        self._answered: OrderedDict[int, RoutedAnswer] = OrderedDict()
         self._sending: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -204,11 +204,11 @@ class CommandRoutes:
             await self._link.ask(self._subjects.inbox(node, COMMAND), msgspec.msgpack.encode(command))
 
     async def _receive_answer(self, message: Msg) -> None:
-        answer = msgspec.msgpack.decode(message.data, type=CommandAnswer)
+        answer = msgspec.msgpack.decode(message.data, type=RoutedAnswer)
         await self._link.signal(message.reply)
         self._settle(answer)
 
-    def _settle(self, answer: CommandAnswer) -> None:
+    def _settle(self, answer: RoutedAnswer) -> None:
         awaited = self._awaited.get(answer.number)
         if awaited is not None and not awaited.done():
             awaited.set_result(answer.body)
@@ -238,7 +238,7 @@ class CommandRoutes:
         self._answered.pop(number, None)
 
     def has_unknown_sender(self) -> bool:
-        """Whether the sender of a command is no node that this one knows: it has just joined, or died."""
+        """Whether the sender of a command is none of the nodes that this one has seen: it has just joined, or died."""
         living = self._presence.others | {self._presence.node}
         return any(each.sender not in living for each in self.received.values())
 
@@ -261,7 +261,7 @@ class CommandRoutes:
         if newest is not None and newest.head.node not in {"", self._presence.node}:
             if not await self._presence.is_dead(newest.head.node):
                 return
-        answer = CommandAnswer(forwarded, body)
+        answer = RoutedAnswer(forwarded, body)
         self.received.pop(forwarded, None)
         if command.sender == self._presence.node:
             self._settle(answer)
@@ -276,6 +276,6 @@ class CommandRoutes:
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _send_answer(self, sender: str, answer: CommandAnswer) -> None:
+    async def _send_answer(self, sender: str, answer: RoutedAnswer) -> None:
         with contextlib.suppress(MidstreamError, UnknownOutcomeError):
             await self._link.ask(self._subjects.inbox(sender, ANSWER), msgspec.msgpack.encode(answer))

@@ -10,8 +10,8 @@ from midstream.environment import World
 from midstream.errors import EntryMovedError, StoreBusyError
 from midstream.store.contract import require_version
 from midstream.store.jetstream.jetstream_errors import SubjectMovedError, UnknownOutcomeError
-from midstream.store.jetstream.jetstream_link import JetStreamLink, Write
-from midstream.store.jetstream.journal_messages import Entry, Ledger, encode
+from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
+from midstream.store.jetstream.journal_messages import Entry, SpentLedger, encode
 from midstream.store.jetstream.session_reader import SessionReader
 from midstream.store.jetstream.stored_values import write_value
 from midstream.store.jetstream.stream_subjects import StreamSubjects
@@ -79,7 +79,7 @@ class EntryWrites:
                 return found is not None and found[1].op == op
             spent = await spend(self._reader, self._subjects, stream, versions=expected)
             gone = msgspec.structs.replace(found[1], op=op, is_gone=True, parts=0, body=b"")
-            last = await self._commit(stream, [*spent, Write(subject, encode(gone), found[0])])
+            last = await self._commit(stream, [*spent, SubjectWrite(subject, encode(gone), found[0])])
             if last is not None:
                 await self._link.purge(stream, subject, below=last + 1)
                 if found[1].parts:
@@ -87,8 +87,8 @@ class EntryWrites:
                 return True
         raise StoreBusyError(f"entry {key!r} is written by others all the time", retry_after_s=1.0)
 
-    async def _commit(self, stream: str, writes: list[Write]) -> int | None:
-        """Write, and return the last sequence number; None: look whether it has happened."""
+    async def _commit(self, stream: str, writes: list[SubjectWrite]) -> int | None:
+        """SubjectWrite, and return the last sequence number; None: look whether it has happened."""
         try:
             return await self._link.commit(stream, writes)
         except SubjectMovedError:
@@ -100,8 +100,10 @@ class EntryWrites:
 
 async def spend(
     reader: SessionReader, subjects: StreamSubjects, stream: str, *, epochs: int = 0, versions: int = 0
-) -> list[Write]:
+) -> list[SubjectWrite]:
     """Return the write after which new sessions and entries of a stream start above these, if one is needed."""
     seq, ledger = await reader.ledger(stream)
-    after = Ledger(max(ledger.epochs, epochs), max(ledger.versions, versions))
-    return [] if after == ledger else [Write(subjects.ledger(stream), encode(after), seq, is_only=True)]
+    after = SpentLedger(max(ledger.epochs, epochs), max(ledger.versions, versions))
+    return (
+        [] if after == ledger else [SubjectWrite(subjects.ledger(stream), encode(after), seq, is_only=True)]
+    )

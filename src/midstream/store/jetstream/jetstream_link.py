@@ -66,7 +66,7 @@ EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _log = logging.getLogger(__name__)
 
 
-class Write(Struct, frozen=True):
+class SubjectWrite(Struct, frozen=True):
     """A message to be stored.
 
     Args:
@@ -89,7 +89,7 @@ class Write(Struct, frozen=True):
         return headers
 
 
-class StoredMessage(Struct, frozen=True, gc=False):
+class StreamMessage(Struct, frozen=True, gc=False):
     """A message as a stream has it."""
 
     seq: int
@@ -108,7 +108,7 @@ class _Stored(Struct, frozen=True):
 
 
 class _Found(Struct, frozen=True):
-    message: StoredMessage | None = None
+    message: StreamMessage | None = None
     error: _ServerError | None = None
 
 
@@ -192,7 +192,7 @@ class JetStreamLink:
 
     # --- writes
 
-    async def commit(self, stream: str, writes: Sequence[Write]) -> int:
+    async def commit(self, stream: str, writes: Sequence[SubjectWrite]) -> int:
         """Store messages, all or none, and return the sequence number of the last one.
 
         Raises:
@@ -211,7 +211,7 @@ class JetStreamLink:
                 await self._world.sleep(BATCH_PAUSE_S * (1 + self._world.chance()))
         raise StoreBusyError(f"{self.where} takes no batch", retry_after_s=1.0)
 
-    async def _publish_batch(self, writes: Sequence[Write]) -> int:
+    async def _publish_batch(self, writes: Sequence[SubjectWrite]) -> int:
         batch = self._world.new_id("batch")
         for number, write in enumerate(writes, start=1):
             headers = write.headers()
@@ -226,7 +226,7 @@ class JetStreamLink:
                 raise refusal_of(error, self.where) from error
         raise UsageError("a batch has at least one message")
 
-    async def _publish(self, write: Write, headers: dict[str, str]) -> int:
+    async def _publish(self, write: SubjectWrite, headers: dict[str, str]) -> int:
         answer = await self._request(write.subject, write.body, headers or None, within_s=ANSWER_WITHIN_S)
         stored = msgspec.json.decode(answer.data, type=_Stored)
         if stored.error is not None:
@@ -253,7 +253,7 @@ class JetStreamLink:
         """
         return await self._patiently(lambda: self._call(operation, body, dict[str, Any]))
 
-    async def last(self, stream: str, subject: str) -> StoredMessage | None:
+    async def last(self, stream: str, subject: str) -> StreamMessage | None:
         """Return the last message of a subject, which may have wildcards, from the leader; None: there is none.
 
         Raises:
@@ -261,7 +261,7 @@ class JetStreamLink:
         """
         return await self._message(stream, {"last_by_subj": subject})
 
-    async def next(self, stream: str, subject: str, *, start: int) -> StoredMessage | None:
+    async def next(self, stream: str, subject: str, *, start: int) -> StreamMessage | None:
         """Return the first message of a subject at or after a sequence number, from the leader; None: there is none.
 
         Raises:
@@ -269,7 +269,7 @@ class JetStreamLink:
         """
         return await self._message(stream, {"seq": max(start, 1), "next_by_subj": subject})
 
-    async def _message(self, stream: str, what: Mapping[str, Any]) -> StoredMessage | None:
+    async def _message(self, stream: str, what: Mapping[str, Any]) -> StreamMessage | None:
         try:
             with self._requiring(stream):
                 found = await self._patiently(lambda: self._call(f"STREAM.MSG.GET.{stream}", what, _Found))
@@ -277,7 +277,7 @@ class JetStreamLink:
             return None
         return found.message
 
-    async def page(self, stream: str, subject: str, *, start: int, until: int) -> list[StoredMessage]:
+    async def page(self, stream: str, subject: str, *, start: int, until: int) -> list[StreamMessage]:
         """Return messages of a subject from a sequence number on, in order: some of them, or none where none is left.
 
         Args:
@@ -301,14 +301,14 @@ class JetStreamLink:
             await self._world.sleep(LAG_PAUSE_S)
         return []
 
-    async def scan(self, stream: str, subject: str, *, start: int = 1) -> list[StoredMessage]:
+    async def scan(self, stream: str, subject: str, *, start: int = 1) -> list[StreamMessage]:
         """Return all messages of a subject from a sequence number on, in order.
 
         Raises:
             MidstreamError: As `page`.
         """
         newest = await self.last(stream, subject)
-        found: list[StoredMessage] = []
+        found: list[StreamMessage] = []
         while newest is not None and start <= newest.seq:
             page = await self.page(stream, subject, start=start, until=newest.seq)
             if not page:
@@ -331,11 +331,11 @@ class JetStreamLink:
             if not page or len(found) >= info.get("total", 0):
                 return found
 
-    async def _page(self, stream: str, subject: str, start: int) -> list[StoredMessage]:
+    async def _page(self, stream: str, subject: str, start: int) -> list[StreamMessage]:
         body = {"seq": start, "next_by_subj": subject, "batch": PAGE_MESSAGES, "max_bytes": PAGE_BYTES}
         token, queue = str(next(self._tokens)), asyncio.Queue[Msg | None]()
         self._waiting[token] = queue
-        found: list[StoredMessage] = []
+        found: list[StreamMessage] = []
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 await self._require_client().publish(
@@ -348,7 +348,7 @@ class JetStreamLink:
                     headers = message.headers or {}
                     if "Nats-Subject" in headers:
                         found.append(
-                            StoredMessage(
+                            StreamMessage(
                                 int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data
                             )
                         )

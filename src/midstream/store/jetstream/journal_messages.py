@@ -1,7 +1,7 @@
 """Messages that the streams keep.
 
 Each message of a journal has the whole state of its session beside its records, so that the last one is all that a
-claim, an append and a listing need to know. A body that is larger than `PART_BYTES` is split into parts, which are
+claim, an append and a listing read. A body that is larger than `PART_BYTES` is split into parts, which are
 stored in the same batch as their head.
 """
 
@@ -140,8 +140,8 @@ class BlobHead(Struct, frozen=True, array_like=True):
     body: bytes = b""
 
 
-class Ledger(Struct, frozen=True, array_like=True):
-    """What deleted sessions and entries of a stream have spent: new ones start above it."""
+class SpentLedger(Struct, frozen=True, array_like=True):
+    """Highest epoch and version of the deleted sessions and entries of a stream: new ones start above them."""
 
     epochs: int = 0
     versions: int = 0

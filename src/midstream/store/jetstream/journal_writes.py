@@ -31,7 +31,7 @@ from midstream.errors import (
 from midstream.retries import APPEND_BACKOFF
 from midstream.store.contract import Batch, SessionListing
 from midstream.store.jetstream.jetstream_errors import SubjectMovedError, UnknownOutcomeError
-from midstream.store.jetstream.jetstream_link import JetStreamLink, Write
+from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import (
     BlobHead,
     Fold,
@@ -146,8 +146,8 @@ class JournalWrites:
             writes.append(line_of(place, after))
         return await self._commit(place, newest, after, writes)
 
-    async def _blob_writes(self, place: SessionPlace, birth: int, batch: Batch) -> list[Write]:
-        writes: list[Write] = []
+    async def _blob_writes(self, place: SessionPlace, birth: int, batch: Batch) -> list[SubjectWrite]:
+        writes: list[SubjectWrite] = []
         for blob in {blob.digest: blob for blob in batch.blobs}.values():
             subject = place.blob(blob.digest)
             found = await self._link.last(place.stream, subject)
@@ -156,10 +156,10 @@ class JournalWrites:
             parts = split_body(blob.body)
             head = BlobHead(blob.digest, birth, self.new_op(), len(parts))
             writes += [
-                Write(f"{subject}.p.{number}", encode(ValuePart(head.op, part)), is_only=True)
+                SubjectWrite(f"{subject}.p.{number}", encode(ValuePart(head.op, part)), is_only=True)
                 for number, part in enumerate(parts)
             ]
-            writes.append(Write(subject, encode(head), is_only=True))
+            writes.append(SubjectWrite(subject, encode(head), is_only=True))
         return writes
 
     # --- leases
@@ -293,7 +293,7 @@ class JournalWrites:
         place: SessionPlace,
         newest: NewestMessage | None,
         head: JournalHead,
-        others: Sequence[Write],
+        others: Sequence[SubjectWrite],
     ) -> NewestMessage | None:
         """Write a message behind the newest one, and return it; None where another one was written.
 
@@ -304,8 +304,8 @@ class JournalWrites:
         first, *rest = split_head(head)
         writes = [
             *others,
-            Write(place.journal, first, expected),
-            *(Write(place.journal, part) for part in rest),
+            SubjectWrite(place.journal, first, expected),
+            *(SubjectWrite(place.journal, part) for part in rest),
         ]
         state = msgspec.structs.replace(head, parts=0, bodies=(), links=())
         is_unknown = False
@@ -352,10 +352,10 @@ class JournalWrites:
         return lane
 
 
-def line_of(place: SessionPlace, head: JournalHead) -> Write:
+def line_of(place: SessionPlace, head: JournalHead) -> SubjectWrite:
     """Return the line of a session as it is stored."""
     line = Line(head.session, head.epoch, head.node, head.mark.is_live, head.mark.at, head.is_gone)
-    return Write(place.line, encode(line), is_only=True)
+    return SubjectWrite(place.line, encode(line), is_only=True)
 
 
 def _fits(head: JournalHead, batch: Batch) -> bool:

@@ -24,7 +24,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.extras import extra
 from midstream.store.jetstream.jetstream_errors import SubjectMovedError, UnknownOutcomeError
-from midstream.store.jetstream.jetstream_link import JetStreamLink, Write
+from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import NodeEntry, decode, encode
 from midstream.store.jetstream.stream_subjects import StreamSubjects
 
@@ -51,7 +51,7 @@ class NodePresence:
     Args:
         node: The name of this node.
         lease_s: Seconds of silence after which a node that is connected counts as frozen.
-        on_change: Called when a node came or went, before the others know.
+        on_change: Called when the death of a node was noticed.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class NodePresence:
 
     async def _enter(self) -> int:
         entry = NodeEntry(self.node, f"{socket.gethostname()} {os.getpid()}")
-        write = Write(self._subjects.node(self.node), encode(entry), is_only=True)
+        write = SubjectWrite(self._subjects.node(self.node), encode(entry), is_only=True)
         while True:
             with contextlib.suppress(SubjectMovedError, UnknownOutcomeError):
                 return await self._link.commit(self._subjects.kv_stream, [write])

@@ -28,7 +28,7 @@ from midstream.store.jetstream.journal_messages import (
     Entry,
     Fold,
     JournalHead,
-    Ledger,
+    SpentLedger,
     decode,
     join_head,
 )
@@ -109,10 +109,10 @@ class SessionReader:
         found = await self._link.last(place.stream, place.fold)
         return None if found is None else (found.seq, decode(found.data, Fold))
 
-    async def ledger(self, stream: str) -> tuple[int, Ledger]:
+    async def ledger(self, stream: str) -> tuple[int, SpentLedger]:
         """Return what was spent in a stream, with the sequence number of the message that has it; 0: there is none."""
         found = await self._link.last(stream, self._subjects.ledger(stream))
-        return (0, Ledger()) if found is None else (found.seq, decode(found.data, Ledger))
+        return (0, SpentLedger()) if found is None else (found.seq, decode(found.data, SpentLedger))
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """See `StoreReader.read`."""

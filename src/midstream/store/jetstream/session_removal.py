@@ -17,7 +17,7 @@ from midstream.errors import LeaseHeldError, StoreBusyError
 from midstream.session.child_names import PART_MARK
 from midstream.store.jetstream.entry_writes import spend
 from midstream.store.jetstream.jetstream_errors import SubjectMovedError, UnknownOutcomeError
-from midstream.store.jetstream.jetstream_link import JetStreamLink, Write
+from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import Entry, JournalHead, decode, encode
 from midstream.store.jetstream.journal_writes import line_of
 from midstream.store.jetstream.node_presence import NodePresence
@@ -127,7 +127,7 @@ class SessionRemoval:
                 each.newest.head, op=op, node="", is_gone=True, seal=b"", parts=0, bodies=(), links=()
             )
             writes.append(line_of(each.place, gone))
-            writes.append(Write(each.place.journal, encode(gone), each.newest.seq))
+            writes.append(SubjectWrite(each.place.journal, encode(gone), each.newest.seq))
         try:
             last = await self._link.commit(stream, writes)
         except SubjectMovedError:
@@ -142,9 +142,9 @@ class SessionRemoval:
             await self._on_moved(each.newest.head.session, 0)
         return True
 
-    async def _entry_writes(self, members: Sequence[_Member]) -> tuple[list[Write], int]:
+    async def _entry_writes(self, members: Sequence[_Member]) -> tuple[list[SubjectWrite], int]:
         """Return the writes that delete the entries of sessions, and the highest of their versions."""
-        writes: list[Write] = []
+        writes: list[SubjectWrite] = []
         versions = 0
         for each in members:
             for subject in await self._link.subjects(each.place.stream, each.place.entries):
@@ -154,5 +154,5 @@ class SessionRemoval:
                     continue
                 versions = max(versions, entry.version)
                 gone = msgspec.structs.replace(entry, op=self._new_op(), is_gone=True, parts=0, body=b"")
-                writes.append(Write(subject, encode(gone), found.seq))
+                writes.append(SubjectWrite(subject, encode(gone), found.seq))
         return writes, versions

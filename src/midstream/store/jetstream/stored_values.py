@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from midstream.environment import World
 from midstream.errors import StoreBusyError
-from midstream.store.jetstream.jetstream_link import JetStreamLink, Write
+from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import (
     PART_BYTES,
     BlobHead,
@@ -27,18 +27,18 @@ TRIES_MAX = 20
 H = TypeVar("H", Fold, Entry, BlobHead)
 
 
-def write_value(subject: str, head: H, body: bytes, *, expected: int | None) -> list[Write]:
+def write_value(subject: str, head: H, body: bytes, *, expected: int | None) -> list[SubjectWrite]:
     """Return the messages of a value, the head last."""
     if len(body) <= PART_BYTES:
         whole = replace(head, body=body)
-        return [Write(subject, encode(whole), expected, is_only=True)]
+        return [SubjectWrite(subject, encode(whole), expected, is_only=True)]
     parts = split_body(body)
-    writes: list[Write] = [
-        Write(f"{subject}.p.{number}", encode(ValuePart(head.op, part)), is_only=True)
+    writes: list[SubjectWrite] = [
+        SubjectWrite(f"{subject}.p.{number}", encode(ValuePart(head.op, part)), is_only=True)
         for number, part in enumerate(parts)
     ]
     split = replace(head, parts=len(parts))
-    return [*writes, Write(subject, encode(split), expected, is_only=True)]
+    return [*writes, SubjectWrite(subject, encode(split), expected, is_only=True)]
 
 
 async def read_value(

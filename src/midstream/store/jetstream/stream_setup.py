@@ -14,7 +14,7 @@ from msgspec import Struct
 from midstream.errors import NotFoundError, UsageError
 from midstream.store.jetstream.jetstream_address import JetStreamAddress
 from midstream.store.jetstream.jetstream_errors import NoStreamError, SubjectMovedError, UnknownOutcomeError
-from midstream.store.jetstream.jetstream_link import JetStreamLink, Write
+from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import FORMAT, decode, encode
 from midstream.store.jetstream.stream_subjects import StreamSubjects
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoreMeta(Struct, frozen=True, array_like=True):
-    """What was fixed when the store was made."""
+    """Description of a store, fixed when it was made."""
 
     format: int
     streams: int
@@ -36,7 +36,7 @@ class StoreMeta(Struct, frozen=True, array_like=True):
 
 
 class Durability(Struct, frozen=True):
-    """What an acknowledged append has reached.
+    """Servers and disks that an acknowledged append has reached.
 
     Args:
         replicas: Servers that have it: more than half of these at once, the others soon.
@@ -145,7 +145,7 @@ async def _write_meta(link: JetStreamLink, subjects: StreamSubjects, meta: Store
         if found is not None:
             return decode(found.data, StoreMeta)
         with contextlib.suppress(SubjectMovedError, UnknownOutcomeError):
-            await link.commit(subjects.kv_stream, [Write(subjects.meta, encode(meta), 0)])
+            await link.commit(subjects.kv_stream, [SubjectWrite(subjects.meta, encode(meta), 0)])
     raise UsageError(f"{link.where}: the description of the store cannot be written")
 
 
