@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.environment import World
-from midstream.errors import StoreBusyError, StoreDamagedError, UsageError
+from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, UsageError
 from midstream.extras import extra
 from midstream.store.jetstream.jetstream_address import JetStreamAddress
 from midstream.store.jetstream.jetstream_errors import (
@@ -233,6 +233,13 @@ class JetStreamLink:
             raise error_of(stored.error.err_code, stored.error.description, self.where)
         return stored.seq
 
+    async def tidy(self, stream: str, subject: str, *, below: int) -> None:
+        """Do the same as `purge` after a write that counts without it; where it fails, what it leaves has no effect."""
+        try:
+            await self.purge(stream, subject, below=below)
+        except MidstreamError as error:
+            _log.warning("messages that are not needed are left in %s: %s", stream, error.message)
+
     async def purge(self, stream: str, subject: str, *, below: int) -> None:
         """Remove the messages of a subject whose sequence numbers are below this one.
 
@@ -252,6 +259,19 @@ class JetStreamLink:
             MidstreamError: The server refused, or did not answer for `READ_WITHIN_S`.
         """
         return await self._patiently(lambda: self._call(operation, body, dict[str, Any]))
+
+    async def settle(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what a read returns, however long the servers are away: it shows whether a write has happened.
+
+        Raises:
+            MidstreamError: The store was closed, or is damaged.
+        """
+        while True:
+            try:
+                return await read()
+            except StoreBusyError as error:
+                _log.debug("the outcome of a write is still unknown: %s", error.message)
+                await self._world.sleep(RECONNECT_PAUSE_S)
 
     async def last(self, stream: str, subject: str) -> StreamMessage | None:
         """Return the last message of a subject, which may have wildcards, from the leader; None: there is none.

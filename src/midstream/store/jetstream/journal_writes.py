@@ -261,7 +261,7 @@ class JournalWrites:
                 newest.head.birth, position, epoch, kept if link is None else link, self.new_op(), start
             )
             if await self._commit_value(place, place.fold, fold, body, expected):
-                await self._link.purge(place.stream, place.journal, below=start)
+                await self._link.tidy(place.stream, place.journal, below=start)
                 return True
         raise _busy(session)
 
@@ -270,17 +270,23 @@ class JournalWrites:
     ) -> bool:
         """Write a value, and return whether it was written; False where another one was."""
         writes = write_value(subject, fold, body, expected=expected)
+        is_unknown = False
         while True:
             try:
                 seq = await self._link.commit(place.stream, writes)
             except SubjectMovedError:
                 pass
             except UnknownOutcomeError:
+                is_unknown = True
+                await self._world.sleep(UNKNOWN_PAUSE_S)
+            except StoreBusyError:
+                if not is_unknown:
+                    raise
                 await self._world.sleep(UNKNOWN_PAUSE_S)
             else:
-                await self._link.purge(place.stream, f"{subject}.p.*", below=seq - len(writes) + 1)
+                await self._link.tidy(place.stream, f"{subject}.p.*", below=seq - len(writes) + 1)
                 return True
-            found = await self._reader.fold_head(place)
+            found = await self._link.settle(lambda: self._reader.fold_head(place))
             if found is not None and found[1].op == fold.op:
                 return True
             if (0 if found is None else found[0]) != expected:

@@ -68,7 +68,11 @@ class SessionRemoval:
         """See `Store.delete`."""
         births: dict[str, int] | None = None
         for _ in range(TRIES_MAX):
-            family = await self._find_family(session)
+            family = (
+                await self._link.settle(lambda: self._find_family(session))
+                if births
+                else (await self._find_family(session))
+            )
             heads = {each.newest.head.session: each.newest.head.birth for each in family}
             if births is None:
                 births = heads
@@ -136,7 +140,7 @@ class SessionRemoval:
             await self._world.sleep(UNKNOWN_PAUSE_S)
             return False
         await asyncio.gather(
-            *(self._link.purge(stream, each.place.everything, below=last + 1) for each in members)
+            *(self._link.tidy(stream, each.place.everything, below=last + 1) for each in members)
         )
         for each in members:
             await self._on_moved(each.newest.head.session, 0)
