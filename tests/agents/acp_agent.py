@@ -175,6 +175,10 @@ class ScriptedAgent:
             os._exit(137)
         if self.orders.take("lose"):
             os._exit(137)
+        if ledger := self.orders.take("ledger"):
+            take_effect(ledger)
+        if ledger := self.orders.take("after the gateway"):
+            await self.outlive(ledger)
         if self.orders.take("mute"):
             await self.stopped.wait()
             return PromptResponse(stop_reason="cancelled")
@@ -207,6 +211,22 @@ class ScriptedAgent:
             total_tokens=107, input_tokens=30, output_tokens=7, cached_read_tokens=60, cached_write_tokens=10
         )
         return PromptResponse(stop_reason="end_turn", usage=counted)
+
+    async def outlive(self, ledger: str) -> None:
+        """Run a tool that nobody is informed of, which takes effect a second after the end of the gateway."""
+        program = (
+            "import pathlib, sys, time\n"
+            "while pathlib.Path('/proc', sys.argv[1]).exists(): time.sleep(0.01)\n"
+            "time.sleep(1)\n"
+            "pathlib.Path(sys.argv[2]).open('a').write('effect\\n')"
+        )
+        command = [sys.executable, "-c", program, str(os.getppid()), ledger]
+        none = subprocess.DEVNULL
+        tool = await asyncio.create_subprocess_exec(
+            *command, env={}, start_new_session=True, stdin=none, stdout=none, stderr=none
+        )
+        self.orders.record("family", pids=[os.getpid(), tool.pid])
+        await self.stopped.wait()
 
     async def detached(self, session: str) -> None:
         """Run a command in a session of its own, which does not end with the turn."""
@@ -268,6 +288,10 @@ class ScriptedAgent:
         shown = [server.model_dump(exclude_none=True) for server in servers or []]
         meta.pop("additional_directories", None)
         self.orders.record("opened", how=how, cwd=cwd, servers=shown, meta=meta)
+
+
+def take_effect(ledger: str) -> None:
+    Path(ledger).write_text("effect\n")
 
 
 async def main(folder: str, *can: str) -> None:

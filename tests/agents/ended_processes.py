@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from midstream.agents.orphan_processes import OWNER_VARIABLE, owner_of_new_agents
+from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 
 LIMIT_S = 10.0
 

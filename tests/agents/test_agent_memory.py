@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from midstream.agents.agent_memory import measure_memory
-from midstream.agents.orphan_processes import OWNER_VARIABLE, owner_of_new_agents
+from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 
 MIB = 64
 BLOCK = f"block = bytearray({MIB} * 1024 * 1024); print('ready', flush=True); input()"

@@ -19,6 +19,7 @@ pytest.importorskip("cursor_sdk", reason="the package is not installed here: `ma
 
 from midstream.agents import cursor
 from midstream.agents.cursor import RULES_FILE, RULES_SENTINEL, Cursor, _launch, write_rules
+from midstream.agents.owned_processes import owner_of, owner_of_new_agents
 from midstream.agents.upstreams import MessageTaken, Setup, UpstreamAgent, UpstreamEvent, UpstreamMessage
 from midstream.environment import World
 from midstream.errors import (
@@ -243,6 +244,8 @@ async def test_a_bridge_that_is_frozen_is_killed(tmp_path: Path, monkeypatch: py
     running = await _launch([sys.executable, "-c", FROZEN], tmp_path, World())
     process = running.bridge.process
     assert process is not None
+    if sys.platform == "linux":
+        assert owner_of(process.pid) == owner_of_new_agents(), "the guardian finds it"
     async with asyncio.timeout(WAIT_S):
         await running.aclose()
     assert process.returncode == -signal.SIGKILL

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
+from midstream.agents.orphan_processes import end_orphans
+from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 OWNER = textwrap.dedent("""
     import os, subprocess, sys
-    from midstream.agents.orphan_processes import OWNER_VARIABLE, owner_of_new_agents
+    from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 
     env = {**os.environ, OWNER_VARIABLE: owner_of_new_agents()}
     tool = "import time; print('works', flush=True); time.sleep(600)"

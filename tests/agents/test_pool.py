@@ -612,6 +612,24 @@ async def test_open_agents_are_few_and_all_closed_in_the_end() -> None:
     assert bench.upstream.memory.forgotten == []
 
 
+@spec("REUSE-46")
+@pytest.mark.parametrize(
+    ("limits", "is_open"),
+    [(PoolLimits(), False), (PoolLimits(rest_s=100.0), True), (PoolLimits(rest_s=9.0), False)],
+)
+async def test_an_idle_agent_is_closed_when_its_upstream_declares_it_or_the_limits_do(
+    limits: PoolLimits,
+    is_open: bool,  # noqa: FBT001
+) -> None:
+    bench = Bench(ScriptedUpstream(abilities=Abilities(rest_s=60.0)))
+    host = Host(await bench.pool(limits=limits), bench.world)
+    await host.say("one")
+    await bench.world.live_through(bench.world.sleep(61.0))
+    await Host(host.pool, bench.world, session="other").say("two")
+    await bench.world.settle()
+    assert bench.upstream.live == 1 + is_open
+
+
 @spec("REUSE-47")
 async def test_a_changed_set_of_servers_needs_a_fresh_agent() -> None:
     bench = Bench(ScriptedUpstream(abilities=Abilities(takes_servers=True)))

@@ -6,7 +6,8 @@ from midstream.agents.pool_counters import PoolCounters
 from midstream.agents.pool_turns import AgentOrigin, End, TurnReport
 from midstream.agents.reuse_classification import RequestRelation
 from midstream.history.messages import Usage
-from midstream.testing.scripted_upstream import Trouble
+from midstream.models.responses import Finished, TextDelta
+from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
 from tests.agents.pooling import Bench
 from tests.spec import spec
 
@@ -55,4 +56,16 @@ async def test_a_pool_counts_what_became_of_its_turns() -> None:
         (RequestRelation.CONTINUATION, AgentOrigin.FRESH, End.WHOLE): 1,
     }
     assert counters.rebuilt == {"upstream_gone": 1}
-    assert counters.input_tokens == sum(report.usage.input_tokens for report in bench.reports)
+    assert counters.input_tokens == sum(report.usage.input_tokens for report in bench.reports if report.usage)
+
+
+@spec("REUSE-49", "REUSE-78")
+async def test_tokens_that_an_upstream_does_not_report_are_unknown_and_not_zero() -> None:
+    bench = Bench(ScriptedUpstream(answer=lambda _: [TextDelta("yes"), Finished()]))
+    host = await bench.host()
+    await host.say("one")
+    await host.say("two", "three")
+    assert host.events[-1] == Finished()
+    assert [report.usage for report in bench.reports] == [None, None]
+    assert "tokens=unknown" in host.report.line
+    assert host.pool.counters.input_tokens == 0

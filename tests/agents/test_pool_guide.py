@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled, PoolLimits
 from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin
@@ -37,7 +38,7 @@ async def test_the_example_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "said",
     [
-        f"{LIMITS.live_max} agents stay open in a process, each for {LIMITS.rest_s:.0f} s",
+        f"{LIMITS.live_max} agents stay open in a process, each for {Abilities().rest_s:.0f} s",
         f"a turn waits {LIMITS.wait_s:.0f} s",
         f"nothing for {LIMITS.silence.idle_s:.0f} s, or {LIMITS.silence.tool_s:.0f} s while",
         f"{LIMITS.silence.close_s:.0f} s for a run to stop",

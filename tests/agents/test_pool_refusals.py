@@ -1,12 +1,15 @@
-"""Failures that leave an agent as good as before, and answers that were cut: what that costs a pool."""
+"""Failures that leave an agent as good as before, answers that were cut, and runs that died: what a pool sends then."""
 
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from midstream.agents.abilities import Abilities
+from midstream.agents.pool_entries import POOL_NAMESPACE, key_of
+from midstream.agents.pool_records import encode
 from midstream.agents.pool_turns import AgentOrigin
-from midstream.agents.prior_transcript import DONE
+from midstream.agents.prior_transcript import DONE, UNRECORDED
 from midstream.errors import ModelRejectedError, ModelUnavailableError
 from midstream.history.messages import Finish, History, Response, Step, Text, UserMessage
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
@@ -86,3 +89,80 @@ async def test_a_stopped_turn_of_an_agent_that_may_drop_its_message_leaves_no_re
     bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_SPEAKING)
     await host.fail("two")
     assert await bench.record() is None
+
+
+async def kill_run(bench: Bench) -> None:
+    """Leave the entry as a process does that was killed after it had sent a message."""
+    key = key_of(bench.upstream.name, "s")
+    kept, record = await bench.store.kv_get(POOL_NAMESPACE, key), await bench.record()
+    assert kept is not None
+    assert record is not None
+    await bench.store.kv_put(
+        POOL_NAMESPACE, key, encode(replace(record, run="run-dead")), expected=kept.version, at=1e6
+    )
+
+
+@spec("REUSE-86")
+@pytest.mark.parametrize("can_fork", [True, False])
+@pytest.mark.parametrize("next_words", ["", "third"])
+async def test_what_a_dead_run_had_is_sent_with_the_notice_that_a_tool_may_have_taken_effect(
+    can_fork: bool,  # noqa: FBT001
+    next_words: str,
+) -> None:
+    bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
+    host = await bench.host()
+    await host.say("first")
+    await host.say("second")
+    history = host.history
+    await kill_run(bench)
+    host.history = History(history.entries[:-1])  # the client has no answer
+    report = await host.say(*[next_words] if next_words else [])
+    assert report.way is (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH)
+    told = bench.told()[-1]
+    assert told.count(UNRECORDED) == 1
+    assert told.index(UNRECORDED) < told.rindex(next_words or "second")
+    await host.say("fourth")
+    assert UNRECORDED not in bench.told()[-1]
+
+
+@spec("REUSE-86")
+async def test_another_answer_or_an_edited_message_has_no_such_notice() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("first")
+    await host.say("second")
+    host.history = History(host.history.entries[:-1])
+    await host.ask()
+    assert UNRECORDED not in bench.told()[-1]
+    await kill_run(bench)
+    host.history = History(host.history.entries[:2])
+    await host.say("something else")
+    assert UNRECORDED not in bench.told()[-1]
+
+
+@spec("REUSE-86")
+@pytest.mark.parametrize(
+    ("trouble", "is_sent"),
+    [(Trouble.DIES_OPENED, True), (Trouble.HANGS, True), (Trouble.GONE, False)],
+)
+async def test_a_fresh_agent_is_informed_where_the_one_before_may_have_begun(
+    trouble: Trouble,
+    is_sent: bool,  # noqa: FBT001
+) -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("first")
+    bench.trouble(trouble)
+    assert (await host.say("second")).way is AgentOrigin.FRESH
+    assert (UNRECORDED in bench.told()[-1]) is is_sent
+
+
+@spec("REUSE-86")
+async def test_an_upstream_without_tools_of_its_own_is_not_informed() -> None:
+    bench = Bench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
+    host = await bench.host()
+    await host.say("first")
+    await kill_run(bench)
+    host.history = History(host.history.entries[:-1])
+    await host.ask()
+    assert UNRECORDED not in bench.told()[-1]

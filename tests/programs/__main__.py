@@ -4,7 +4,7 @@
 
 The cells are merged into the table of FILE.
 
-    python -m tests.programs --kills 50 [--seed SEED] [--programs claude,codex]
+    python -m tests.programs --kills 50 [--seed SEED] [--programs claude,codex] [--json FILE]
 
 The programs stand in a folder that `make agents` installs (`AGENT_PROGRAMS`); each missing one is named and left out.
 """
@@ -36,6 +36,8 @@ from tests.programs.situations import ASKING, POLL_S, SITUATIONS, Run, Situation
 Table = dict[str, dict[str, dict[str, list[str]]]]
 """Faults and facts by program and situation."""
 LIMIT_S = 600.0
+KILLS = "random kills of the gateway"
+"""Row of the table for `--kills`."""
 ORPHAN_S = 10.0
 """Seconds after the end of the gateway in which its agents must have ended."""
 
@@ -113,7 +115,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     given = parser.parse_args(arguments)
     if given.kills:
-        return _kill(given.programs.split(","), given.kills, given.seed)
+        return _kill(given.programs.split(","), given.kills, given.seed, given.json)
     table: Table = {}
     for program_name in given.programs.split(","):
         cells = table[program_name] = {}
@@ -139,11 +141,11 @@ def _merge(path: Path, table: Table) -> None:
     for program in PROGRAMS:
         cells = known.get(program, {}) | table.get(program, {})
         if cells:
-            known[program] = {name: cells[name] for name in SITUATIONS if name in cells}
+            known[program] = {name: cells[name] for name in (*SITUATIONS, KILLS) if name in cells}
     path.write_text(json.dumps({"result": known}, indent=1) + "\n")
 
 
-def _kill(programs: list[str], kills: int, seed: int) -> int:
+def _kill(programs: list[str], kills: int, seed: int, path: Path | None) -> int:
     """Run random kills with each program; 1 if there was a fault."""
     is_faulty = False
     for name in programs:
@@ -153,6 +155,8 @@ def _kill(programs: list[str], kills: int, seed: int) -> int:
         _print(
             f"{name:16} {'FAULT' if verdict.faults else 'held':6} {'; '.join(verdict.facts)} (seed {seed})"
         )
+        if path:
+            _merge(path, {name: {KILLS: {"faults": verdict.faults, "facts": verdict.facts}}})
         is_faulty = is_faulty or bool(verdict.faults)
     return int(is_faulty)
 

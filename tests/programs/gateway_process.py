@@ -27,8 +27,8 @@ OFFLINE = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
 }
-START_S = 60.0
-STOP_S = 20.0
+START_S = 300.0
+STOP_S = 60.0
 
 
 class Answer(Struct):

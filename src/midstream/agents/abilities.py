@@ -22,6 +22,8 @@ class Abilities(Struct, frozen=True):
             id and scope.
         can_secret: That flow takes a client secret, too.
         has_process: Each open agent has a process of its own, whose memory is free once the agent is closed.
+        rest_s: Seconds without a message after which an open agent is closed by default: few for an agent that takes
+            much memory and is resumed quickly.
         grants: Wishes for the making of an answer that it takes
             (`midstream.session.model_settings.ModelSettings`), by name.
     """
@@ -36,4 +38,5 @@ class Abilities(Struct, frozen=True):
     can_oauth: bool = False
     can_secret: bool = False
     has_process: bool = False
+    rest_s: float = 300.0
     grants: frozenset[str] = frozenset()

@@ -12,8 +12,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from typing import Any, TypeVar, cast
 
 from midstream.agents.acp_programs import FailedMessage, failed_message_of
+from midstream.agents.agent_guardian import prepare_to_start
 from midstream.agents.child_processes import has_exited
-from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
+from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 from midstream.agents.permission_rules import Allowed, Decision
 from midstream.agents.stopped_tools import AGENT_VARIABLE
 from midstream.agents.upstream_errors import upstream_error
@@ -120,7 +121,7 @@ class AcpProcess:
             ModelStalledError: It did not answer for `GREETING_S`.
             ModelError: It refused.
         """
-        await end_orphans()
+        await prepare_to_start()
         try:
             self._program = program = await asyncio.create_subprocess_exec(
                 *self._command,

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from midstream.agents.orphan_processes import own_processes, owner_of, owner_of_new_agents
+from midstream.agents.owned_processes import own_processes, owner_of, owner_of_new_agents
 
 _KIB_PER_MIB = 1024
 _PROC = Path("/proc")

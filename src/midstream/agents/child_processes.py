@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from midstream.agents.orphan_processes import stat_fields
+from midstream.agents.owned_processes import stat_fields
 
 _EXITING = 0x4
 """Linux: flag of a process that frees what it has (`PF_EXITING`), which takes a while for a large one."""

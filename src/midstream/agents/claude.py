@@ -24,12 +24,13 @@ from typing import Any, cast
 import msgspec
 from typing_extensions import override
 
+from midstream.agents.agent_guardian import prepare_to_start
 from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.claude_messages import ClaudeReader, exact_reason
 from midstream.agents.claude_transcripts import delete_transcript, is_whole
 from midstream.agents.mcp_forwarding import Forwarding
-from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
+from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 from midstream.agents.permission_rules import (
     Allowed,
     Asking,
@@ -144,6 +145,7 @@ class Claude(Upstream):
         can_fork=True,
         can_oauth=True,
         has_process=True,
+        rest_s=60.0,  # each takes some 200 MB, and a resume 0.7 to 1.5 s
     )
 
     def __init__(
@@ -273,7 +275,7 @@ class _Program:
 
     async def start(self) -> None:
         """Start it and wait until it is ready. What was started is ended by `aclose`, whatever this raises."""
-        await end_orphans()
+        await prepare_to_start()
         if self._ending is not None:
             raise UpstreamFailedError(f"{self._name} was closed while it started")
         self._starting = self._world.spawn(self.client.connect(), name="claude: start of a process")

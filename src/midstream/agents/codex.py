@@ -15,10 +15,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, S
 from pathlib import Path
 from typing import Any
 
+from midstream.agents.agent_guardian import prepare_to_start
 from midstream.agents.agent_values import json_text
 from midstream.agents.codex_permissions import AskingClient, CodexPermissions, OnceClient
 from midstream.agents.mcp_forwarding import Forwarding
-from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
+from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 from midstream.agents.permission_rules import Asking, Person, Rules
 from midstream.agents.upstream_errors import kind_of
 from midstream.agents.upstreams import (
@@ -306,7 +307,7 @@ class Codex:
             return self._codex
 
     async def _greet(self, codex: sdk.AsyncCodex) -> None:
-        await end_orphans()
+        await prepare_to_start()
         try:
             await codex.__aenter__()
         except (OSError, ValueError, RuntimeError, sdk.CodexError) as error:

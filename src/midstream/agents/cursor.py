@@ -20,9 +20,11 @@ from typing import IO, Any
 import msgspec
 from msgspec import Struct
 
+from midstream.agents.agent_guardian import prepare_to_start
 from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.mcp_forwarding import Forwarding
+from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 from midstream.agents.single_flight import SingleFlight
 from midstream.agents.upstreams import (
     Abilities,
@@ -65,6 +67,7 @@ from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 with extra("cursor"):
     import cursor_sdk as sdk
+    from cursor_sdk._vendor import resolve_bridge_path
     from cursor_sdk.asyncio import AsyncAgent, AsyncClient, AsyncRun
 
 LAUNCH_S = 30.0
@@ -525,8 +528,9 @@ async def _launch(command: Sequence[str] | None, folder: Path, world: World) -> 
     The package can do both on the event loop. Stopping one there joins the thread of a server of its own, which looks
     twice a second whether it is to end: for so long no other session would be served.
     """
+    await prepare_to_start()
     bridge = await asyncio.to_thread(
-        sdk.Bridge.launch, command, workspace=os.fspath(folder), timeout=LAUNCH_S
+        lambda: sdk.Bridge.launch(_name_owner(command), workspace=os.fspath(folder), timeout=LAUNCH_S)
     )
     assert bridge.process is not None  # it was launched
     assert bridge.process.stderr is not None  # where it wrote its address
@@ -534,6 +538,13 @@ async def _launch(command: Sequence[str] | None, folder: Path, world: World) -> 
         target=_read_away, args=(bridge.process.stderr,), name="cursor: words of a bridge", daemon=True
     ).start()
     return _Running(bridge, AsyncClient(bridge.endpoint, allow_api_key_env_fallback=True), world)
+
+
+def _name_owner(command: Sequence[str] | None) -> Sequence[str]:
+    """Return the command of a bridge whose environment names its owner: the package takes no environment."""
+    words = [resolve_bridge_path()] if command is None else command
+    owner = owner_of_new_agents()
+    return ["env", f"{OWNER_VARIABLE}={owner}", *words] if owner else words
 
 
 def _read_away(words: IO[str]) -> None:

@@ -108,7 +108,8 @@ class PoolLimits(Struct, frozen=True):
 
     Args:
         live_max: Agents kept open in this process.
-        rest_s: Seconds without a message after which an open agent is closed; it is resumed by name.
+        rest_s: Seconds without a message after which an open agent is closed; it is resumed by name. None: as the
+            upstream declares (`Abilities.rest_s`).
         memory_mib_max: MiB of memory that all agents of this process may take together, with all that they started;
             None for no limit. Beyond it idle agents are closed, the longest idle first. It holds for upstreams with a
             process for each agent (`Abilities.has_process`), on Linux.
@@ -124,7 +125,7 @@ class PoolLimits(Struct, frozen=True):
     """
 
     live_max: int = 8
-    rest_s: float = 300.0
+    rest_s: float | None = None
     wait_s: float = 10.0
     silence: SilenceLimits = SilenceLimits()
     budget: TranscriptBudget = TranscriptBudget()
@@ -133,8 +134,9 @@ class PoolLimits(Struct, frozen=True):
     memory_mib_max: float | None = None
 
     def __post_init__(self) -> None:
-        limits = (self.live_max, self.records_max, self.rest_s, self.wait_s, self.record_age_max_s)
-        if not all(each > 0 for each in (*limits, 1 if self.memory_mib_max is None else self.memory_mib_max)):
+        limits = (self.live_max, self.records_max, self.wait_s, self.record_age_max_s)
+        optional = (self.rest_s, self.memory_mib_max)
+        if not all(each > 0 for each in (*limits, *(each for each in optional if each is not None))):
             raise UsageError("the limits of a pool must be positive numbers")
 
 
@@ -178,7 +180,7 @@ class Pooled(StoredModel):
             upstream,
             world,
             live_max=limits.live_max,
-            rest_s=limits.rest_s,
+            rest_s=upstream.abilities.rest_s if limits.rest_s is None else limits.rest_s,
             close_s=limits.silence.close_s,
             memory_mib_max=limits.memory_mib_max,
         )
@@ -490,7 +492,7 @@ class Pooled(StoredModel):
             await turn.claim.release(told)
         await self._keep_calls(turn, is_whole=True)
         turn.is_answered = True
-        return replace(finished, usage=total) if finished.usage or turn.delivery.delivered else finished
+        return replace(finished, usage=total)
 
     async def _send(self, turn: PoolTurn, said: UpstreamMessage) -> Events:
         """Send one message, again to the same agent where that is safe, and yield its answer."""

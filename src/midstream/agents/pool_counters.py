@@ -42,7 +42,8 @@ class PoolCounters:
             self.errors[report.error] += 1
         self.sends += report.sends
         self.replays += report.replays
-        self.input_tokens += report.usage.input_tokens
-        self.cached_tokens += report.usage.cached_tokens
-        self.cache_write_tokens += report.usage.cache_write_tokens
-        self.output_tokens += report.usage.output_tokens
+        if report.usage is not None:
+            self.input_tokens += report.usage.input_tokens
+            self.cached_tokens += report.usage.cached_tokens
+            self.cache_write_tokens += report.usage.cache_write_tokens
+            self.output_tokens += report.usage.output_tokens

@@ -15,6 +15,7 @@ from midstream.agents.prior_transcript import (
     DONE,
     TranscriptBudget,
     after_cut,
+    after_unrecorded,
     is_cut,
     join_cut_answers,
     prepend_transcript,
@@ -30,7 +31,7 @@ from midstream.agents.reuse_classification import (
 )
 from midstream.agents.unresent_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
-from midstream.errors import ModelError
+from midstream.errors import ModelError, ModelStalledError
 from midstream.history.messages import (
     Entry,
     File,
@@ -82,7 +83,7 @@ class TurnReport(Struct, frozen=True):
         rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
             died), "stale" (older than this upstream remembers), "unechoed" (it does not show what it resumed), or "".
         error: The code of what the turn failed with, or "".
-        usage: Tokens of all messages of this turn.
+        usage: Tokens of the messages of this turn, as far as the upstream reports them; None where it reports none.
         field, index: What differs first, or where the new begins, and in which user message, counted from 0.
     """
 
@@ -98,15 +99,13 @@ class TurnReport(Struct, frozen=True):
     replays: int = 0
     rebuilt: str = ""
     error: str = ""
-    usage: Usage = Usage()
+    usage: Usage | None = None
     field: str = ""
     index: int | None = None
 
     @property
     def line(self) -> str:
         """The same as one line for a log."""
-        usage = self.usage
-        written = f", {usage.cache_write_tokens} written" if usage.cache_write_tokens else ""
         cells = [
             f"session={self.session or '-'}",
             f"kind={self.kind.value} ({self.why})",
@@ -117,9 +116,16 @@ class TurnReport(Struct, frozen=True):
             f"sends={self.sends} replays={self.replays}",
             f"rebuilt={self.rebuilt}" if self.rebuilt else "",
             f"error={self.error}" if self.error else "",
-            f"tokens={usage.input_tokens} in ({usage.cached_tokens} cached{written}), {usage.output_tokens} out",
+            f"tokens={_describe_usage(self.usage)}",
         ]
         return " ".join(filter(None, cells))
+
+
+def _describe_usage(usage: Usage | None) -> str:
+    if usage is None:
+        return "unknown"
+    written = f", {usage.cache_write_tokens} written" if usage.cache_write_tokens else ""
+    return f"{usage.input_tokens} in ({usage.cached_tokens} cached{written}), {usage.output_tokens} out"
 
 
 class CurrentAgent:
@@ -171,18 +177,20 @@ class TurnTotals:
     """The counts of one turn, and how it ended."""
 
     def __init__(self) -> None:
-        self.usage = Usage()
+        self.usage: Usage | None = None
         self.sends = 0
         self.replays = 0
         self.end = End.STOPPED
         self.error = ""
         self.rebuilt = ""
         """Why a fresh agent had to take the place of an earlier one; see `TurnReport`."""
+        self.was_perhaps_taken = False
+        """Whether that earlier agent may have the message."""
 
-    def count(self, usage: Usage | None) -> Usage:
-        """Add the tokens of one answer and return those of all."""
+    def count(self, usage: Usage | None) -> Usage | None:
+        """Add the tokens of one answer and return those of all; None while none were reported."""
         if usage is not None:
-            self.usage += usage
+            self.usage = usage if self.usage is None else self.usage + usage
         return self.usage
 
 
@@ -265,6 +273,14 @@ class PoolTurn:
                 return False
 
     @property
+    def _is_perhaps_acted_on(self) -> bool:
+        """Whether an earlier agent may have begun with the messages, in this turn or in a run without an end."""
+        before = self.claim.found.record if self.claim is not None else None
+        is_of_dead_run = before is not None and bool(before.run)
+        had_all = before is not None and self.judged.common == before.fingerprint.count
+        return self.totals.was_perhaps_taken or (is_of_dead_run and had_all)
+
+    @property
     def way(self) -> AgentOrigin:
         """How the agent was got."""
         match self.action:
@@ -300,6 +316,8 @@ class PoolTurn:
                 sends = [_message_with_transcript(history, abilities, budget)]
                 self.totals.replays += len(history.entries) > 1
         self._send_cut_answer(sends, budget)
+        if self._is_perhaps_acted_on and not abilities.takes_tools:
+            sends[-1] = replace(sends[-1], message=after_unrecorded(sends[-1].message))
         sends[-1] = replace(sends[-1], settings=self.request.settings)
         self.delivery = MessageQueue(sends)
 
@@ -341,6 +359,7 @@ class PoolTurn:
 
     def begin_anew(self, error: ModelError) -> None:
         """Let a fresh agent take the place of one that failed with `error`."""
+        self.totals.was_perhaps_taken = self.delivery.is_taken or isinstance(error, ModelStalledError)
         self.action = Fresh(is_pooled=True)
         self.is_untold = False
         self.first_error = error

@@ -70,6 +70,12 @@ DONE = (
 )
 """What an agent is sent of an answer that was cut, with what that answer did."""
 
+UNRECORDED = (
+    "An earlier agent received this request and was cut off, and what it did is not recorded. A tool call that it had "
+    "begun may have taken effect: find out before you repeat it."
+)
+"""What an agent is sent where another one may have acted on the message, without a record of that."""
+
 _ENDED = {
     Outcome.OK: "ok",
     Outcome.ERROR: "it failed",
@@ -160,6 +166,16 @@ def after_cut(
     """Return what to send to an agent that is resumed behind an answer of its own that was cut (REUSE-79)."""
     did = transcript(History((step,)), budget)
     return UserMessage((Text(f"{did}\n\n{DONE}\n\n"), *message.parts))
+
+
+def after_unrecorded(message: UserMessage) -> UserMessage:
+    """Return what to send where another agent may have acted on a message already (REUSE-86).
+
+    It is the same message where it has what a cut answer did.
+    """
+    if any(isinstance(part, Text) and DONE in part.text for part in message.parts):
+        return message
+    return UserMessage((Text(f"{UNRECORDED}\n\n"), *message.parts))
 
 
 def without_cut_answers(history: History) -> History:

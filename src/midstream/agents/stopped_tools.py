@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from midstream.agents.orphan_processes import end_processes, start_time, variable_of
+from midstream.agents.owned_processes import end_processes, start_time, variable_of
 
 AGENT_VARIABLE = "MIDSTREAM_AGENT_ID"
 

@@ -129,9 +129,8 @@ _ON_POOL = (
         "--agent-rest",
         type=click.FloatRange(min=0, min_open=True),
         metavar="SECONDS",
-        default=PoolLimits().rest_s,
-        show_default=True,
-        help="Seconds without a message after which an open agent is closed; the next message resumes it.",
+        help="Seconds without a message after which an open agent is closed; the next message resumes it. "
+        "300 by default, 60 for Claude Code.",
     ),
     click.option(
         "--agent-memory",
