@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 WAIT_S = 30.0
 """Seconds for a start; a quiet machine needs a third of one."""
@@ -26,6 +26,8 @@ SETTINGS = {
     "autovacuum_naptime": "5s",
 }
 INITDB = ("--no-sync", "--auth=trust", "--encoding=utf8", "--locale=C", "-U", "postgres")
+PURPOSES = ("writer", "node", "notifier", "listener", "sentry", "pool")
+"""Connections of a store of ours, by what they are for."""
 _NEVER = threading.Event()
 
 
@@ -139,3 +141,26 @@ def running_engine(*, is_synced: bool = False) -> Iterator[Engine]:
     """Run a server for the length of the block."""
     with Engine(is_synced=is_synced) as engine:
         yield engine
+
+
+async def terminate(engine: Engine, application: str, *, most: int | None = None) -> int:
+    """Terminate connections of this application name (a pattern of LIKE), at random; return how many."""
+    return int(await read_sql(engine, _TERMINATE, application, most))
+
+
+async def read_sql(engine: Engine, statement: str, *arguments: object) -> Any:  # noqa: ANN401 - of any type
+    """Run a statement as the superuser; return the first value of its first row."""
+    import asyncpg  # not installed everywhere
+
+    operator = await asyncpg.connect(engine.url)
+    try:
+        return await operator.fetchval(statement, *arguments)
+    finally:
+        await operator.close()
+
+
+_TERMINATE = """
+select count(pg_terminate_backend(pid)) from (
+    select pid from pg_stat_activity where application_name like $1 order by random() limit $2
+) as chosen
+"""

@@ -112,6 +112,12 @@ class Worker:
         return await self._client.request(method, path, **options)  # type: ignore[arg-type] # httpx2's own
 
 
+async def in_the_tool(folder: Path, worker: Worker, session: str = "s", words: str = "work") -> None:
+    """Let a worker own a session and be in its tool."""
+    assert (await worker.say(session, words)).status_code == 200
+    await until(lambda: any(line.session == session for line in lines(folder)))
+
+
 def _named(name: str) -> dict[str, str]:
     return {"x-midstream-connection": name} if name else {}
 
