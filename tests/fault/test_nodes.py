@@ -13,12 +13,14 @@ import os
 import random
 import signal
 import time
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from midstream.client import Event, connect
 from midstream.environment import Fault
 from midstream.history.messages import Outcome
 from midstream.session.records import (
@@ -31,6 +33,7 @@ from midstream.session.records import (
     ResponseCompleted,
     TurnEnded,
 )
+from tests.fault.client_process import HastyWorld
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
@@ -109,6 +112,53 @@ async def _accepted(thawed: Worker, session: str, words: str) -> None:
     async with asyncio.timeout(WAIT_S):
         while (answer := await thawed.say(session, words, stream="after-thaw")).status_code != 200:
             assert answer.status_code in {409, 503}, answer.text
+
+
+@spec("TURN-52", "STREAM-100")
+async def test_a_node_that_wakes_up_follows_the_session_that_another_one_took_meanwhile(folder: Path) -> None:
+    """No turn was open when it froze, so nothing that it does itself shows the loss."""
+    (folder / "go").touch()
+    async with (
+        Worker(folder, "--lease", LEASE_S) as frozen,
+        Worker(folder, "--lease", LEASE_S) as heir,
+        connect(frozen.url, world=HastyWorld(None, 1)) as client,
+    ):
+        assert await client.ask("s", "look") == "done"
+        reader = client.follow("s", after="0-0")
+        first = [event async for event in _through_turn(reader, 1)]
+        frozen.signal(signal.SIGSTOP)
+        await _accepted(heir, "s", "look")
+        await until(lambda: ends(folder, "s") == ["completed"] * 2)
+        newest = journal(folder, "s")[-1]
+        frozen.signal(signal.SIGCONT)
+        welcome = await _welcome(frozen, f"{newest.epoch}-{newest.position}")
+        assert welcome["event_id"] == f"{newest.epoch}-{newest.position}", "not what it knew before"
+        second = [event async for event in _through_turn(reader, 2)]
+        await reader.aclose()
+    assert [each.id for each in first + second] == [
+        f"{each.epoch}-{each.position}" for each in journal(folder, "s")
+    ]
+    assert problems(folder, ["s"]) == []
+
+
+async def _through_turn(events: AsyncIterator[Event], turn: int) -> AsyncIterator[Event]:
+    """Yield events up to the end of a turn."""
+    async with asyncio.timeout(WAIT_S):
+        async for event in events:
+            yield event
+            if isinstance(event.record, TurnEnded) and event.record.turn == turn:
+                return
+
+
+async def _welcome(worker: Worker, event_id: str) -> dict[str, object]:
+    """Return the welcome for a reader that has this event."""
+    frame = {"type": "open", "event_id": event_id}
+    async with asyncio.timeout(WAIT_S), worker.opened("s", frame, name="reader") as lines_shown:
+        async for line in lines_shown:
+            if '"welcome"' in line:
+                shown: dict[str, object] = json.loads(line[6:])
+                return shown
+    raise AssertionError("no welcome")
 
 
 @spec("TURN-53")

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -118,20 +117,19 @@ class Fleet:
             Server(f"server-{number}", folder, port, [*words, f"--store={store}"])
             for number, port in enumerate(ports, start=1)
         ]
-        self.kills: Counter[str] = Counter()
         self.problems: list[str] = []
         self._expected: set[Server] = set()
-        self._frozen: dict[Server, int] = {}
+
+    def is_starting(self, server: Server) -> bool:
+        """Whether a server was killed, and does not listen again yet."""
+        return server in self._expected
 
     async def kill(self, server: Server, after_s: float) -> None:
         """Kill a server, and start it again after some seconds."""
-        if server in self._expected:
-            return
         self._expected.add(server)
         try:
             server.signal(signal.SIGKILL)
             await server.ended()
-            self.kills["server"] += 1
             await World().sleep(after_s)
             await server.start()
         finally:

@@ -13,7 +13,7 @@ import signal
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -103,12 +103,11 @@ class Scene:
         world = World()
         while self.report.kills < kills:
             (kind,) = chance.choices([*_WEIGHTS], [*_WEIGHTS.values()])
-            await self._do(kind, chance)
-            self._harms[kind] += 1
-            self.report.harms = dict(sorted(self._harms.items()))
-            if kind in COUNTED:
-                self.report.kills += 1
-                if self.report.kills % 20 == 0:
+            if await self._do(kind, chance):
+                self._harms[kind] += 1
+                self.report.harms = dict(sorted(self._harms.items()))
+                self.report.kills += kind in COUNTED
+                if kind in COUNTED and self.report.kills % 20 == 0:
                     self.tell(f"{self.report.kills} of {kills} kills: {self.report.harms}")
             self.fleet.look()
             for task in [each for each in self._tasks if each.done()]:
@@ -129,27 +128,36 @@ class Scene:
                 self.tell(f"{server.name} was restarted, and ended in {self.report.ending_s[-1]:g} s")
                 await World().sleep(ROLLING_ROUNDS_PAUSE_S)
 
-    async def _do(self, kind: str, chance: random.Random) -> None:
+    async def _do(self, kind: str, chance: random.Random) -> bool:
+        """Do one harm; return False where there was nothing to harm."""
         server = chance.choice(self.fleet.servers)
         match kind:
             case "kill":
-                self._spawn(self.fleet.kill(server, chance.uniform(*DOWN_S)))
+                down_s = chance.uniform(*DOWN_S)
+                if self.fleet.is_starting(server):
+                    return False
+                self._spawn(self.fleet.kill(server, down_s))
             case "freeze":
                 self._spawn(self.fleet.freeze(server, chance.uniform(*FROZEN_S)))
             case "long freeze":
                 self._spawn(self.fleet.freeze(server, chance.uniform(*LONG_FROZEN_S)))
             case "cut":
-                self.report.connections_cut += self.balancer.cut(chance, chance.uniform(0.1, 1.0))
+                self.report.connections_cut += self.balancer.cut(
+                    random.Random(chance.random()), chance.uniform(0.1, 1.0)
+                )
             case "terminate":
-                self.report.backends += await terminate(self.engine, "midstream %", most=chance.randint(1, 3))
+                ended = await terminate(self.engine, "midstream %", most=chance.randint(1, 3))
+                self.report.backends += ended
+                return ended > 0
             case "restart" | "crash":
                 await asyncio.to_thread(
                     self.engine.stop, signal.SIGINT if kind == "restart" else signal.SIGQUIT
                 )
                 await asyncio.to_thread(self.engine.start)
+        return True
 
-    def _spawn(self, work: object) -> None:
-        self._tasks.add(asyncio.ensure_future(work))  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.add(asyncio.create_task(work))
 
 
 async def run(
