@@ -9,17 +9,26 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from midstream.client import Event, connect
 from midstream.history.messages import Outcome
 from midstream.protocol.frames import Gone
-from midstream.session.records import AttemptStarted, CallEnded, Delta, ResponseCompleted, TurnEnded
+from midstream.session.records import (
+    AttemptStarted,
+    CallEnded,
+    Delta,
+    EpochStarted,
+    ResponseCompleted,
+    TurnEnded,
+)
 from tests.fault.client_process import HastyWorld
-from tests.fault.stored import use_postgres
+from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
     Worker,
@@ -32,10 +41,14 @@ from tests.fault.workers import (
     until,
     until_there,
 )
-from tests.postgres_engine import PURPOSES, Engine, read_sql, running_engine, terminate
+from tests.postgres_engine import NOBODY, PURPOSES, Engine, read_sql, running_engine, terminate
 from tests.spec import spec
+from tests.store.postgres.relay import Relay
 
 pytestmark = pytest.mark.fault
+
+LEASE_S = 1.0
+ROWS_MAX = 10_000
 
 
 @pytest.fixture
@@ -138,3 +151,87 @@ async def test_what_a_crash_of_postgresql_lost_is_taken_back_and_the_turn_goes_o
     assert any(isinstance(each.record, Gone) for each in seen), "nothing was lost"
     assert ends(tmp_path, "s") == ["completed"] * 2
     assert problems(tmp_path, ["s"]) == []
+
+
+@spec("TURN-52", "TURN-23")
+async def test_a_server_that_is_cut_off_from_the_database_loses_its_turn_and_changes_nothing_afterwards(
+    folder: Path, engine: Engine
+) -> None:
+    """No packet passes, and neither end is informed: its lock stays, and its beats stop."""
+    schema = name_of(folder).partition("schema=")[2]
+    async with (
+        Relay(engine, schema).serving() as network,
+        Worker(folder, "--lease", LEASE_S, "--store", network.url) as cut_off,
+        Worker(folder, "--lease", LEASE_S) as heir,
+    ):
+        await in_the_tool(folder, cut_off)
+        assert (await heir.say("s", "more")).status_code == 409
+        network.passes.clear()
+        found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
+        assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
+        (folder / "go").touch()
+        await until(lambda: lines(folder)[-1].what == "ended")  # the tool of the one that is cut off ends
+        network.passes.set()
+        async with asyncio.timeout(WAIT_S):
+            while (answer := await cut_off.say("s", "think", stream="after")).status_code != 200:
+                assert answer.status_code in {409, 503}, answer.text
+        await until_there(folder, "s", TurnEnded, TurnEnded)
+    assert len(executions(folder)) == 1
+    assert problems(folder, ["s"]) == []
+
+
+async def test_a_full_disk_of_the_database_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    with Engine(is_synced=True) as engine, _small_disk(engine.make_folder("small")) as disk:
+        await read_sql(engine, f"create tablespace small location '{disk}'")
+        await read_sql(engine, "alter database postgres set default_tablespace = 'small'")
+        use_postgres(tmp_path, engine)
+        async with Worker(tmp_path) as node:
+            await in_the_tool(tmp_path, node, "tool")
+            await read_sql(engine, "create table filler (body bytea)")
+            await _fill(engine)
+            large = "x".join(str(number) for number in range(20_000))
+            refused = await node.say("large", large, stream="once")
+            assert (refused.status_code, refused.json()["code"]) == (503, "store_full")
+            (tmp_path / "go").touch()
+            await until(lambda: lines(tmp_path)[-1].what == "ended")
+            await read_sql(engine, "drop table filler")
+            async with asyncio.timeout(WAIT_S):
+                while (answer := await node.say("large", "look", stream="once")).status_code != 200:
+                    assert answer.status_code == 503, answer.text
+            found = await until_there(tmp_path, "tool", TurnEnded)
+            await until_there(tmp_path, "large", TurnEnded)
+            assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.OK]
+            assert len([each for each in executions(tmp_path) if each.session == "tool"]) == 1
+            assert problems(tmp_path, ["tool", "large"]) == []
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Iterator[Path]:
+    """Mount a file system of some megabytes, where this machine allows it."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m,mode=0777", "tmpfs", folder],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip("no file system may be mounted here")
+    inner = folder / "space"
+    try:
+        inner.mkdir()
+        if os.geteuid() == 0:
+            os.chown(inner, NOBODY, NOBODY)
+        yield inner
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+async def _fill(engine: Engine) -> None:
+    """Write until nothing more fits."""
+    statement = (
+        "insert into filler select string_agg(sha512(random()::text::bytea), '') from generate_series(1, $1)"
+    )
+    for size in (100_000, 1_000):
+        with contextlib.suppress(asyncpg.DiskFullError):
+            for _ in range(ROWS_MAX):
+                await read_sql(engine, statement, size // 64)
+            raise AssertionError("the disk is not full")
