@@ -212,48 +212,6 @@ def chaos_run() -> str:
     return _table(rows)
 
 
-def scale_run() -> str:
-    """Return what `make scale` did last, and what came of it."""
-    parts = _result("scale")
-    harmed, rolled = parts["kills"], parts["rolling restart"]
-    names = {
-        "kill": "SIGKILL of a server",
-        "terminate": "backends terminated (one to three)",
-        "crash": "crash of PostgreSQL",
-        "restart": "restart of PostgreSQL",
-        "freeze": "SIGSTOP of a server, up to 6 s",
-        "long freeze": "SIGSTOP of a server, longer than its lease",
-        "cut": "the balancer's connections cut",
-    }
-    harms = {each: f"{harmed['harms'].get(each, 0)} | -" for each in names}
-    rows = {names[each]: count for each, count in harms.items()}
-    pairs = {
-        "rolling restarts of all three servers": lambda part: len(part["ending_s"]) // 3,
-        "seconds from SIGTERM to the end of a server, most": lambda part: max(part["ending_s"], default="-"),
-        "sessions / turns": lambda part: f"{part['verdict']['sessions']:,} / {part['verdict']['turns']:,}",
-        "turns stopped by a client": lambda part: part["verdict"]["stopped"],
-        "turns given up after three dead servers in a row": lambda part: part["verdict"]["interrupted"],
-        "events in the journals / shown to clients": lambda part: (
-            f"{part['verdict']['events']:,} / {part['verdict']['shown']:,}"
-        ),
-        "sessions that began an epoch again / by a handover": lambda part: (
-            f"{part['verdict']['epochs']:,} / {part['verdict']['handovers']:,}"
-        ),
-        "connections of clients lost and made again": lambda part: f"{part['reconnects']:,}",
-        "executions of tools with effects": lambda part: f"{part['verdict']['executions']:,}",
-        "calls in doubt": lambda part: part["verdict"]["unknown"],
-        "model responses begun again": lambda part: part["verdict"]["attempts_cut"],
-        "events withdrawn after a crash of PostgreSQL": lambda part: part["verdict"]["withdrawn"],
-        "**events lost / doubled**": lambda part: (
-            f"**{part['verdict']['lost']} / {part['verdict']['doubled']}**"
-        ),
-        "**repeated executions**": lambda part: f"**{part['verdict']['repeated']}**",
-    }
-    rows |= {what: f"{figure(harmed)} | {figure(rolled)}" for what, figure in pairs.items()}
-    body = "".join(f"| {what} | {figures} |\n" for what, figures in rows.items())
-    return f"| | random kills | rolling restart |\n| --- | --- | --- |\n{body}"
-
-
 def _table(rows: dict[str, str]) -> str:
     return "| what | figure |\n| --- | --- |\n" + "".join(
         f"| {what} | {figure} |\n" for what, figure in rows.items()
@@ -402,7 +360,6 @@ def _result(name: str) -> Any:  # noqa: ANN401 - whatever that bench measures
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "chaos-run": chaos_run,
-    "scale-run": scale_run,
     "real-agents": real_agents,
     "durable-costs": durable_costs,
     "durable-crashes": durable_crashes,

@@ -23,7 +23,7 @@ from midstream.client import Client, Event, connect
 from midstream.client.transport_selection import TransportName
 from midstream.errors import QuestionClosedError
 from midstream.session.calls import Choice
-from midstream.session.records import CallStarted, QuestionAsked
+from midstream.session.records import CallStarted, QuestionAsked, TurnEnded
 from tests.fault.client_process import HastyWorld, Shown
 from tests.fault.turn import Ledger
 from tests.scale.served import TURNS, client_tools, is_denied, is_stopped, message_of
@@ -43,7 +43,8 @@ class Notes:
     def add(self, event: Event) -> None:
         line = Shown(event.id, msgspec.Raw(msgspec.json.encode(event.record)))
         os.write(self._file, msgspec.json.encode(line) + b"\n")
-        self.ends += event.is_end
+        if isinstance(event.record, TurnEnded):
+            self.ends = event.record.turn  # no count: after a `gone` the ends of before come again
 
     def close(self) -> None:
         os.close(self._file)
@@ -87,6 +88,7 @@ class Speaker:
     async def _read(self, session: str, is_known: asyncio.Event) -> None:
         """Follow the session to the end of its last turn, and do what a person does there."""
         await is_known.wait()
+        has_stopped = False
         read = Notes(self._folder / f"{session}.read")
         async with (
             asyncio.TaskGroup() as group,
@@ -96,7 +98,8 @@ class Speaker:
                 read.add(event)
                 if event.question is not None:
                     group.create_task(self._answer(session, read.ends, event.question))
-                if _is_first_call(event) and is_stopped(session, read.ends):
+                if _is_first_call(event) and is_stopped(session, read.ends) and not has_stopped:
+                    has_stopped = True
                     group.create_task(self._reader.cancel(session))
                 if read.ends == TURNS:
                     break
