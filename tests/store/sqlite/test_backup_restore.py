@@ -22,6 +22,10 @@ async def _write(path: Path, session: str) -> None:
     await store.close()
 
 
+def _is_kept(path: str) -> bool:
+    return Path(path).read_bytes() == b"damaged"
+
+
 async def test_a_damaged_database_is_replaced_and_kept(tmp_path: Path) -> None:
     store, copy = tmp_path / "s.db", tmp_path / "copy.db"
     await _write(store, "s")
@@ -29,7 +33,7 @@ async def test_a_damaged_database_is_replaced_and_kept(tmp_path: Path) -> None:
     store.write_bytes(b"damaged")
     restored = put_back(copy, store, may_replace=True)
     assert (restored.sessions, restored.records) == (1, 1)
-    assert Path(restored.replaced).read_bytes() == b"damaged"
+    assert _is_kept(restored.replaced)
     again = SQLiteStore(store)
     await again.open()
     assert [each.body for each in await again.read("s", after=0, limit=9)] == [b"record"]
