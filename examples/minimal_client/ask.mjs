@@ -4,7 +4,7 @@
  *     node --experimental-websocket examples/minimal_client/ask.mjs http://127.0.0.1:8000 my-session "Hello" ./state
  *
  * The same command again continues what an earlier process left in the folder. Once the answer is whole, it prints it.
- * From version 22 on, Node needs no flag.
+ * From version 22 on, Node needs no flag. A server that requires a token gets it from MIDSTREAM_TOKEN='ORIGIN TOKEN', and no other server does.
  */
 import fs from "node:fs";
 import { join } from "node:path";
@@ -14,6 +14,8 @@ import { Checkpoint, write } from "./checkpoint.mjs";
 import { Stream } from "./stream.mjs";
 
 const [url, session, text, folder] = process.argv.slice(2);
+const [origin, word] = (process.env.MIDSTREAM_TOKEN ?? "").split(" ");
+const token = word && new URL(url).origin === origin ? word : "";
 const checkpoint = new Checkpoint(folder);
 const answerFile = join(folder, "answer.txt");
 
@@ -23,6 +25,7 @@ else ask(checkpoint.load() ?? checkpoint.begin(session, { type: "send", parts: [
 function ask(kept) {
   let shown = kept.shown;
   const stream = new Stream(url, checkpoint, kept, {
+    token,
     onevents(events) {
       for (const event of events) shown = show(shown, event, stream.kept.turn);
       stream.handled(events.at(-1).id, shown);

@@ -37,8 +37,8 @@ export class Stream {
   #socket = null;
   #timer;
 
-  constructor(url, checkpoint, kept, { onevents, onended = () => {}, clock = CLOCK, chance = Math.random }) {
-    Object.assign(this, { url, checkpoint, kept, onevents, onended, clock, chance });
+  constructor(url, checkpoint, kept, { onevents, token = "", onended = () => {}, clock = CLOCK, chance = Math.random }) {
+    Object.assign(this, { url, checkpoint, kept, token, onevents, onended, clock, chance });
     this.at = kept.cursor === null ? null : parse(kept.cursor); // the last event that was received
     this.isBegun = this.at !== null; // whether its `stream_opened` was received
     this.#handled = kept.cursor;
@@ -73,13 +73,28 @@ export class Stream {
   #connect() {
     this.phase = "connecting";
     this.#save({ connection: this.kept.connection + 1 });
-    const socket = new WebSocket(`${this.url.replace(/^http/, "ws")}/v1/sessions/${this.kept.session}/stream`);
+    this.#within(10_000);
+    if (this.token) this.#openByTicket(this.kept.connection);
+    else this.#openSocket("");
+  }
+  /** A WebSocket can show no token: a ticket that was requested with it opens one connection (STREAM-71). */
+  async #openByTicket(connection) {
+    const headers = { authorization: `Bearer ${this.token}`, "content-type": "application/json" };
+    const request = { method: "POST", redirect: "error", headers, body: '{"action":"speak"}' };
+    const answer = await fetch(`${this.url}/v1/sessions/${this.kept.session}/tickets`, request).catch(() => null);
+    const { word, code, retry, retry_after_s } = (await answer?.json().catch(() => null)) ?? {};
+    if (this.phase !== "connecting" || this.kept.connection !== connection) return; // it came too late
+    if (word) this.#openSocket(`?ticket=${word}`);
+    else if (code) this.#refused({ code, retry, retry_after_s });
+    else this.#lost();
+  }
+  #openSocket(query) {
+    const socket = new WebSocket(`${this.url.replace(/^http/, "ws")}/v1/sessions/${this.kept.session}/stream${query}`);
     const ifCurrent = (act) => (event) => this.#socket === socket && act(event);
     this.#socket = socket;
     socket.onopen = ifCurrent(() => this.#open());
     socket.onmessage = ifCurrent(({ data }) => this.#receive(data));
     socket.onclose = socket.onerror = ifCurrent(() => this.#lost());
-    this.#within(10_000);
   }
   #open() {
     Object.assign(this, { phase: "opening", sent: 0, unanswered: 0, most: 64, named: null, overBy: null });

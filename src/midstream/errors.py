@@ -49,11 +49,13 @@ MidstreamError
 │   ├── LimitReachedError      a limit for one caller was reached
 │   ├── StoreBusyError
 │   ├── StoreFullError
+│   ├── KeysUnavailableError   the application that keeps the keys of the store does not give them now
 │   ├── PortTakenError
 │   ├── ToolsUnavailableError
 │   └── ConnectionLostError
 ├── StoreDamagedError     the data on disk cannot be trusted: a person must examine it
 │   ├── RecordUndecodableError
+│   ├── EntryDamagedError      another program changed a small value beside the journals
 │   ├── EventsLostError        records are missing that were acknowledged as durable
 │   └── KeyMissingError        it is encrypted under a key that this process does not have
 ├── TurnFailedError       a turn ended without an answer: read `status`, then resume it or send a message
@@ -401,6 +403,12 @@ class UnavailableError(MidstreamError):
     retry: ClassVar[Retry] = "later"
 
 
+class KeysUnavailableError(UnavailableError):
+    """The application that keeps the keys of this store does not answer, or refuses the token. Nothing was written."""
+
+    code = "keys_unavailable"
+
+
 class RecoveringError(UnavailableError):
     """The server is still recovering interrupted sessions."""
 
@@ -466,6 +474,19 @@ class RecordUndecodableError(StoreDamagedError):
     """A journal contains a record that this version cannot read."""
 
     code = "record_undecodable"
+
+
+class EntryDamagedError(StoreDamagedError):
+    """A small value beside the journals, such as a login, was changed by another program. It can be replaced.
+
+    `version` is the one that a write replaces.
+    """
+
+    code = "entry_damaged"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, version: int = 0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.version = version
 
 
 class EventsLostError(StoreDamagedError):

@@ -98,6 +98,10 @@ CONFIRM_ATTEMPTS_MAX = 3
 """Attempts to confirm in the store that this process still owns a session."""
 STORE_ATTEMPTS_MAX = 100
 """Attempts of work that can wait for a store which is busy, full or away, with `RECONNECT_BACKOFF`: some 25 minutes."""
+HAND_OVER_S = 10.0
+"""Seconds that the node of a session has to decide a command that reached another one."""
+HAND_OVER_BACKOFF = Backoff(first_s=0.1, most_s=1.0, jitter=0.5)
+"""Between attempts to decide such a command while the keys of the store cannot be had."""
 REPLACE_ATTEMPTS_MAX = 10
 """Attempts to replace one small value of the store that other processes replace at the same moment."""
 NOTICE_ATTEMPTS_MAX = 5

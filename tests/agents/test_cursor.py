@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -36,6 +37,7 @@ from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents.cursor_bridge import CursorBridge, cursor_bridge
+from tests.spec import spec
 
 WAIT_S = 30.0
 
@@ -168,14 +170,37 @@ def test_several_processes_may_leave_instructions_at_once(tmp_path: Path) -> Non
 
     def write(writer: str) -> None:
         for time in range(100):
-            write_rules(path, f"be {writer}", draft=f"{writer}-{time}")
+            write_rules(tmp_path, f"be {writer} {time}")
 
     writers = ["brief", "thorough", "kind"]
     with ThreadPoolExecutor(len(writers)) as pool:
         for written in [pool.submit(write, writer) for writer in writers]:
             written.result()
-    assert path.read_text().split()[-1] in writers
+    assert path.read_text().split()[-2] in writers
     assert list(path.parent.iterdir()) == [path]
+
+
+@spec("SEC-55", "SEC-56")
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "a folder elsewhere"])
+def test_instructions_are_written_through_no_link_of_a_checkout(tmp_path: Path, kind: str) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    theirs = elsewhere / RULES_FILE.name
+    theirs.write_text(RULES_SENTINEL)
+    path = project / RULES_FILE
+    if kind == "a folder elsewhere":
+        path.parent.parent.mkdir(parents=True)
+        path.parent.symlink_to(elsewhere)
+    else:
+        path.parent.mkdir(parents=True)
+        if kind == "a link":
+            path.symlink_to(theirs)
+        else:
+            os.mkfifo(path)
+    for instructions in ("be brief", ""):
+        write_rules(project, instructions)
+    assert theirs.read_text() == RULES_SENTINEL
+    assert [each.name for each in elsewhere.iterdir()] == [RULES_FILE.name]
 
 
 async def test_a_bridge_that_does_not_start_is_missing_software(tmp_path: Path) -> None:

@@ -107,3 +107,13 @@ async def test_where_nobody_is_there_what_a_person_would_decide_is_refused_with_
     assert isinstance(words, str)
     assert words.startswith("'rm' (delete) is not allowed here: no person can be asked")
     assert await decide_permission(ASK_FIRST, asking("search")) == Allowed()
+
+
+@spec("SEC-27")
+async def test_a_pattern_of_names_has_terms_of_its_own_whatever_the_kind() -> None:
+    several = Ask("A payment.", approvers=2)
+    rules = Rules(refused=frozenset({"bank_close"}), others=ASK_FIRST.others, asked={"bank_*": several})
+    assert rules.verdict(asking("read", "bank_pay")) == several
+    assert isinstance(rules.verdict(asking("read", "bank_close")), str)
+    assert rules.verdict(asking("read", "Bank_pay")) is True
+    assert rules.verdict(asking("edit", "other")) == Ask()

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.attack.attack import attack
-from tests.attack.ground import Ground, Target
+from tests.attack.ground import AGENT, Ground, Target
 from tests.certificates import certificate
 from tests.spec import spec
 
@@ -291,6 +291,75 @@ def attack_a_gateways_key_is_neither_guessed_nor_read(ground: Ground) -> None:
     Path(target.ready["key_file"]).chmod(0o644)
     done = ground.run(*_gateway())
     assert (done.returncode, "chmod 600" in done.stderr) == (2, True)
+
+
+@attack()
+@spec("SEC-16")
+def attack_no_secret_is_on_a_command_line_or_in_an_agents_environment(ground: Ground) -> None:
+    key, keys_token = "the-key-of-the-gateway", "the-token-of-the-keys"
+    shown = ground.folder / "shown"
+    agent = ground.folder / "agent"
+    agent.write_text(f"#!/bin/sh\nenv >> {shown}\ncat /proc/$$/cmdline >> {shown}\nexit 1\n")
+    agent.chmod(0o755)
+    options = ("gateway", "--upstream", "claude", "--agent-path", agent, "--port", "0")
+    secrets = {"MIDSTREAM_GATEWAY_TOKEN": key, "MIDSTREAM_KEY_TOKEN": keys_token}
+    with ground.started(*options, **secrets, NEEDED="by the agent") as target:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        assert target.ask("POST", "/v1/chat/completions", body, token=key).status >= 400
+        lines = [
+            (place / "cmdline").read_bytes()
+            for place in Path("/proc").iterdir()
+            if place.name.isdigit() and _is_below(int(place.name), target.process.pid)
+        ]
+    assert len(lines) >= 1
+    seen = b"".join(lines) + shown.read_bytes()
+    assert b"NEEDED=by the agent" in seen
+    assert key.encode() not in seen
+    assert keys_token.encode() not in seen
+
+
+def _is_below(pid: int, root: int) -> bool:
+    """Whether a process is another one, or was started by it or by one below it."""
+    while pid not in (0, root):
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return pid == root
+
+
+@attack()
+@spec("SEC-27")
+def attack_one_person_does_not_allow_what_needs_two(ground: Ground) -> None:
+    """Neither twice, nor by a login or a viewer's pass of theirs, nor for a tool of their own client."""
+    tokens = ground.write_secret("tokens", LINES)
+    spec = {"name": "pay", "description": "Pay.", "parameters": {"type": "object"}}
+    tool = {"spec": spec, "needs_approval": True, "approvers": 2}
+    payload = {"type": "send", "parts": [{"type": "text", "text": "pay"}], "tools": [tool]}
+    keys = {"x_idempotency_key": "k1", "x_idempotent_encryption_key": "s" * 43}
+    (ground.folder / "target.py").write_text(AGENT.replace(", tools=[pay]", ""))
+    with ground.serving("--token-file", tokens) as target:
+        frame = {"type": "command", "seqno": 0, "payload": payload}
+        assert target.ask("POST", "/v1/sessions/s1/commands", frame, token=ADA, **keys).status == 200
+        cookie = _logged_in(target, ADA)
+        viewer = target.ask("POST", "/v1/sessions/s1/viewers", {}, token=ADA).json["word"]
+        answers: list[int] = []
+        for shown in (
+            {"authorization": f"Bearer {ADA}"},
+            {"authorization": f"Bearer {ADA}"},
+            {"cookie": cookie, **JSON},
+            {"authorization": f"Bearer {viewer}"},
+            {"authorization": f"Bearer {BOB}"},
+        ):
+            question = _pending(target, ADA)
+            place = {name: question[name] for name in ("turn", "response", "call_id", "digest")}
+            body = {"type": "answer", "choice": "allow", "by": "bob", **place}
+            answers.append(target.ask("POST", "/v1/sessions/s1/answer", body, **shown).status)
+        assert answers == [202, 409, 409, 403, 404]
+        records = target.ask("GET", "/v1/sessions/s1/records", token=ROOT).body
+        assert b'"type":"call_started"' not in records
+        question = _pending(target, ROOT)
+        assert json.dumps([question["approvers"], question["approved_by"]]) == '[2, ["ada"]]'
 
 
 @attack()

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import socket
+import ssl
 import textwrap
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from midstream.errors import ProtocolError
 from midstream.server.pages import FOLDER
 from tests.attack.attack import attack
 from tests.attack.ground import Answer, Ground, Target
+from tests.certificates import certificate
 from tests.spec import spec
 
 WAIT_S = 30.0
@@ -136,6 +138,33 @@ def attack_slow_logins_take_no_memory(ground: Ground) -> None:
                     peer.send(piece)
         assert target.ask("GET", "/health").status == 200
         assert _resident_kib(target) - before < GROWTH_KIB_MAX
+
+
+@attack()
+@spec("SEC-83")
+def attack_silent_peers_of_tls_are_counted(ground: Ground) -> None:
+    """Peers that connect and never begin a handshake."""
+    tokens = ground.write_secret("tokens", f"{ADA} ada\n")
+    pem = certificate(ground.folder / "server.pem")
+    pem.chmod(0o600)
+    limits = ("--connections-max", "4", "--connections-reserved", "2")
+    options = ("--token-file", tokens, "--tls-cert", pem, "--tls-key", pem, *limits)
+    with ground.serving(*options) as target, contextlib.ExitStack() as stack:
+        place = _place(target)
+        with contextlib.ExitStack() as silent:
+            peers = [silent.enter_context(socket.create_connection(place, timeout=WAIT_S)) for _ in range(20)]
+            for peer in peers[6:]:
+                with contextlib.suppress(ConnectionResetError):
+                    assert peer.recv(1) == b""
+        trusted = ssl.create_default_context(cafile=pem)
+        connection = http.client.HTTPSConnection("127.0.0.1", place[1], timeout=WAIT_S, context=trusted)
+        stack.callback(connection.close)
+        for _ in range(600):  # until the server has noticed that they are gone
+            with contextlib.suppress(OSError):
+                connection.request("GET", "/v1/sessions", headers={"authorization": f"Bearer {ADA}"})
+                break
+            connection.close()
+        assert connection.getresponse().status == 200
 
 
 @attack()

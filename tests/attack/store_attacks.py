@@ -20,7 +20,7 @@ from tests.cli.processes import APP
 from tests.spec import spec
 
 SESSION = "(select id from session where name = '{}')"
-ADA = "the-token-of-ada-1"
+ADA, ROOT = "the-token-of-ada-1", "the-token-of-root-1"
 
 
 class Store:
@@ -173,6 +173,36 @@ def attack_a_start_without_the_key_file_writes_nothing_into_an_encrypted_store(g
 
 
 @spec("SEC-55", "SEC-56")
+@attack()
+@spec("SEC-2", "SEC-6", "SEC-42")
+def attack_damaged_rows_of_access_open_nothing_and_cost_themselves(ground: Ground) -> None:
+    """Credentials, revocations and owners are damaged in the database of a running server."""
+    tokens = ground.write_secret("tokens", f"{ADA} ada\n{ROOT} root *\n")
+    store = Store(ground)
+    with ground.serving("--token-file", tokens) as target:
+        for session in ("s1", "s2"):
+            assert target.say(session, authorization=f"Bearer {ADA}").status == 200
+        revoked, kept = [target.ask("POST", "/v1/login", {}, token=ADA).cookie for _ in range(2)]
+        assert target.ask("DELETE", "/v1/access?principal=ada", token=ROOT).json["count"] == 2
+        with store.database() as db:
+            for namespace in ("access-revoked", "access-tenancy"):
+                db.execute("update key_value set body = x'7b7d' where namespace = ?", (namespace,))
+            db.execute("update key_value set at = 1 where namespace = 'access-revoked'")
+            db.execute("update key_value set body = x'00' where namespace = 'access-nodes' and key = 's1'")
+        for cookie in (revoked, kept):
+            assert target.ask("GET", "/v1/sessions", cookie=cookie).status == 401
+        assert [each["id"] for each in target.ask("GET", "/v1/sessions", token=ADA).json["sessions"]] == [
+            "s2"
+        ]
+        assert target.ask("GET", "/v1/sessions/s1", token=ADA).status == 404
+        assert len(target.ask("GET", "/v1/sessions", token=ROOT).json["sessions"]) == 2
+        assert target.ask("POST", "/v1/login", {}, token=ADA).status == 200
+        for path in ("/v1/access?principal=ada", "/v1/access?principal=*"):
+            assert target.ask("DELETE", path, token=ROOT).status == 200
+        cookie = target.ask("POST", "/v1/login", {}, token=ADA).cookie
+        assert target.ask("GET", "/v1/sessions/s2", cookie=cookie).status == 200
+
+
 @attack()
 def attack_links_and_pipes_beside_the_store_are_refused_at_once(ground: Ground) -> None:
     store = Store(ground)

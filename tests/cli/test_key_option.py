@@ -62,6 +62,27 @@ def test_commands_read_through_the_endpoint_and_show_no_content_without_it(
         assert "canary" not in done.stdout + done.stderr
 
 
+@spec("SEC-60", "SEC-63")
+def test_a_copy_of_the_ciphertext_is_decrypted_where_the_application_has_its_keys(
+    run: Run, ciphertext: Path, tmp_path: Path
+) -> None:
+    """The server's machine makes the copy without any key; the application needs no endpoint to read it."""
+    (tmp_path / "elsewhere").mkdir()
+    copy = tmp_path / "elsewhere" / "copy.db"
+    assert run("backup", copy, "--store", ciphertext).exit_code == 0
+    assert b"canary-7f3a" not in copy.read_bytes()
+    place = ("--store", copy, "--key-file", tmp_path / "application" / "keys")
+    exported = [json.loads(line) for line in run("sessions", "export", "--all", *place).stdout.splitlines()]
+    assert {line["session"] for line in exported} == {"s", "t"}
+    assert "canary-7f3a" in json.dumps([line for line in exported if line["session"] == "t"])
+    assert "canary-7f3a" not in json.dumps([line for line in exported if line["session"] == "s"])
+    assert "harbour" in run("sessions", "show", "s", *place).stdout
+    verified = run("verify", copy, "--key-file", tmp_path / "application" / "keys", "--json")
+    assert (verified.exit_code, verified.stdout.count('"intact"')) == (0, 2)
+    for words in ((), ("s", "--all")):
+        assert run("sessions", "export", *words, *place).exit_code == 2
+
+
 @spec("SEC-46", "SEC-63")
 def test_verify_reads_a_store_without_the_endpoint_and_checks_its_links_with_it(
     run: Run, ciphertext: Path, endpoint: str

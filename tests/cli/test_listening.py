@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import json
 import logging
+import socket
+import subprocess
 import sys
 from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -24,6 +30,8 @@ from midstream.cli.listening import (
     report_options,
 )
 from midstream.cli.serve import serve
+from tests.cli.processes import APP, WAIT_S
+from tests.spec import spec
 
 
 def options_of(command: click.Command) -> dict[str | None, dict[str, object]]:
@@ -42,6 +50,11 @@ def test_serve_and_gateway_listen_by_the_same_options() -> None:
         "log_format",
         "log_level",
         "is_json",
+        "connections_max",
+        "connections_per_address_max",
+        "connections_reserved",
+        "held_kib_max",
+        "held_kib_per_address_max",
     }
     assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
     assert (ours["port"]["default"], theirs["port"]["default"]) == (8000, 8100)
@@ -55,8 +68,10 @@ def test_an_address_has_a_port_of_its_own_and_no_names_unless_they_are_given() -
         click.echo(sorted(options.items()))
 
     assert CliRunner().invoke(listen, []).output == (
-        "[('allowed_hosts', ()), ('allows_plain_text', False), ('host', '127.0.0.1'), ('is_json', False), "
-        "('log_format', 'text'), ('log_level', 'warning'), ('port', 81), ('tls_cert', None), ('tls_key', None)]\n"
+        "[('allowed_hosts', ()), ('allows_plain_text', False), ('connections_max', 8192), "
+        "('connections_per_address_max', 256), ('connections_reserved', 32), ('held_kib_max', 32768), "
+        "('held_kib_per_address_max', 1024), ('host', '127.0.0.1'), ('is_json', False), ('log_format', 'text'), "
+        "('log_level', 'warning'), ('port', 81), ('tls_cert', None), ('tls_key', None)]\n"
     )
     wrong = CliRunner().invoke(listen, ["--port", "70000"])
     assert (wrong.exit_code, "0<=x<=65535" in wrong.output) == (2, True)
@@ -133,3 +148,48 @@ def test_the_faster_loop_is_taken_where_it_is_installed(monkeypatch: pytest.Monk
         assert type(runner.get_loop()).__module__ == "uvloop"
     monkeypatch.setitem(sys.modules, "uvloop", None)
     assert loop_factory() is None
+
+
+@contextlib.contextmanager
+def _listening(command: list[str], folder: Path) -> Iterator[int]:
+    """Start a server; yield its port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "midstream", "--home", str(folder), *command],
+        stdout=subprocess.PIPE,
+        cwd=folder,
+    )
+    try:
+        assert process.stdout is not None
+        yield int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])
+    finally:
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+
+
+def _answer_of(port: int, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as peer:
+        peer.sendall(request)
+        return peer.recv(64)
+
+
+@spec("SEC-83")
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_the_limits_of_connections_are_options(command: str, tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text(APP)
+    (tmp_path / "gateway.toml").write_text(
+        "connections-max = 2\nconnections-reserved = 1\nheld-kib-max = 1\n"
+    )
+    flags = ["--connections-max", "2", "--connections-reserved", "1", "--held-kib-max", "1"]
+    start = {
+        "serve": ["serve", "told:agent", "--json", "--port", "0", *flags],
+        "gateway": ["gateway", "--upstream", "scripted", "--json", "--port", "0", "--config", "gateway.toml"],
+    }
+    with _listening(start[command], tmp_path) as port:
+        assert _answer_of(port, b"GET / HTTP/1.1\r\nx-slow: " + b"x" * 2048).startswith(b"HTTP/1.1 503 ")
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):
+                slow = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S))
+                slow.sendall(b"GET / HTTP/1.1\r\n")
+            assert _answer_of(port, b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n").startswith(
+                b"HTTP/1.1 503 "
+            )

@@ -18,6 +18,7 @@ import pytest
 from midstream.local_keys import headers_for
 from tests.cli.conftest import Run
 from tests.cli.processes import APP, WAIT_S, Serving, run
+from tests.spec import spec
 
 
 def test_it_says_where_it_listens_and_ends_well_on_ctrl_c(tmp_path: Path) -> None:
@@ -60,6 +61,8 @@ def test_an_agent_that_is_not_there_is_said_in_one_line(run: Run) -> None:
         (("--token-file", "open-tokens"), "readable by other users"),
         (("--token-file", "short-tokens"), "line 1 of"),
         (("--auth", "told:agent"), "MODULE:NAME"),
+        (("--allow-origin", "*"), "an origin must look like 'https://app.example'"),
+        (("--allow-origin", "https://app.example/path"), "an origin must look like 'https://app.example'"),
     ],
 )
 def test_a_door_that_would_stand_open_is_refused(
@@ -77,6 +80,30 @@ def test_a_door_that_would_stand_open_is_refused(
     done = run("serve", "told:agent", "--port", "0", *options)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert words in done.stderr
+
+
+@spec("SEC-87")
+def test_pages_of_the_origins_that_are_named_may_use_the_server_without_cookies(tmp_path: Path) -> None:
+    named = ["https://app.example", "http://localhost:5173"]
+    options = ["--no-auth", *(word for origin in named for word in ("--allow-origin", origin))]
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    with Serving(tmp_path, options=options) as server:
+        for origin in named:
+            status, headers = _asked(server, "OPTIONS", {"origin": origin, **asked})
+            assert (status, headers["access-control-allow-origin"]) == (204, origin)
+            assert "access-control-allow-credentials" not in headers
+            assert _asked(server, "GET", {"origin": origin})[0] == 200
+        for method in ("OPTIONS", "GET"):
+            status, headers = _asked(server, method, {"origin": "https://evil.example", **asked})
+            assert (status, "access-control-allow-origin" in headers) == (403, False)
+        assert server.interrupt()[0] == 0
+
+
+def _asked(server: Serving, method: str, headers: dict[str, str]) -> tuple[int, dict[str, str]]:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
+        connection.request(method, "/v1/sessions", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}
 
 
 def test_how_streams_are_served_is_changed_while_it_runs(tmp_path: Path) -> None:

@@ -234,6 +234,19 @@ def _npm(shell: Shell, install: str) -> None:
     assert shell.run(f'node -e "{shown}"') == "function\n"
 
 
+def _allowed_origin(shell: Shell, serve: str) -> None:
+    write_agent(shell.folder, "hello:agent")
+    (shell.folder / "tokens").write_text("the-token-of-our-users-1 ada\n")
+    (shell.folder / "tokens").chmod(0o600)
+    shown = "-H 'Authorization: Bearer the-token-of-our-users-1'"
+    with shell.serving(serve):
+        for origin, status in (("https://app.example", "200"), ("https://evil.example", "403")):
+            asked = (
+                f"curl -s -o answer -w '%{{http_code}}' {shown} -H 'Origin: {origin}' {shell.url}/v1/sessions"
+            )
+            assert shell.run(asked) == status
+
+
 def _minimal_client(shell: Shell, serve: str, ask: str) -> None:
     _copy_client(shell)
     write_agent(shell.folder, "hello:agent")
@@ -263,8 +276,9 @@ RUN: dict[tuple[Key, ...], Callable[..., None]] = {
     (("README.md", "", 0),): _targets,
     (("approvals.md", "", 0),): _approvals,
     (("browser.md", "", 0),): _npm,
-    (("browser.md", "", 1),): _minimal_client,
-    (("browser.md", "", 2),): _client_conformance,
+    (("browser.md", "", 1),): _allowed_origin,
+    (("browser.md", "", 2),): _minimal_client,
+    (("browser.md", "", 3),): _client_conformance,
     (("encryption.md", "", 0),): _encrypted,
     (("encryption.md", "", 1),): _encrypted_for_clients,
     (("gateway.md", "", 0),): _upstreams,

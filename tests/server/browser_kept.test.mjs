@@ -307,8 +307,8 @@ test("what is older than the look-back is cleared, and orphans are", async (t) =
 test("settings out of their bounds are refused, and change nothing", async (t) => {
   const { client } = await silent(t, new MemoryStorage());
   const before = client.settings;
-  assert.deepEqual(before, { isRecoveryOn: true, lookBackS: 7200, patienceS: 7200, stallAfterS: 60 });
-  const wrong = [{ isRecoveryOn: 1 }, { lookBackS: -1 }, { lookBackS: 1e9 }, { patienceS: -1 }, { stallAfterS: 0 }, { stall: 1 }];
+  assert.deepEqual(before, { isRecoveryOn: true, lookBackS: 7200, patienceS: 7200, reachWithinS: 20, stallAfterS: 60 });
+  const wrong = [{ isRecoveryOn: 1 }, { lookBackS: -1 }, { lookBackS: 1e9 }, { patienceS: -1 }, { reachWithinS: 0 }, { stallAfterS: 0 }, { stall: 1 }];
   for (const each of wrong) assert.throws(() => (client.settings = each), { code: "usage" });
   await assert.rejects(connect({ url: "http://x", storage: new MemoryStorage(), settings: { lookBackS: NaN } }), { code: "usage" });
   assert.equal(client.settings, before);

@@ -19,6 +19,7 @@ from tests.server.serving import make_app, served
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+CLIENT = ROOT / "src" / "midstream" / "server" / "static" / "client"
 GUIDE = ROOT / "docs" / "guides" / "browser.md"
 NODE = shutil.which("node")
 NPM = shutil.which("npm")
@@ -30,7 +31,7 @@ RUN_S = 50.0
     NODE is None, reason="the browser client is tested by node (20 or newer), which is not here"
 )
 @pytest.mark.parametrize(
-    "suite", ["answer", "browser_client", "browser_kept", "browser_lifecycle", "transcript"]
+    "suite", ["answer", "browser_client", "browser_kept", "browser_lifecycle", "browser_reach", "transcript"]
 )
 async def test_the_browser_client_keeps_its_promises(suite: str) -> None:
     assert NODE is not None
@@ -66,13 +67,13 @@ async def test_the_folder_is_what_npm_packs_and_a_program_imports(tmp_path: Path
     """The folder that the guide names; npm unpacks a file that was packed, and no more, since it needs nothing else."""
     found = INSTALL.search(GUIDE.read_text(encoding="utf-8"))
     assert found is not None
-    folder = (await _ran(sys.executable, *shlex.split(found["where"]), at=tmp_path)).strip()
-    packed = (await _ran(*NPM_PACK, folder, at=tmp_path)).strip()
+    folder = (await ran(sys.executable, *shlex.split(found["where"]), at=tmp_path)).strip()
+    packed = (await ran(*NPM_PACK, folder, at=tmp_path)).strip()
     assert _installed(tmp_path / packed, tmp_path / "node_modules") == _names(Path(folder))
     assert (Path(folder) / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     (tmp_path / "speak.mjs").write_text(SPEAK)
     async with served(make_app([text("Hello from npm.")])) as server:
-        assert await _ran("node", "speak.mjs", server.url, at=tmp_path) == "Hello from npm.\n"
+        assert await ran("node", "speak.mjs", server.url, at=tmp_path) == "Hello from npm.\n"
 
 
 def _installed(packed: Path, modules: Path) -> set[str]:
@@ -86,7 +87,7 @@ def _names(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()}
 
 
-async def _ran(*command: str, at: Path) -> str:
+async def ran(*command: str, at: Path) -> str:
     """Return what a program says; it ends well and in time."""
     process = await asyncio.create_subprocess_exec(
         *command, cwd=at, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
+from midstream.agents.agent_values import json_text
 from midstream.extras import extra
 from midstream.history.messages import Finish, Outcome, Usage
 from midstream.models.responses import (
@@ -45,7 +44,6 @@ _FOLDER = {"cwd"}
 CHANGES_SHOWN_MAX = 8
 """Changes of a running call's arguments that are shown as they come; the last one is shown with the end of the call."""
 _MARKS = {"pending": " ", "in_progress": ">", "completed": "x"}
-_encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 
 
 class _Call:
@@ -84,7 +82,7 @@ class _Call:
     @property
     def shown_arguments(self) -> str:
         shown = {"title": self.title, "locations": self.places}
-        return _encode(shown if self.is_vague else self.arguments).decode()
+        return json_text(shown if self.is_vague else self.arguments)
 
 
 class AcpReader:
@@ -214,4 +212,4 @@ def _content(content: object) -> str:
 
 
 def _plain(output: Any) -> str:  # noqa: ANN401 - any JSON
-    return output if isinstance(output, str) else _encode(output).decode()
+    return output if isinstance(output, str) else json_text(output)

@@ -24,6 +24,7 @@ from typing import Any, cast
 import msgspec
 from typing_extensions import override
 
+from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.claude_messages import ClaudeReader, exact_reason
 from midstream.agents.claude_transcripts import delete_transcript, is_whole
@@ -112,8 +113,6 @@ _LOOK_S = 0.02
 _CONFIG = "CLAUDE_CONFIG_DIR"
 """Variable with the folder of the CLI's conversations; else it is `.claude` in the user's home."""
 _HOME = "USERPROFILE" if sys.platform == "win32" else "HOME"
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Claude(Upstream):
@@ -363,7 +362,7 @@ class _ClaudeAgent:
         async def can_use_tool(
             tool: str, arguments: dict[str, Any], _: ToolPermissionContext
         ) -> PermissionResultAllow | PermissionResultDeny:
-            shown = _encode(arguments).decode()
+            shown = json_text(arguments)
             asked = Permission(self._source, tool, KINDS.get(tool, "other"), shown)
             answer = await decide_permission(permissions, asked, self._person)
             if not isinstance(answer, Allowed):

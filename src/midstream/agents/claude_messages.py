@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from midstream.agents.agent_values import json_text
 from midstream.agents.upstream_errors import CHECK_ACCESS, upstream_error
 from midstream.agents.upstreams import Marked, MessageTaken, ResponseRestarted, UpstreamEvent
 from midstream.errors import ModelAccessError, ModelError, UpstreamFailedError, UpstreamGoneError
@@ -48,7 +49,6 @@ _ACCESS_STATUSES = {401, 403}
 """Statuses that the CLI (2.1) retries ten times, in three minutes, although only a person can help."""
 _UNSPECIFIC = {"api_error"}
 """Reasons of the CLI for any fault of its provider: the status is more exact."""
-_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class ClaudeReader:
@@ -158,7 +158,7 @@ class ClaudeReader:
                     yield ThinkingDelta(block.thinking)
                 case ToolUseBlock() | ServerToolUseBlock():
                     self._open[block.id] = None
-                    yield UpstreamCallStarted(block.id, block.name, _encode(block.input).decode())
+                    yield UpstreamCallStarted(block.id, block.name, json_text(block.input))
                 case ToolResultBlock():
                     yield from self._end_call(block.tool_use_id, block.content, is_error=bool(block.is_error))
                 case ServerToolResultBlock():
@@ -254,7 +254,7 @@ def _text(content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        return _encode(content).decode()
+        return json_text(content)
     return "\n".join(
         block["text"] if block.get("type") == "text" else f"[{block.get('type')}]"
         for block in content

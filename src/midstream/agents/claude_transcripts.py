@@ -83,5 +83,5 @@ def _read(transcript: Path) -> Iterator[_Entry]:
     for line in lines:
         try:
             yield _DECODER.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):  # of another form: no entry of the conversation
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # of another form: no entry
             continue

@@ -15,8 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, S
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from midstream.agents.agent_values import json_text
 from midstream.agents.codex_permissions import AskingClient, CodexPermissions, OnceClient
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.orphan_processes import OWNER_VARIABLE, end_orphans, owner_of_new_agents
@@ -567,13 +566,13 @@ def _call_of(item: object) -> tuple[str, str, str] | None:
     """Return id, name and arguments of what Codex runs itself, or None for anything else."""
     match item:
         case wire.CommandExecutionThreadItem():
-            return item.id, "shell", _json({"command": item.command, "cwd": str(item.cwd.root)})
+            return item.id, "shell", json_text({"command": item.command, "cwd": str(item.cwd.root)})
         case wire.FileChangeThreadItem():
-            return item.id, "apply_patch", _json({"paths": [change.path for change in item.changes]})
+            return item.id, "apply_patch", json_text({"paths": [change.path for change in item.changes]})
         case wire.McpToolCallThreadItem():
-            return item.id, item.tool, _json(item.arguments)
+            return item.id, item.tool, json_text(item.arguments)
         case wire.WebSearchThreadItem():
-            return item.id, "web_search", _json({"query": item.query})
+            return item.id, "web_search", json_text({"query": item.query})
     return None
 
 
@@ -597,7 +596,7 @@ def _outcome(status: str) -> Outcome:
 
 def _words_in(piece: object) -> str:
     text = piece.get("text") if isinstance(piece, dict) else None
-    return text if isinstance(text, str) else _json(piece)
+    return text if isinstance(text, str) else json_text(piece)
 
 
 def _fault_of(info: object) -> str:
@@ -651,10 +650,6 @@ def _server(server: ForwardedMcpServer) -> dict[str, Any]:
         return {"command": server.command, "args": list(server.args), "env": dict(server.env)}
     headers = {"http_headers": dict(server.headers)} if server.headers else {}
     return {"url": server.url, **headers}
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
 
 
 async def _interrupt_begun(starting: asyncio.Task[sdk.AsyncTurnHandle]) -> None:

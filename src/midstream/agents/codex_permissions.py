@@ -16,8 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
+from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.permission_rules import Asking, Rules, decide_permission
 from midstream.environment import World
@@ -39,7 +38,6 @@ Decide = Callable[[str, Json], Awaitable[str]]
 """Returns the decision about a request, given its method and parameters. Never raises."""
 
 _LATER: Json = {}
-_encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 _log = logging.getLogger(__name__)
 
 
@@ -161,7 +159,7 @@ class CodexPermissions:
         return await decide_permission(self._permissions, asked, self._person)
 
     def _permission(self, tool: str, kind: Any, shown: Json, *, is_vague: bool) -> Permission:  # noqa: ANN401 - a Literal
-        return Permission(self._thread, tool, kind, _encode(shown).decode(), is_fixed=True, is_vague=is_vague)
+        return Permission(self._thread, tool, kind, json_text(shown), is_fixed=True, is_vague=is_vague)
 
     async def _changes_of(self, item: str) -> Sequence[wire.FileUpdateChange]:
         """Return the changes of an item, once a notification had them; else none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import Struct
 
+from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.single_flight import SingleFlight
@@ -46,6 +48,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.extras import extra
+from midstream.file_safety import read_own, replace_own
 from midstream.history.codecs.file_parts import file_words
 from midstream.history.messages import Finish, Outcome, Text, Usage, UserMessage
 from midstream.models.responses import (
@@ -68,6 +71,8 @@ LAUNCH_S = 30.0
 """Seconds the bridge has to start."""
 STOP_S = 5.0
 """Seconds a run has to be stopped, or an agent to be released, when no task waits for it any more."""
+_log = logging.getLogger(__name__)
+
 RULES_FILE = Path(".cursor/rules/midstream.mdc")
 """Where a client application's instructions are left for the agent, in the folder it works in."""
 RULES_SENTINEL = "<!-- written by midstream: it is replaced and removed without asking -->"
@@ -181,8 +186,7 @@ class Cursor:
     async def open_agent(self, setup: Setup, *, resume: str = "") -> AsyncAgent:
         """Return the package's agent; see `open`."""
         if self._is_instructing:
-            draft = self._world.new_id("midstream")
-            write_rules(self._folder / RULES_FILE, setup.instructions, draft=draft)
+            write_rules(self._folder, setup.instructions)
         options = sdk.AgentOptions(
             model=self._model,
             api_key=self._key or None,
@@ -566,7 +570,7 @@ def _usage_of(usage: sdk.TokenUsage | None) -> Usage | None:
 
 
 def _text_of(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+    return value if isinstance(value, str) else json_text(value)
 
 
 def _server(server: ForwardedMcpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMcpServerConfig:
@@ -578,27 +582,33 @@ def _server(server: ForwardedMcpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMc
     return sdk.HttpMcpServerConfig(server.url, server.transport, dict(server.headers), auth)
 
 
-def write_rules(path: Path, instructions: str, *, draft: str) -> None:
-    """Leave the instructions for agents to read; never over a file that is not ours. Several processes may.
+def write_rules(folder: Path, instructions: str) -> None:
+    """Write the instructions into `RULES_FILE` for agents to read. Several processes may.
+
+    A file that is not ours stays, and so does everything outside of the folder: a checkout may have links.
 
     Args:
-        path: The file.
+        folder: The agent's working folder.
         instructions: The content; "" removes the file.
-        draft: A unique name for the file while it is written.
     """
-    with contextlib.suppress(FileNotFoundError):
-        if RULES_SENTINEL not in path.read_text("utf-8", "replace"):
+    path = folder / RULES_FILE
+    try:
+        if RULES_SENTINEL.encode() not in read_own(path, "the rules file"):
             return
+    except FileNotFoundError:
+        pass
+    except UsageError as error:
+        _log.warning("no instructions for agents are written: %s", error.message)
+        return
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        _log.warning("no instructions for agents are written: %s is outside of the folder", path.parent)
+        return
     if not instructions:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{draft}.tmp")
-    try:
-        fresh.write_text(f"---\nalwaysApply: true\n---\n{RULES_SENTINEL}\n\n{instructions}\n", "utf-8")
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    body = f"---\nalwaysApply: true\n---\n{RULES_SENTINEL}\n\n{instructions}\n"
+    replace_own(path, body.encode("utf-8", "replace"))
 
 
 async def _close(agent: AsyncAgent) -> None:

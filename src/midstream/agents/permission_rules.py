@@ -7,11 +7,14 @@ is put to the people of that session like any approval (docs/spec/turn.md, TURN-
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Literal, assert_never
 
 from msgspec import Struct
 
+from midstream.agents.agent_values import DEEP_VALUE
+from midstream.json_depth import TOO_DEEP
 from midstream.session.permissions import Allowed, Ask, Decision, Kind, Permission, Person
 
 __all__ = [
@@ -46,16 +49,22 @@ class Rules(Struct, frozen=True):
         tools: Names that are allowed, whatever their kind.
         refused: Names that are refused, whatever their kind, without a person.
         others: What becomes of all else. It is refused, too, where no person can be asked.
+        asked: Patterns of names (`mcp__bank__*`), and the terms on which people are asked about those, whatever their
+            kind; the first that fits counts. `Ask(approvers=2)` requires two different people.
     """
 
     kinds: frozenset[Kind] = HARMLESS
     tools: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
     others: Literal["refuse"] | Ask = "refuse"
+    asked: Mapping[str, Ask] = {}
 
     def verdict(self, permission: Permission) -> Verdict:
         """Decide."""
         is_refused = permission.tool in self.refused
+        for pattern, terms in self.asked.items():
+            if not is_refused and fnmatchcase(permission.tool, pattern):
+                return terms
         if not is_refused and (permission.kind in self.kinds or permission.tool in self.tools):
             return True
         if isinstance(self.others, Ask) and not is_refused:
@@ -79,7 +88,12 @@ Asking = Callable[[Permission], Awaitable[Verdict]]
 async def decide_permission(
     permissions: Rules | Asking, permission: Permission, person: Person | None = None
 ) -> Decision:
-    """Decide by rules or by code, and ask the person where those return `Ask`."""
+    """Decide by rules or by code, and ask the person where those return `Ask`.
+
+    An act whose arguments are too deep to be shown is refused: no rule has seen them.
+    """
+    if permission.arguments == DEEP_VALUE:
+        return f"{permission.tool!r} is not allowed: its arguments are {TOO_DEEP}."
     verdict = (
         permissions.verdict(permission) if isinstance(permissions, Rules) else await permissions(permission)
     )

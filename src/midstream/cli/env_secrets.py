@@ -26,3 +26,13 @@ def read_secret_variable(variable: str, file_variable: str, called: str) -> str:
         return body.decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{called} in {named!r} cannot be read: {type(error).__name__}") from error
+
+
+def drop_secret_variables() -> None:
+    """Remove the secrets of this program from its environment, once they are read: agents and tools inherit it.
+
+    Tokens are among them, and the addresses of stores, which may have a password.
+    """
+    for name in [*os.environ]:
+        if name.startswith("MIDSTREAM_") and name.endswith(("_TOKEN", "_STORE")):
+            del os.environ[name]

@@ -18,6 +18,7 @@ from midstream.cli.key_option import KeyPlaceType
 from midstream.cli.listening import (
     address_options,
     log_to_stderr,
+    raw_limits_of,
     report_options,
     require_safe_address,
     run_server,
@@ -176,6 +177,7 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         allowed_hosts=options["allowed_hosts"],
         tls=tls,
         allows_plain_text=options["allows_plain_text"],
+        raw_limits=raw_limits_of(options),
         on_listening=report,
     )
     run_server(work)

@@ -16,6 +16,7 @@ import click
 
 from midstream.cli.key_option import KeyPlaceType
 from midstream.errors import UsageError
+from midstream.file_safety import read_own
 from midstream.store.store_registry import file_of
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
@@ -50,8 +51,8 @@ def _read_defaults(context: click.Context, path: Path) -> dict[str, Any]:
         UsageError: The file cannot be read, has an unknown key, a value that is none of its option, or a secret.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = tomllib.loads(read_own(path, "the file of options", is_named=True).decode())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is not valid TOML: {error}") from error
     options = _options_of(context.command)
     defaults: dict[str, Any] = {}

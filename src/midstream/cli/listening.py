@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 import click
 
+from midstream.cli.env_secrets import drop_secret_variables
 from midstream.cli.log_format import FORMATS
 from midstream.errors import UsageError
+from midstream.server.raw_connections import RawLimits
 from midstream.server.uvicorn_server import TlsFiles
 
 if sys.platform != "win32":
@@ -29,6 +31,7 @@ waits for a full collection is bounded by 10,000 * (5 + 2) * (5 + 2) objects, or
 more: some 50 to 100 MB at 100 to 200 bytes each."""
 FILES_MAX = 65_536
 """Files that a server opens at once: each connection is one, and most systems begin with a limit of 1,024."""
+KIB = 1024
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -65,7 +68,15 @@ def address_options(port: int) -> Callable[[F], F]:
         is_flag=True,
         help="Speak plain text also if --host is not this machine only: a proxy in front has TLS.",
     )
-    options = (host_option, port_option, names_option, certificate_option, tls_key_option, plain_option)
+    options = (
+        host_option,
+        port_option,
+        names_option,
+        certificate_option,
+        tls_key_option,
+        plain_option,
+        *_raw_options(),
+    )
 
     def add(command: F) -> F:
         for option in reversed(options):
@@ -73,6 +84,62 @@ def address_options(port: int) -> Callable[[F], F]:
         return command
 
     return add
+
+
+def _raw_options() -> tuple[Callable[[F], F], ...]:
+    """Options of the limits below HTTP."""
+    limits = RawLimits()
+    above = click.IntRange(min=1)
+    return (
+        click.option(
+            "--connections-max",
+            type=above,
+            default=limits.connections_max,
+            show_default=True,
+            help="Connections open at once; fewer if the process may open fewer files.",
+        ),
+        click.option(
+            "--connections-per-address-max",
+            type=above,
+            default=limits.per_address_max,
+            show_default=True,
+            help="Connections open at once from one address; not counted for this machine and trusted proxies.",
+        ),
+        click.option(
+            "--connections-reserved",
+            type=above,
+            default=limits.reserved,
+            show_default=True,
+            help="Further connections that only peers of this machine get.",
+        ),
+        click.option(
+            "--held-kib-max",
+            type=above,
+            metavar="KIB",
+            default=limits.held_bytes_max // KIB,
+            show_default=True,
+            help="KiB of all requests whose headers are not complete.",
+        ),
+        click.option(
+            "--held-kib-per-address-max",
+            type=above,
+            metavar="KIB",
+            default=limits.held_bytes_per_address_max // KIB,
+            show_default=True,
+            help="The same of one address; not counted for this machine and trusted proxies.",
+        ),
+    )
+
+
+def raw_limits_of(options: Mapping[str, Any]) -> RawLimits:
+    """Return the limits below HTTP that the options set."""
+    return RawLimits(
+        options["connections_max"],
+        options["connections_per_address_max"],
+        options["held_kib_max"] * KIB,
+        options["held_kib_per_address_max"] * KIB,
+        options["connections_reserved"],
+    )
 
 
 def require_safe_address(options: Mapping[str, Any]) -> TlsFiles | None:
@@ -128,6 +195,7 @@ def run_server(work: Coroutine[None, None, None]) -> None:
     """Run a server to its end, in a process made ready for many connections: files, garbage collector, event loop."""
     allow_files()
     collect_less()
+    drop_secret_variables()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
 

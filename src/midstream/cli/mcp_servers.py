@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from midstream.errors import UsageError
+from midstream.file_safety import read_own
 from midstream.tools.forwarded_servers import TRANSPORTS, ForwardedMcpServer, Transport
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -38,8 +39,8 @@ def read_servers(path: Path) -> tuple[ForwardedMcpServer, ...]:
         UsageError: The file cannot be read, is no such object, or names a variable that is not set.
     """
     try:
-        told = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+        told = msgspec.json.decode(read_own(path, "the file of MCP servers", is_named=True))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is not valid JSON: {error}") from error
     servers = told.get("mcpServers") if isinstance(told, dict) else None
     if not isinstance(servers, dict):

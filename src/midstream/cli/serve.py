@@ -21,6 +21,7 @@ from midstream.cli.listening import (
     LOCAL_HOSTS,
     address_options,
     log_to_stderr,
+    raw_limits_of,
     report_options,
     require_safe_address,
     run_server,
@@ -100,6 +101,13 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 )
 @click.option(
     "--auth", "access_name", metavar="MODULE:ACCESS", help="Authenticate by an `Access` of your own."
+)
+@click.option(
+    "--allow-origin",
+    "allowed_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin, such as https://app.example, use the server, without cookies; may be repeated.",
 )
 @click.option(
     "--trust-proxy",
@@ -210,6 +218,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         agent,
         store=encrypted_store(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
         access=_access_of(surroundings, options, login),
+        allowed_origins=options["allowed_origins"],
         observers=_observers_of(agent, options),
         retention=_retention_of(options),
         memory=MemoryLimits(bytes_max=options["memory_mib"] * MIB),
@@ -229,6 +238,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         trusted_proxies=options["trusted_proxies"],
         tls=tls,
         allows_plain_text=options["allows_plain_text"],
+        raw_limits=raw_limits_of(options),
         on_listening=report,
     )
     run_server(_run_with_settings(serving, app, settings))

@@ -12,7 +12,7 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.session_actions import answer, cancel, questions, resume_turn, withdraw
 from midstream.cli.session_options import complete, json_of, source_of, source_options
-from midstream.cli.sources import ListedSession, resolve, with_whole
+from midstream.cli.sources import ListedSession, SessionExportLine, resolve, with_whole
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, pad, shorten
 from midstream.cli.times import time_of
 from midstream.cli.transcript import TurnTranscript, lines, read
@@ -122,12 +122,14 @@ def _raw_lines(turn: TurnTranscript) -> Iterator[str]:
 
 
 @sessions.command()
-@click.argument("session", shell_complete=complete)
+@click.argument("session", required=False, shell_complete=complete)
+@click.option("--all", "is_all", is_flag=True, help="Write all sessions; each line then has its `session`.")
 @source_options
 @click.pass_obj
 def export(
     surroundings: Surroundings,
-    session: str,
+    session: str | None,
+    is_all: bool,  # noqa: FBT001 - click passes options so
     store: str | None,
     url: str | None,
     key_file: KeyPlace | None,
@@ -135,12 +137,21 @@ def export(
 ) -> None:
     """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}.
 
-    A record that names a large result has the result beside it, as "whole".
+    A record that names a large result has the result beside it, as "whole". With --key-file it is decrypted here, on
+    the machine that runs this command.
     """
+    if is_all == (session is not None):
+        raise UsageError("give either SESSION or --all")
     source = source_of(surroundings, store, url, key_file)
-    found = resolve(source, session)
-    for line in source.records(found.id):
-        click.echo(json_of(with_whole(source, found.id, line)))
+    if session is not None:
+        found = resolve(source, session)
+        for line in source.records(found.id):
+            click.echo(json_of(with_whole(source, found.id, line)))
+        return
+    for each in list(source.list()):
+        for line in source.records(each.id):
+            whole = with_whole(source, each.id, line)
+            click.echo(json_of(SessionExportLine(whole.id, whole.record, whole.whole, session=each.id)))
 
 
 @sessions.command()

@@ -70,6 +70,12 @@ class ExportLine(Struct, frozen=True):
     whole: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class SessionExportLine(ExportLine, frozen=True, kw_only=True):
+    """One record of an export of all sessions."""
+
+    session: str
+
+
 class Source(Protocol):
     """Somewhere sessions are kept."""
 

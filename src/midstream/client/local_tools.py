@@ -221,6 +221,7 @@ def declare(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
             each.timeout_s,
             each.needs_approval is not False,
             each.answer_s,
+            each.approvers,
         )
         for each in tools
     )
@@ -237,8 +238,6 @@ def refuse_foreign(tools: Iterable[Tool]) -> None:
             raise ToolDefinitionError(
                 f"the tool {each.name!r} belongs to an agent at the server, not to a client"
             )
-        if each.approvers > 1:
-            raise ToolDefinitionError(f"{each.name!r} runs at a client, where one person allows a call")
         if each.on_doubt is OnDoubt.IN_TRANSACTION:
             raise ToolDefinitionError(
                 f"{each.name!r} runs at a client, where no transaction of its outcome is"

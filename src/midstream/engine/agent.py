@@ -34,7 +34,8 @@ class Agent:
             it. A turn that is resumed on purpose goes on with the agent that is served then.
         version: Change it where open turns must not go on by themselves, such as with other tools; "" fits any.
         approval: The host's own rule about calls that a person must allow, beside each tool's own: it returns
-            whether, or the reason as text. Where it fails, a person is asked.
+            whether, the reason as text, or an `Ask` with the terms, such as how many different people. It holds for
+            tools of clients, too. Where it fails, one person is asked, or as many as the tool itself names.
         turn_s: Seconds a whole turn may take, people's answers not counted; 0 for no limit.
         stalls: How long a model or a tool may be silent before it is reported, and before it is cut.
         on_stall: Called with every silence that was reported, cut or over, to count them; it must not block.

@@ -16,6 +16,7 @@ from midstream.engine.journal import Journal
 from midstream.environment import World
 from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError, error_of
 from midstream.protocol.frames import secret_digest_of
+from midstream.retries import HAND_OVER_S
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import (
     Answer,
@@ -59,8 +60,6 @@ class _Answer(Struct, frozen=True, omit_defaults=True):
     expected: int = 0
 
 
-HAND_OVER_S = 10.0
-"""Seconds that the node of a session has to decide a command that reached another one."""
 GIVE_UP = b'{"give_up":true}'
 """Not for the turn but for the node itself: give up a session in which no turn runs, so that it can be deleted."""
 

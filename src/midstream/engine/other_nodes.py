@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
-from itertools import groupby
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from itertools import count, groupby
+from typing import Protocol, TypeVar
 
 from midstream.engine import session_work
 from midstream.engine.forwarding import GIVE_UP, decode_command, encode_answer, name_approver
@@ -21,17 +22,20 @@ from midstream.environment import World
 from midstream.errors import (
     DrainingError,
     InternalError,
+    KeysUnavailableError,
     LeaseHeldError,
     MidstreamError,
     SessionLockedError,
     UnavailableError,
 )
 from midstream.protocol.frames import EventId
-from midstream.retries import RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
+from midstream.retries import HAND_OVER_BACKOFF, HAND_OVER_S, RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
 from midstream.session.child_names import root_of
 from midstream.session.retention import Retention
 from midstream.session.session import Session
 from midstream.store.contract import ForwardedCommand, News, SessionInfo, Store
+
+T = TypeVar("T")
 
 TAKEN_UP_AT_ONCE = 16
 """Sessions taken up side by side."""
@@ -261,7 +265,9 @@ class Caretaker:
         """Decide what was handed over, in order, and answer."""
         for forwarded in forwarded_commands:
             try:
-                answer: int | MidstreamError = await self._decide_forwarded(forwarded)
+                answer: int | MidstreamError = await self._with_keys(
+                    partial(self._decide_forwarded, forwarded)
+                )
             except (LeaseHeldError, DrainingError):
                 continue  # its node, or the next one that takes it, is notified as well
             except MidstreamError as error:
@@ -270,9 +276,23 @@ class Caretaker:
                 _log.exception("a defect stopped a forwarded command", extra={"session": forwarded.session})
                 answer = InternalError("a defect of the server stopped this command")
             try:
-                await self._store.answer(forwarded.number, encode_answer(answer))
+                encoded = encode_answer(answer)
+                await self._with_keys(partial(self._store.answer, forwarded.number, encoded))
             except MidstreamError as error:
                 _log.warning("an answer was not stored: %s", error.code, extra={"session": forwarded.session})
+
+    async def _with_keys(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do this again while the keys of the store cannot be had, for as long as the sender of a command waits."""
+        until = self._world.monotonic() + HAND_OVER_S
+        for failures in count(1):
+            try:
+                return await work()
+            except KeysUnavailableError:
+                pause_s = HAND_OVER_BACKOFF.wait_s(failures, chance=self._world.chance())
+                if self._world.monotonic() + pause_s > until:
+                    raise
+                await self._world.sleep(pause_s)
+        raise AssertionError("unreachable: the loop has no end")
 
     async def _decide_forwarded(self, forwarded: ForwardedCommand) -> int:
         if forwarded.body == GIVE_UP:

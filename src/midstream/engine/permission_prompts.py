@@ -107,6 +107,7 @@ class AgentQuestions:
             terms.answer_s,
             permission.is_fixed,
             permission.is_vague,
+            terms.approvers,
         )
         decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._waiting[pending_work, question_id] = decided

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, field
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 from midstream.history.messages import ToolResult, UserPart
 from midstream.json_depth import TOO_DEEP, is_too_deep
-from midstream.session.calls import Choice
+from midstream.session.calls import APPROVERS_MAX, Choice
 from midstream.session.records import ClientTool
 from midstream.session.turn.commands import WhenBusy
 from midstream.timing import WAIT_S_MAX
@@ -189,6 +189,8 @@ class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", o
                 raise ValueError(f"the schema of a tool is {TOO_DEEP}")
             if not (0 <= tool.timeout_s <= WAIT_S_MAX and 0 <= tool.answer_s <= WAIT_S_MAX):
                 raise ValueError(f"a time limit of a tool has 0 to {WAIT_S_MAX:g} seconds")
+            if not 1 <= tool.approvers <= (APPROVERS_MAX if tool.needs_approval else 1):
+                raise ValueError(f"a tool that needs approval has 1 to {APPROVERS_MAX} approvers")
 
 
 class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type"):

@@ -28,6 +28,7 @@ from midstream.file_safety import read_secret_text
 from midstream.protocol.frames import FRAME_BYTES_MAX
 from midstream.server.auth.origins import LOOPBACK_NAMES, HostGuard
 from midstream.server.raw_connections import RawConnections, RawLimits
+from midstream.server.tls_handshakes import after_handshake
 from midstream.server.uvicorn_logs import PeerNoise
 from midstream.server.uvicorn_protocols import PlainHttp, protocols
 
@@ -254,6 +255,7 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self._app = app
+        self._raw = raw
         self._listener = listener
         self._on_listening = on_listening
         self._stop = stop
@@ -261,6 +263,11 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections, and report it."""
+        if self.config.ssl is not None:  # uvicorn would count a peer after its handshake
+            context, self.config.ssl = self.config.ssl, None
+            self.config.http_protocol_class = after_handshake(
+                self.config.http_protocol_class, context, self._raw
+            )
         await super().startup(sockets=sockets)
         if self._on_listening is not None:
             address, port = self._listener.getsockname()[:2]

@@ -107,6 +107,10 @@ CHOICES = {
 """The answers each question takes."""
 
 
+APPROVERS_MAX = 10
+"""People whose approval one call can need."""
+
+
 class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
     """Facts known of a call when its response was journaled: enough to go on without the tool's code.
 
@@ -190,11 +194,30 @@ class CallState(Struct, frozen=True, gc=False):
 
 def question_text(call: CallState, kind: QuestionKind) -> str:
     """Return what a person is asked beside a call: also who allowed it so far, where several must."""
-    asked = call.plan.question
-    if kind is not QuestionKind.APPROVAL or call.plan.approvers == 1:
-        return asked
-    so_far = f"; so far {', '.join(call.approved_by)} did" if call.approved_by else ""
-    return f"{asked}\n{call.plan.approvers} people must allow this{so_far}.".lstrip()
+    if kind is not QuestionKind.APPROVAL:
+        return call.plan.question
+    return text_for_several(call.plan.question, call.plan.approvers, call.approved_by)
+
+
+def text_for_several(text: str, approvers: int, approved_by: tuple[str, ...] = ()) -> str:
+    """Return what is shown beside an act: also how many people must allow it, and who did so far."""
+    if approvers == 1:
+        return text
+    so_far = f"; so far {', '.join(approved_by)} did" if approved_by else ""
+    return f"{text}\n{approvers} people must allow this{so_far}.".lstrip()
+
+
+def approvals_after(
+    approved_by: tuple[str, ...], approvers: int, by: str, *, is_edited: bool
+) -> tuple[str, ...]:
+    """Return who has allowed an act after one more approval; () where one person is enough.
+
+    An approval of other arguments is not an approval of these, so a change begins anew.
+    """
+    if approvers == 1:
+        return ()
+    before = () if is_edited else approved_by
+    return before if by in before else (*before, by)
 
 
 def startable(calls: Iterable[CallState]) -> tuple[CallState, ...]:

@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from midstream.errors import UsageError
+from midstream.session.calls import APPROVERS_MAX
 from midstream.timing import WAIT_S_MAX
 
 Kind = Literal["read", "search", "think", "fetch", "edit", "delete", "move", "execute", "other"]
@@ -39,17 +40,21 @@ class Ask(Struct, frozen=True):
     Args:
         text: Text that is shown beside the act.
         answer_s: Seconds they have, 366 days at most; 0 for no limit. After that the agent is refused.
+        approvers: How many different people must allow it, 10 at most. The server must authenticate them.
 
     Raises:
-        UsageError: `answer_s` is out of its bounds.
+        UsageError: `answer_s` or `approvers` is out of its bounds.
     """
 
     text: str = ""
     answer_s: float = 0.0
+    approvers: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.answer_s <= WAIT_S_MAX:
             raise UsageError(f"`answer_s` is {self.answer_s:g}; expected 0 to {WAIT_S_MAX:g} seconds")
+        if not 1 <= self.approvers <= APPROVERS_MAX:
+            raise UsageError(f"`approvers` is {self.approvers}; expected 1 to {APPROVERS_MAX}")
 
 
 class Allowed(Struct, frozen=True):

@@ -81,6 +81,8 @@ def _of_agent(
         asked.expires_at,
         agents,
         asked.is_fixed,
+        asked.approvers,
+        asked.approved_by,
     )
 
 

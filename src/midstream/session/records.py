@@ -25,7 +25,7 @@ from midstream.history.messages import (
     UserMessage,
 )
 from midstream.session.application_request import ApplicationRequest
-from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind
+from midstream.session.calls import APPROVERS_MAX, CallPlan, Choice, OnDoubt, QuestionKind
 from midstream.timing import WAIT_S_MAX, StalledOn
 
 VERSION = 1
@@ -95,6 +95,8 @@ class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     """A person must allow each call before the client may run it."""
     answer_s: LimitS = 0.0
     """Seconds a person has to allow it; 0 for no limit."""
+    approvers: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": APPROVERS_MAX})] = 1
+    """How many different people must allow each call that needs approval."""
 
 
 class Parent(Struct, frozen=True, gc=False):
@@ -513,7 +515,9 @@ class QuestionAsked(
         attempt: The attempt at the response whose agent waits; 0 for a call of the response.
         name, arguments: The act that the agent requests; the arguments are JSON text. "" for a call of the response.
         is_fixed: The arguments cannot be changed by the answer.
-        repeats: The earlier question whose answer was given and not used: it is this one's, too.
+        repeats: The earlier question whose answer was given and not used: it is this one's, too. The question's own
+            id, where one of several people allowed it and the others are asked.
+        approvers: With an agent's question, how many different people must allow it.
     """
 
     turn: int
@@ -529,6 +533,7 @@ class QuestionAsked(
     arguments: str = ""
     is_fixed: bool = False
     repeats: str = ""
+    approvers: int = 1
 
 
 class QuestionAnswered(

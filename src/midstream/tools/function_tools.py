@@ -16,7 +16,7 @@ import re
 import threading
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -24,7 +24,8 @@ from msgspec import Struct
 from midstream.errors import ToolDefinitionError, UsageError
 from midstream.history.messages import Outcome, ToolCall, ToolResult, ToolSpec, storable
 from midstream.json_depth import require_shallow_text
-from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, Site, digest_of
+from midstream.session.calls import APPROVERS_MAX, CallPlan, OnDoubt, OnDoubtName, Site, digest_of
+from midstream.session.permissions import Ask
 from midstream.session.records import ClientTool
 from midstream.store.contract import Transaction
 from midstream.timing import WAIT_S_MAX
@@ -39,8 +40,6 @@ RESULT_CHARS_MAX = 4 * 1024 * 1024
 `core.blobs.SHOWN_CHARS_MAX` of them."""
 PROGRESS_CHARS_MAX = 2000
 """Characters of one progress report; more is cut off."""
-APPROVERS_MAX = 10
-"""People who must allow one call, at most."""
 THREADS_MAX = 256
 """Plain functions at work in one process, abandoned ones that hang included; one more is refused, not started."""
 
@@ -334,6 +333,7 @@ def of_client(theirs: ClientTool) -> Tool:
         theirs.needs_approval,
         answer_s=theirs.answer_s,
         site=Site.CLIENT,
+        approvers=theirs.approvers,
     )
 
 
@@ -341,8 +341,8 @@ def _refuse_to_run(**_: object) -> None:
     raise AssertionError("a person or a client answers this call")
 
 
-Approval = Callable[[ToolCall, Tool], "bool | str"]
-"""A host's own rule: whether a person must allow a call, or in words why."""
+Approval = Callable[[ToolCall, Tool], "bool | str | Ask"]
+"""A host's own rule: whether a person must allow a call, in words why, or the terms, such as how many people."""
 
 
 def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | None = None) -> CallPlan:
@@ -354,13 +354,13 @@ def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | No
         return CallPlan(
             call.id, digest, problem=f"There is no tool named {call.name!r}. Known tools: {known}."
         )
-    problem = why = None
+    problem = terms = None
     try:
         keywords = _read_arguments(found, call)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         problem = f"The arguments of {call.name!r} do not fit its schema: {error}"
     else:
-        why = _approval_question(call, found, keywords, approval)
+        terms = _approval_terms(call, found, keywords, approval)
     return CallPlan(
         call.id,
         digest,
@@ -369,29 +369,43 @@ def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | No
         timeout_s=found.timeout_s,
         problem=problem,
         site=found.site,
-        needs_approval=why is not None and found.site is not Site.PERSON,
-        question=why or "",
-        answer_s=found.answer_s,
-        approvers=found.approvers,
+        needs_approval=terms is not None and found.site is not Site.PERSON,
+        question=terms.text if terms else "",
+        answer_s=terms.answer_s if terms else found.answer_s,
+        approvers=terms.approvers if terms else found.approvers,
     )
 
 
-def _approval_question(
+class _Terms(NamedTuple):
+    """Text that people are shown before a call, how many seconds they have, and how many of them must allow it."""
+
+    text: str
+    answer_s: float
+    approvers: int
+
+
+def _approval_terms(
     call: ToolCall, found: Tool, keywords: Mapping[str, Any], approval: Approval | None
-) -> str | None:
-    """Return what to ask a person before this call, perhaps nothing; None where no approval is needed."""
+) -> _Terms | None:
+    """Return the terms on which people are asked before this call; None where no approval is needed."""
+    own = _Terms("", found.answer_s, found.approvers)
     if found.site is Site.PERSON:
-        return str(keywords.get("question", ""))
+        return own._replace(text=str(keywords.get("question", "")))
     needed = found.needs_approval
     try:
         if callable(needed):
             needed = needed(**keywords)
         asked = approval(call, found) if approval is not None else False
     except Exception:  # noqa: BLE001 - foreign code: a rule that fails must not let a call through
-        return "The rule that decides about this call failed."
-    if isinstance(asked, str) and asked:
-        return storable(asked)
-    return "" if needed or asked else None
+        return own._replace(text="The rule that decides about this call failed.")
+    match asked:
+        case Ask():
+            approvers = max(asked.approvers, own.approvers)
+            return _Terms(storable(asked.text), asked.answer_s or own.answer_s, approvers)
+        case str() if asked:
+            return own._replace(text=storable(asked))
+        case _:
+            return own if needed or asked else None
 
 
 async def probe_call(found: Tool, call: ToolCall, context: CallContext) -> tuple[ToolResult | None, bool]:

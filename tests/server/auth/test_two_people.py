@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,19 @@ from typing import Any
 import httpx2
 import pytest
 
-from midstream.errors import ToolDefinitionError
-from midstream.server.app import App
+from midstream.engine.agent import Agent
+from midstream.errors import ToolDefinitionError, UsageError
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.server.app import App, asgi
+from midstream.server.auth.access import Access, bearer
 from midstream.server.auth.principals import Principal
+from midstream.session.permissions import Allowed, Ask, Permission
+from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.scripted_model import calls, text
-from midstream.tools.function_tools import tool
+from midstream.testing.scripted_model import ScriptedModel, calls, text
+from midstream.tools.function_tools import Approval, tool
 from tests.server.people import ADA, BOB, EVE, OPERATOR, guarded_app, say, told
-from tests.server.serving import KEYS, called, command, make_app
+from tests.server.serving import KEYS, Json, called, command, make_app
 from tests.spec import spec
 
 KNOWN = {
@@ -139,3 +145,118 @@ async def test_a_server_that_authenticates_nobody_runs_no_such_call() -> None:
 def test_a_rule_that_cannot_hold_is_refused(needs_approval: bool, approvers: int) -> None:  # noqa: FBT001
     with pytest.raises(ToolDefinitionError, match="approvers"):
         tool(needs_approval=needs_approval, approvers=approvers)(len)
+
+
+class Coder:
+    """A model whose agent requests a permission in the middle of its answer."""
+
+    name = "coder"
+
+    def __init__(self, terms: Ask) -> None:
+        self._terms = terms
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        assert request.person is not None
+        wanted = Permission("agent-1", "pay", "execute", '{"amount": 250}')
+        decision = await request.person(wanted, self._terms)
+        if isinstance(decision, Allowed):
+            paid.append(json.loads(decision.arguments or wanted.arguments)["amount"])
+        yield TextDelta("It is paid.")
+        yield Finished()
+
+
+@asynccontextmanager
+async def _asking(
+    agent: Agent, *, tools: Sequence[Json] = ()
+) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
+    """Serve a session of Ada's with this agent; her client has these tools."""
+    access = Access(authenticate=bearer(KNOWN.get))
+    app = asgi(agent, store=MemoryStore(), access=access)
+    async with called(app) as client:
+        body = command(tools=list(tools)) if tools else command()
+        sent = await client.post("/v1/sessions/s1/commands", json=body, headers={**KEYS, **ADA})
+        assert sent.status_code == 200
+        yield app, client
+
+
+@spec("SEC-27")
+async def test_a_permission_of_an_upstream_agent_needs_two_people() -> None:
+    async with _asking(Agent(Coder(Ask("Sure?", approvers=2)))) as (app, client):
+        assert (await _answer(app, client, ADA)).status_code == 202
+        assert told(await _answer(app, client, ADA)) == (409, "answer_mismatch")
+        question = await _question(app, client, BOB)
+        assert (question["approvers"], question["approved_by"], paid) == (2, ["ada"], [])
+        assert question["text"] == "Sure?\n2 people must allow this.\nada allowed this."
+        assert (await _answer(app, client, BOB)).status_code == 202
+        await _end(app)
+    assert paid == [250]
+
+
+@spec("SEC-27")
+async def test_arguments_that_one_person_changed_are_what_the_others_see_and_what_the_agent_runs_with() -> (
+    None
+):
+    async with _asking(Agent(Coder(Ask(approvers=2)))) as (app, client):
+        assert (await _answer(app, client, ADA)).status_code == 202
+        assert (await _answer(app, client, BOB, arguments='{"amount": 9}')).status_code == 202
+        question = await _question(app, client, ADA)
+        assert (question["arguments"], question["approved_by"], paid) == ('{"amount": 9}', ["bob"], [])
+        assert (await _answer(app, client, ADA)).status_code == 202
+        await _end(app)
+    assert paid == [9]
+
+
+@spec("SEC-27")
+async def test_one_denial_of_a_permission_is_enough() -> None:
+    async with _asking(Agent(Coder(Ask(approvers=2)))) as (app, client):
+        assert (await _answer(app, client, ADA)).status_code == 202
+        assert (await _answer(app, client, BOB, "deny")).status_code == 202
+        await _end(app)
+    assert paid == []
+
+
+LOCAL = {"spec": {"name": "pay", "description": "Pay.", "parameters": {"type": "object"}}}
+
+
+async def _is_started(client: httpx2.AsyncClient) -> bool:
+    return '"type":"call_started"' in (await client.get("/v1/sessions/s1/records", headers=ADA)).text
+
+
+@spec("SEC-27")
+@pytest.mark.parametrize(
+    ("approval", "declared"),
+    [
+        (None, {"needs_approval": True, "approvers": 2}),
+        (lambda _call, _tool: Ask(approvers=2), {}),
+        (lambda _call, _tool: Ask(), {"needs_approval": True, "approvers": 2}),
+    ],
+)
+async def test_a_call_reaches_a_client_after_two_people_have_allowed_it(
+    approval: Approval | None, declared: Json
+) -> None:
+    """The client declares it, or the server's own rule requires it of every client."""
+    agent = Agent(ScriptedModel(SCRIPT), approval=approval)
+    async with _asking(agent, tools=[{**LOCAL, **declared}]) as (app, client):
+        assert (await _answer(app, client, ADA)).status_code == 202
+        assert told(await _answer(app, client, ADA)) == (409, "answer_mismatch")
+        assert not await _is_started(client)
+        assert (await _answer(app, client, BOB)).status_code == 202
+        runner = await app.host.session("s1")
+        while not await _is_started(client):
+            await runner.wait(runner.newest.position)
+
+
+@pytest.mark.parametrize(
+    "declared", [{"approvers": 2}, *({"needs_approval": True, "approvers": n} for n in (0, 11))]
+)
+async def test_a_client_cannot_declare_a_rule_that_cannot_hold(declared: Json) -> None:
+    async with called(make_app(SCRIPT)) as client:
+        body = command(tools=[{**LOCAL, **declared}])
+        refused = await client.post("/v1/sessions/s1/commands", json=body, headers=KEYS)
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("approvers", [0, 11])
+def test_terms_that_cannot_hold_are_refused(approvers: int) -> None:
+    with pytest.raises(UsageError, match="approvers"):
+        Ask(approvers=approvers)

@@ -145,6 +145,31 @@ async def test_a_list_takes_one_request_for_64_titles_and_a_bad_row_costs_its_ow
     assert titles == {f"s{number}": "" if number == 5 else f"title {number}" for number in range(70)}
 
 
+@spec("SEC-42", "SEC-61")
+async def test_a_namespace_takes_one_request_for_64_entries_and_none_for_those_that_are_known(
+    tmp_path: Path,
+) -> None:
+    accepted, path = Accepted(), tmp_path / "sessions.db"
+    with key_endpoint(tmp_path, accepted) as url:
+        store = _store(path, url)
+        await store.open()
+        for number in range(130):
+            await store.kv_put("n", str(number), b"%d" % number, expected=0, at=float(number))
+        await store.close()
+        store = _store(path, url)
+        await store.open()
+        before = accepted.requests
+        found = {entry.key: entry.body for entry in await store.kv_list("n")}
+        assert accepted.requests == before + 3
+        again = await store.kv_get("n", "7")
+        assert again is not None
+        assert (again.body, accepted.requests) == (b"7", before + 3)
+        assert {entry.key: entry.body for entry in await store.kv_list("n")} == found
+        assert accepted.requests == before + 3
+        await store.close()
+    assert found == {str(number): b"%d" % number for number in range(130)}
+
+
 @spec("SEC-62")
 async def test_an_endpoint_that_is_away_is_an_error_to_try_again_later(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
@@ -168,6 +193,45 @@ async def test_an_endpoint_that_goes_away_costs_new_sessions_and_no_open_one(tmp
             await _begin(host, "other")
         await _say(runner, WORDS)
     assert b"canary-7f3a" not in _stored(tmp_path)
+
+
+class Refusing(Accepted):
+    """Refuses three requests in a row, from a number on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = -1
+        self.refused = 0
+
+    async def __call__(self, token: str) -> bool:
+        is_accepted = await super().__call__(token)
+        if 0 <= self.begin < self.requests and self.refused < 3:
+            self.refused += 1
+            return False
+        return is_accepted
+
+
+@spec("SEC-62")
+@pytest.mark.parametrize("passing", [0, 1])
+async def test_a_command_of_another_node_is_tried_again_while_the_keys_are_away(
+    tmp_path: Path, passing: int
+) -> None:
+    """They are away when the command is read, or when the answer is written."""
+    path, refusing = tmp_path / "sessions.db", Refusing()
+    async with AsyncExitStack() as stack:
+        ours = stack.enter_context(key_endpoint(tmp_path, refusing))
+        theirs = stack.enter_context(key_endpoint(tmp_path))
+        node = await stack.enter_async_context(Host(_agent(), _store(path, ours)))
+        runner = await _begin(node, "s")
+        other = await stack.enter_async_context(Host(_agent(), _store(path, theirs)))
+        sender = await other.session("s")
+        refusing.begin = refusing.requests + passing
+        await sender.submit(SendMessage(UserMessage.of("over there")))
+        assert refusing.refused == 3
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+        users = [each for each in runner.state.history.entries if isinstance(each, UserMessage)]
+    assert users == [UserMessage.of(WORDS), UserMessage.of("over there")]
 
 
 @spec("SEC-41", "SEC-60")

@@ -166,6 +166,7 @@ def _question_record(turn: AwaitingModel, question: AgentQuestion) -> QuestionAs
         question.name,
         question.arguments,
         question.is_fixed,
+        approvers=question.approvers,
     )
 
 

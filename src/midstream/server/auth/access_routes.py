@@ -9,7 +9,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from midstream.errors import AccessError, MalformedFrameError, NotFoundError, SessionNotFoundError
+from midstream.errors import (
+    AccessError,
+    EntryDamagedError,
+    MalformedFrameError,
+    NotFoundError,
+    SessionNotFoundError,
+)
 from midstream.server.api.http_endpoints import NO_STORE, json_response
 from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import cookie_name, cookie_of
@@ -17,7 +23,7 @@ from midstream.server.auth.caller import visit_of
 from midstream.server.auth.credential_sources import ServerProof
 from midstream.server.auth.middleware import TRAIL, AuthMiddleware
 from midstream.server.auth.origins import page_of
-from midstream.server.auth.ownership import Owner
+from midstream.server.auth.ownership import UNREADABLE, Owner
 from midstream.server.auth.principals import EVERYTHING, ID_CHARS_MAX, Action, Principal, Scope
 from midstream.server.auth.revocations import EVERYONE
 from midstream.server.auth.tokens import (
@@ -259,10 +265,13 @@ async def owner_of(door: AuthMiddleware, session: str) -> Owner:
 
     Raises:
         SessionNotFoundError: It has no owner.
+        EntryDamagedError: Its owner cannot be read.
     """
     owner = await door.ownership.owner_of(session)
     if owner is None:
         raise SessionNotFoundError(f"no session {session!r} with an owner")
+    if owner == UNREADABLE:
+        raise EntryDamagedError(f"the owner of session {session!r} cannot be read")
     return owner
 
 

@@ -20,6 +20,7 @@ from midstream.local_keys import address_of_socket, prove_server, start_of, toke
 from midstream.server.auth.bearer_tokens import bearer_token
 from midstream.server.auth.credential_sources import CredentialSource, ServerProof
 from midstream.server.auth.principals import OPERATOR, Principal
+from midstream.server.auth.stored_rows import read_row, version_of
 from midstream.store.contract import KeyValue
 
 STARTS = "access-starts"
@@ -73,16 +74,15 @@ class LocalUser(CredentialSource):
         for other in await kv.kv_list(STARTS):
             if other.key != self._start and other.at < now - START_S:
                 await kv.kv_delete(STARTS, other.key, expected=other.version)
-        row = await kv.kv_get(STARTS, self._start)
         with suppress(EntryMovedError):
-            version = row.version if row is not None else 0
+            version = await version_of(kv, STARTS, self._start)
             await kv.kv_put(STARTS, self._start, b"{}", expected=version, at=now)
 
     async def _is_shared(self, start: str) -> bool:
         if self._shared is None:
             return False
         kv, world = self._shared
-        row = await kv.kv_get(STARTS, start)
+        row = await read_row(kv, STARTS, start)
         return row is not None and row.at >= world.now() - START_S
 
 

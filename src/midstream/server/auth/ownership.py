@@ -10,6 +10,7 @@ others have. It is written before the row that counts; what it names too much is
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -18,9 +19,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.environment import World
-from midstream.errors import AccessError, EntryMovedError, LimitReachedError, SessionNotFoundError
+from midstream.errors import (
+    AccessError,
+    EntryDamagedError,
+    EntryMovedError,
+    KeyMissingError,
+    LimitReachedError,
+    SessionNotFoundError,
+)
 from midstream.retries import REPLACE_ATTEMPTS_MAX
 from midstream.server.auth.principals import Principal
+from midstream.server.auth.stored_rows import version_of
 from midstream.session.child_names import root_of
 from midstream.store.contract import PRINCIPAL_OF, KeyValue
 
@@ -50,6 +59,11 @@ class Owner(Struct, frozen=True):
     claim: str = ""
 
 
+UNREADABLE = Owner("\0unreadable", "\0unreadable")
+"""Stands for an owner that cannot be read: no principal has such a name."""
+_log = logging.getLogger(__name__)
+
+
 class Ownership:
     """The rows of owners."""
 
@@ -58,9 +72,16 @@ class Ownership:
         self._world = world
 
     async def owner_of(self, session: str) -> Owner | None:
-        """Return whose a session (or the one it is part of) is; None where it has none."""
-        kept = await self._kv.kv_get(PRINCIPAL_OF, root_of(session))
-        return None if kept is None else msgspec.json.decode(kept.body, type=Owner)
+        """Return whose a session (or the one it is part of) is; None where it has none.
+
+        A row that cannot be read is `UNREADABLE`, whose session is visible to operators only.
+        """
+        try:
+            kept = await self._kv.kv_get(PRINCIPAL_OF, root_of(session))
+        except (EntryDamagedError, KeyMissingError) as error:
+            _log.error("the owner of a session cannot be read: %s", error.message, extra={"session": session})
+            return UNREADABLE
+        return None if kept is None else _decode(kept.body)
 
     async def claim(self, session: str, principal: Principal) -> Owner:
         """Make a principal the owner of a session without one, and return the owner.
@@ -83,16 +104,33 @@ class Ownership:
     async def _require_one_tenancy(self, *, has_tenant: bool) -> None:
         """Require that all principals have a tenant, or none: without one, a session could be given a tenant's name."""
         for _ in range(REPLACE_ATTEMPTS_MAX):
-            kept = await self._kv.kv_get(TENANCY_NAMESPACE, _TENANCY)
-            if kept is not None:
-                break
-            body = msgspec.json.encode(has_tenant)
-            with suppress(EntryMovedError):
-                await self._kv.kv_put(TENANCY_NAMESPACE, _TENANCY, body, expected=0, at=self._world.now())
+            known, version = await self._tenancy(default=has_tenant)
+            if known != has_tenant:
+                have = "no tenant" if has_tenant else "tenants"
+                raise AccessError(
+                    f"principals of this store have {have}; give every principal a tenant, or none"
+                )
+            if version is None:
                 return
-        if kept is not None and kept.body != msgspec.json.encode(has_tenant):
-            have = "no tenant" if has_tenant else "tenants"
-            raise AccessError(f"principals of this store have {have}; give every principal a tenant, or none")
+            body = msgspec.json.encode(known)
+            with suppress(EntryMovedError):
+                await self._kv.kv_put(
+                    TENANCY_NAMESPACE, _TENANCY, body, expected=version, at=self._world.now()
+                )
+                return
+
+    async def _tenancy(self, *, default: bool) -> tuple[bool, int | None]:
+        """Return whether the principals of this store have tenants, and the version of the row to write, if any.
+
+        If the row cannot be read, the rows of owners show it.
+        """
+        try:
+            kept = await self._kv.kv_get(TENANCY_NAMESPACE, _TENANCY)
+        except EntryDamagedError as error:
+            owners = [_decode(each.body) for each in await self._kv.kv_list(PRINCIPAL_OF)]
+            known = any(owner.tenant for owner in owners) if owners else default
+            return known, error.version
+        return (default, 0) if kept is None else (msgspec.json.decode(kept.body, type=bool), None)
 
     async def share(self, session: str, readers: Sequence[str]) -> Owner:
         """Let these principals of the owner's tenant look at a session, and no others; return the new row.
@@ -107,7 +145,7 @@ class Ownership:
         kept = await self._kv.kv_get(PRINCIPAL_OF, root_of(session))
         if kept is None:
             raise SessionNotFoundError(f"no session {session!r}")
-        owner = replace(msgspec.json.decode(kept.body, type=Owner), readers=tuple(readers))
+        owner = replace(_decode(kept.body), readers=tuple(readers))
         for reader in readers:
             await self._note(session, owner.tenant, reader)
         body = msgspec.json.encode(owner)
@@ -137,11 +175,17 @@ class Ownership:
         """
         namespace, key = _namespace_of(tenant, principal), root_of(session)
         for _ in range(REPLACE_ATTEMPTS_MAX):
-            kept = await self._kv.kv_get(namespace, key)
+            version = await version_of(self._kv, namespace, key)
             with suppress(EntryMovedError):
-                version = kept.version if kept else 0
                 await self._kv.kv_put(namespace, key, b"{}", expected=version, at=self._world.now())
                 return
+
+
+def _decode(body: bytes) -> Owner:
+    try:
+        return msgspec.json.decode(body, type=Owner)
+    except (msgspec.DecodeError, RecursionError):  # of another version
+        return UNREADABLE
 
 
 def _namespace_of(tenant: str, principal: str) -> str:

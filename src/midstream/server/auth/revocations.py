@@ -6,10 +6,17 @@ that a revocation ends connections in every process within `WATCH_S` and the tim
 
 from __future__ import annotations
 
+import logging
+import math
+
+import msgspec
+from msgspec import Struct
+
 from midstream.environment import World
-from midstream.errors import EntryMovedError
+from midstream.errors import EntryDamagedError, EntryMovedError, KeyMissingError
 from midstream.retries import REPLACE_ATTEMPTS_MAX
-from midstream.store.contract import KeyValue, KeyValueEntry
+from midstream.server.auth.stored_rows import version_of
+from midstream.store.contract import KeyValue
 
 REVOKED_NAMESPACE = "access-revoked"
 EVERYONE = "*"
@@ -18,6 +25,19 @@ _NUMBER = "#"
 """Key of the row whose version is the number."""
 WATCH_S = 5.0
 """Seconds between two reads of the number, and of files with credentials."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class _LockOut(Struct, frozen=True):
+    """Content of a row: the time of a lock-out. It is sealed; the time that the store notes beside it is not.
+
+    Args:
+        at: In seconds since 1970; 0 in a row of an older version, where the store's own time counts.
+    """
+
+    at: float = 0.0
 
 
 class Revocations:
@@ -37,25 +57,31 @@ class Revocations:
         await self._write(_NUMBER)
 
     async def locked_out_at(self, principal_key: str) -> float:
-        """Return when a principal was locked out last, in seconds since 1970; 0 for never."""
-        rows = [await self._read(key) for key in (principal_key, EVERYONE)]
-        return max((row.at for row in rows if row is not None), default=0.0)
+        """Return when a principal was locked out last, in seconds since 1970; 0 for never.
+
+        A row that cannot be read locks out for ever: revoke once more to replace it.
+        """
+        return max([await self._read(key) for key in (principal_key, EVERYONE)])
 
     async def newest(self) -> int:
         """Return the number of the last change of rights."""
-        row = await self._read(_NUMBER)
-        return row.version if row is not None else 0
+        return await version_of(self._kv, REVOKED_NAMESPACE, _NUMBER)
 
-    async def _read(self, key: str) -> KeyValueEntry | None:
-        return await self._kv.kv_get(REVOKED_NAMESPACE, key)
+    async def _read(self, key: str) -> float:
+        try:
+            row = await self._kv.kv_get(REVOKED_NAMESPACE, key)
+            return 0.0 if row is None else msgspec.json.decode(row.body, type=_LockOut).at or row.at
+        except (EntryDamagedError, KeyMissingError, msgspec.DecodeError, RecursionError):
+            _log.error("the time of a revocation cannot be read: %r is locked out", key)
+            return math.inf
 
     async def _write(self, key: str) -> None:
         for _ in range(REPLACE_ATTEMPTS_MAX):
-            row = await self._read(key)
-            version = row.version if row is not None else 0
+            version = await version_of(self._kv, REVOKED_NAMESPACE, key)
+            now = self._world.now()
+            body = msgspec.json.encode(_LockOut(now))
             try:
-                now = self._world.now()
-                await self._kv.kv_put(REVOKED_NAMESPACE, key, b"{}", expected=version, at=now)
+                await self._kv.kv_put(REVOKED_NAMESPACE, key, body, expected=version, at=now)
             except EntryMovedError:
                 continue
             return

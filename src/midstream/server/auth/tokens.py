@@ -24,6 +24,7 @@ from midstream.environment import World
 from midstream.errors import AccessError, EntryMovedError, UnauthorizedError
 from midstream.server.auth.principals import Principal
 from midstream.server.auth.revocations import Revocations
+from midstream.server.auth.stored_rows import read_row
 from midstream.store.contract import KeyValue, KeyValueEntry
 
 IsCurrent = Callable[[Principal], Awaitable[bool]]
@@ -182,7 +183,7 @@ class AccessTokens:
             UnauthorizedError: One of them has ended or was revoked.
         """
         if principal.via:
-            row = await self._kv.kv_get(NAMESPACE, principal.via)
+            row = await read_row(self._kv, NAMESPACE, principal.via)
             found = _decode(row) if row is not None else None
             if found is None or found.ends_at <= self._world.now():
                 raise UnauthorizedError("the credential of this connection is no longer valid")
@@ -194,7 +195,7 @@ class AccessTokens:
 
     async def above_cookie(self, principal: Principal) -> Principal:
         """Return a principal as the credential above their cookie shows it, for a cookie in the place of that one."""
-        row = await self._kv.kv_get(NAMESPACE, principal.via) if principal.via else None
+        row = await read_row(self._kv, NAMESPACE, principal.via) if principal.via else None
         found = _decode(row) if row is not None else None
         if found is None or found.kind is not TokenKind.COOKIE:
             return principal
@@ -222,9 +223,9 @@ class AccessTokens:
             going += [child for child in children.get(key, ()) if child not in going]
         gone = 0
         for key in going:
-            row = await self._kv.kv_get(NAMESPACE, key)
+            row = await read_row(self._kv, NAMESPACE, key)
             while row is not None and not await self._kv.kv_delete(NAMESPACE, key, expected=row.version):
-                row = await self._kv.kv_get(NAMESPACE, key)  # a use was written down in between
+                row = await read_row(self._kv, NAMESPACE, key)  # a use was written down in between
             gone += row is not None
         return gone
 
@@ -237,7 +238,7 @@ class AccessTokens:
         return [(key, token) for key, token in rows if token is not None]
 
     async def _find(self, kind: TokenKind, word: str) -> tuple[KeyValueEntry, AccessToken]:
-        row = await self._kv.kv_get(NAMESPACE, key_of(word)) if len(word) <= _WORD_CHARS_MAX else None
+        row = await read_row(self._kv, NAMESPACE, key_of(word)) if len(word) <= _WORD_CHARS_MAX else None
         found = _decode(row) if row is not None else None
         if row is None or found is None or found.kind is not kind or found.ends_at <= self._world.now():
             raise _refusal_of(kind)
@@ -261,7 +262,7 @@ class AccessTokens:
         """Return a credential and those above it; the last one has a parent where the chain is broken or too long."""
         chain: list[tuple[KeyValueEntry | None, AccessToken]] = [(None, token)]
         while len(chain) <= CHAIN_MAX and (parent := chain[-1][1].parent):
-            row = await self._kv.kv_get(NAMESPACE, parent)
+            row = await read_row(self._kv, NAMESPACE, parent)
             found = _decode(row) if row is not None else None
             if row is None or found is None:
                 break

@@ -18,7 +18,14 @@ from msgspec.structs import replace
 
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.json_depth import require_shallow_text
-from midstream.session.calls import CHOICES, Choice, QuestionKind, digest_of
+from midstream.session.calls import (
+    CHOICES,
+    Choice,
+    QuestionKind,
+    approvals_after,
+    digest_of,
+    text_for_several,
+)
 from midstream.session.records import (
     AnswerUsed,
     CloseReason,
@@ -36,6 +43,7 @@ from midstream.session.turn.commands import (
     Refused,
     UseAnswer,
 )
+from midstream.session.turn.several_people import require_another_person
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 
 QUESTIONS_MAX = 64
@@ -96,19 +104,44 @@ def take_answer(
     arguments = answer.arguments if answer.choice is Choice.ALLOW else None
     if arguments is not None:
         _refuse_unfit(question, arguments)
-    return (
-        QuestionAnswered(
-            state.turn,
-            state.response_no,
-            question.id,
-            _KIND,
-            question.digest,
-            answer.choice,
-            at,
-            answer.text,
-            arguments,
-            answer.by,
-        ),
+    require_another_person(answer, question.approvers, question.approved_by)
+    answered = QuestionAnswered(
+        state.turn,
+        state.response_no,
+        question.id,
+        _KIND,
+        question.digest,
+        answer.choice,
+        at,
+        answer.text,
+        arguments,
+        answer.by,
+    )
+    after = _answered(question, answered)
+    return (answered,) if after.choice is not None else (answered, _ask_others(state, after, answered))
+
+
+def _ask_others(state: AwaitingModel, question: AgentQuestion, answered: QuestionAnswered) -> QuestionAsked:
+    """Return the question once more, for the other people who must allow it, about the arguments of now."""
+    arguments = question.arguments if question.edited is None else question.edited
+    done = f"{answered.by} allowed this."
+    if answered.arguments is not None:
+        done = f"{answered.by} changed the arguments and allowed that; approvals before do not count."
+    return QuestionAsked(
+        state.turn,
+        state.response_no,
+        question.id,
+        _KIND,
+        digest_of(question.name, arguments),
+        answered.at,
+        f"{question.text}\n{done}",
+        question.expires_at,
+        question.attempt,
+        question.name,
+        arguments,
+        question.is_fixed,
+        question.id,
+        question.approvers,
     )
 
 
@@ -146,16 +179,13 @@ def evolve(
     match record:
         case QuestionAsked():
             kept = tuple(each for each in state.questions if each.id != record.repeats)
+            before = next((each for each in state.questions if each.id == record.repeats), None)
             since = state.waits_since or record.at
-            return replace(
-                state, questions=(*kept, _question(record)), waits_since=since, touched_at=record.at
-            )
+            asked = (*kept, _question(record, before))
+            return replace(state, questions=asked, waits_since=since, touched_at=record.at)
         case QuestionAnswered():
             questions = tuple(
-                replace(each, choice=record.choice, words=record.text, edited=record.arguments, by=record.by)
-                if each.id == record.call_id
-                else each
-                for each in state.questions
+                _answered(each, record) if each.id == record.call_id else each for each in state.questions
             )
         case QuestionClosed(why=CloseReason.EXPIRED):
             questions = tuple(
@@ -182,7 +212,7 @@ def _open_questions(state: AwaitingModel, asked: PermissionRequested, *, at: flo
         message = f"{QUESTIONS_MAX} questions already wait for a person"
         raise Refused(QuestionClosedError(message))
     digest = digest_of(asked.name, asked.arguments)
-    given = None if asked.is_vague else _find_given_answer(state, digest)
+    given = None if asked.is_vague else _find_given_answer(state, digest, asked.approvers)
     question = QuestionAsked(
         state.turn,
         state.response_no,
@@ -190,13 +220,14 @@ def _open_questions(state: AwaitingModel, asked: PermissionRequested, *, at: flo
         _KIND,
         digest,
         at,
-        asked.text,
+        text_for_several(asked.text, asked.approvers),
         at + asked.answer_s if asked.answer_s else 0.0,
         state.attempt,
         asked.name,
         asked.arguments,
         asked.is_fixed,
         given.id if given else "",
+        asked.approvers,
     )
     if given is None or given.choice is None:
         return (question,)
@@ -215,19 +246,50 @@ def _open_questions(state: AwaitingModel, asked: PermissionRequested, *, at: flo
     return (question, answer)
 
 
-def _find_given_answer(state: AwaitingModel, digest: str) -> AgentQuestion | None:
-    """Return the answer to the same question of an attempt that was cut before its agent received it."""
+def _find_given_answer(state: AwaitingModel, digest: str, approvers: int) -> AgentQuestion | None:
+    """Return the answer to the same question of an attempt that was cut before its agent received it.
+
+    An approval holds where as many people must allow the act now, and of several people only for the agent's own
+    arguments: those of a change were shown to some of them only after it.
+    """
     return next(
         (
             each
             for each in state.questions
-            if each.attempt != state.attempt and each.digest == digest and each.choice is not None
+            if each.attempt != state.attempt
+            and each.digest == digest
+            and each.choice is not None
+            and (each.choice is not Choice.ALLOW or _is_allowed_by(each, approvers))
         ),
         None,
     )
 
 
-def _question(record: QuestionAsked) -> AgentQuestion:
+def _is_allowed_by(question: AgentQuestion, approvers: int) -> bool:
+    return question.approvers == approvers and (approvers == 1 or question.edited is None)
+
+
+def _answered(question: AgentQuestion, record: QuestionAnswered) -> AgentQuestion:
+    """Return a question after an answer: decided, or allowed by one more of the people who must allow it."""
+    is_edited = record.arguments is not None
+    edited = record.arguments if is_edited else question.edited
+    if record.choice is not Choice.ALLOW:
+        return replace(question, choice=record.choice, words=record.text, edited=None, by=record.by)
+    approved_by = approvals_after(question.approved_by, question.approvers, record.by, is_edited=is_edited)
+    if len(approved_by) < question.approvers and question.approvers > 1:
+        return replace(question, edited=edited, approved_by=approved_by)
+    return replace(
+        question,
+        choice=record.choice,
+        words=record.text,
+        edited=edited,
+        by=record.by,
+        approved_by=approved_by,
+    )
+
+
+def _question(record: QuestionAsked, before: AgentQuestion | None) -> AgentQuestion:
+    """Return the question of a record; `before` is the one that it repeats."""
     return AgentQuestion(
         record.call_id,
         record.attempt,
@@ -238,6 +300,9 @@ def _question(record: QuestionAsked) -> AgentQuestion:
         record.text,
         record.expires_at,
         record.is_fixed,
+        edited=before.edited if before else None,
+        approvers=record.approvers,
+        approved_by=before.approved_by if before else (),
     )
 
 

@@ -57,6 +57,7 @@ from midstream.session.turn.commands import (
     Refused,
 )
 from midstream.session.turn.folding import evolve
+from midstream.session.turn.several_people import require_another_person
 from midstream.session.turn.states import (
     MODEL_CALLS_MAX,
     MODEL_CALLS_MAX_CODE,
@@ -236,8 +237,7 @@ def take_answer(
     if answer.choice not in CHOICES[kind]:
         known = ", ".join(CHOICES[kind])
         raise Refused(AnswerMismatchError(f"a question of kind {kind} is answered with: {known}"))
-    if answer.choice is Choice.ALLOW and call.plan.approvers > 1:
-        _require_another_person(call, answer)
+    require_another_person(answer, call.plan.approvers, call.approved_by)
     answered = QuestionAnswered(
         state.turn,
         state.response_no,
@@ -263,15 +263,6 @@ def take_answer(
             return and_then_settle(state, (answered, asked), epoch=epoch, at=at)
         return and_then_settle(state, (answered, _start_record(edited, again, at=at)), epoch=epoch, at=at)
     return and_then_settle(state, (answered,), epoch=epoch, at=at)
-
-
-def _require_another_person(call: CallState, answer: Answer) -> None:
-    """Require that a call which several people must allow is allowed by one who has not done so."""
-    if not answer.by:
-        message = f"{call.plan.approvers} people must allow this call, and this server authenticates none"
-        raise Refused(AnswerMismatchError(message))
-    if answer.by in call.approved_by:
-        raise Refused(AnswerMismatchError("you allowed this call before; another person must allow it, too"))
 
 
 def expire_question(

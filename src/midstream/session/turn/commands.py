@@ -230,6 +230,7 @@ class PermissionRequested(Struct, frozen=True, gc=False):
         answer_s: Seconds a person has to answer; 0 for no limit.
         is_fixed: The arguments cannot be changed by the answer.
         is_vague: The agent does not show what it is about to do, so that no answer to another question fits this one.
+        approvers: How many different people must allow it.
     """
 
     ref: AttemptRef
@@ -240,6 +241,7 @@ class PermissionRequested(Struct, frozen=True, gc=False):
     answer_s: float = 0.0
     is_fixed: bool = False
     is_vague: bool = False
+    approvers: int = 1
 
 
 class PermissionWithdrawn(Struct, frozen=True, gc=False):

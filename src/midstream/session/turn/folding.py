@@ -7,7 +7,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from midstream.history.messages import Finish, Step
-from midstream.session.calls import CallPlan, CallState, Choice, digest_of, lost_result
+from midstream.session.calls import CallPlan, CallState, Choice, approvals_after, digest_of, lost_result
 from midstream.session.records import (
     AnswerUsed,
     AttemptContinued,
@@ -327,9 +327,9 @@ def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallSta
 def _evolve_answer(call: CallState, record: QuestionAnswered) -> CallState:
     answered = replace(call, asked=None, is_allowed=record.choice is Choice.ALLOW)
     if record.choice is Choice.ALLOW and call.plan.approvers > 1:
-        # An approval of other arguments is no approval of these.
-        before = call.approved_by if record.arguments is None else ()
-        approved_by = (*before, record.by)
+        approved_by = approvals_after(
+            call.approved_by, call.plan.approvers, record.by, is_edited=record.arguments is not None
+        )
         is_allowed = len(approved_by) >= call.plan.approvers
         answered = replace(answered, approved_by=approved_by, is_allowed=is_allowed)
     if record.arguments is None:

@@ -99,6 +99,10 @@ class AgentQuestion(Struct, frozen=True, gc=False):
     edited: str | None = None
     """The arguments as that person changed them."""
     by: str = ""
+    approvers: int = 1
+    """How many different people must allow it."""
+    approved_by: tuple[str, ...] = ()
+    """Who allowed it so far, where several must."""
 
     @property
     def is_open(self) -> bool:

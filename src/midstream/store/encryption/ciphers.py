@@ -144,6 +144,14 @@ class DataKey:
         except (InvalidTag, ValueError) as error:
             raise StoreDamagedError("the stored data was changed, moved or truncated") from error
 
+    def decrypt_alone(self, encrypted: bytes, place: bytes) -> bytes:
+        """Return what `encrypt_alone` encrypted under this key; raises as `decrypt` does."""
+        end = 3 + int.from_bytes(encrypted[1:3])
+        try:
+            return self._ciphers[""].decrypt(_FIRST_NONCE, encrypted[end:], place)
+        except (InvalidTag, ValueError) as error:
+            raise StoreDamagedError("the stored data was changed, moved or truncated") from error
+
 
 class OneKey(OperatorKeys):
     """A single key that wraps others, as `OperatorKeys` do."""
@@ -237,16 +245,20 @@ async def decrypt_alone(encrypted: bytes, place: bytes, keys: OperatorKeys) -> b
         KeyMissingError: The operator's key is not here.
         StoreDamagedError: It was changed, moved or cut.
     """
-    end = 3 + int.from_bytes(encrypted[1:3])
-    kept = encrypted[3:end]
+    key = await unwrap_key(wrapped_of(encrypted), keys, context=place)
+    return key.decrypt_alone(encrypted, place)
+
+
+def wrapped_of(encrypted: bytes) -> bytes:
+    """Return the wrapped key (as of `wrap_key`) that came with a body of `encrypt_alone`.
+
+    Raises:
+        StoreDamagedError: It has none.
+    """
+    kept = encrypted[3 : 3 + int.from_bytes(encrypted[1:3])]
     if encrypted[:1] != b"%c" % ALONE or len(kept) <= COMMITMENT_BYTES:
         raise StoreDamagedError("the stored data was changed or truncated")
-    key = await keys.unwrap(kept[COMMITMENT_BYTES:], context=place)
-    committed_key(kept, key)
-    try:
-        return AESGCM(key).decrypt(_FIRST_NONCE, encrypted[end:], place)
-    except InvalidTag as error:
-        raise StoreDamagedError("the stored data was changed, moved or truncated") from error
+    return kept
 
 
 class FileKeys(OperatorKeys):

@@ -17,6 +17,8 @@ clients detect that, from their checkpoints (STREAM-100, STREAM-105), and `midst
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
@@ -29,13 +31,16 @@ from typing_extensions import override
 
 from midstream.environment import World
 from midstream.errors import (
+    EntryDamagedError,
     EventsLostError,
     KeyMissingError,
+    KeysUnavailableError,
     MidstreamError,
     SessionLockedError,
     StoreDamagedError,
     UsageError,
 )
+from midstream.retries import HAND_OVER_BACKOFF, HAND_OVER_S
 from midstream.session.blobs import Blob
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import Sync, is_pruned
@@ -65,6 +70,8 @@ KEY_MARK = "key-"
 TITLE_MARK = "encrypted:"
 TITLES_AT_ONCE = 64
 """Lines of a list that are read before the first of them is returned."""
+ENTRIES_AT_ONCE = 64
+"""Entries of a namespace whose keys are read in one request."""
 
 _log = logging.getLogger(__name__)
 
@@ -172,6 +179,8 @@ class EncryptedReader(StoreReader):
         self._reader = store
         self._is_mixed = is_mixed
         self._known: dict[tuple[str, bytes], DataKey] = {}
+        self._of_entries: dict[bytes, DataKey] = {}
+        """Keys of entries by their wraps, where each unwrap is a request."""
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """See `Store.read`.
@@ -261,7 +270,12 @@ class EncryptedReader(StoreReader):
     @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         found = await self._reader.kv_get(namespace, key)
-        return None if found is None else await self._decrypt_entry(namespace, found)
+        try:
+            return None if found is None else await self._decrypt_entry(namespace, found)
+        except StoreDamagedError as error:
+            if found is None or isinstance(error, KeyMissingError):
+                raise
+            raise EntryDamagedError(error.message, version=found.version) from error
 
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
@@ -272,7 +286,10 @@ class EncryptedReader(StoreReader):
         """
         entries: list[KeyValueEntry] = []
         missing: KeyMissingError | None = None
-        for found in await self._reader.kv_list(namespace):
+        stored = await self._reader.kv_list(namespace)
+        for number, found in enumerate(stored):
+            if number % ENTRIES_AT_ONCE == 0:
+                await self._read_entry_keys(namespace, stored[number : number + ENTRIES_AT_ONCE])
             try:
                 entries.append(await self._decrypt_entry(namespace, found))
             except StoreDamagedError as error:
@@ -291,8 +308,35 @@ class EncryptedReader(StoreReader):
     async def _decrypt_entry(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
         if self._is_mixed and found.body[:1] != b"%c" % ALONE:
             return found
-        body = await ciphers.decrypt_alone(found.body, _place_of_entry(namespace, found.key), self.keys.house)
-        return replace(found, body=body)
+        place, house = _place_of_entry(namespace, found.key), self.keys.house
+        kept = ciphers.wrapped_of(found.body)
+        key = self._of_entries.get(kept) or await ciphers.unwrap_key(kept, house, context=place)
+        if isinstance(house, ciphers.UnwrapsMany):
+            self._cache_entry_key(kept, key)
+        return replace(found, body=key.decrypt_alone(found.body, place))
+
+    async def _read_entry_keys(self, namespace: str, stored: Sequence[KeyValueEntry]) -> None:
+        """Read the keys of some entries in one request. An entry whose key is refused requests it again, and gets the
+        error.
+        """
+        house = self.keys.house
+        if not isinstance(house, ciphers.UnwrapsMany):
+            return
+        wanted: list[tuple[bytes, bytes]] = []
+        for found in stored:
+            with contextlib.suppress(StoreDamagedError):  # its entry gets the error
+                kept = ciphers.wrapped_of(found.body)
+                if kept not in self._of_entries:
+                    wanted.append((kept, _place_of_entry(namespace, found.key)))
+        if wanted:
+            for (kept, _), key in zip(wanted, await ciphers.unwrap_keys(wanted, house), strict=True):
+                if key is not None:
+                    self._cache_entry_key(kept, key)
+
+    def _cache_entry_key(self, kept: bytes, key: DataKey) -> None:
+        self._of_entries[kept] = key
+        if len(self._of_entries) > KEYS_KNOWN_MAX:
+            del self._of_entries[next(iter(self._of_entries))]
 
     async def _plain(self, session: str, body: bytes, place: bytes, keys: OperatorKeys) -> bytes:
         kind = body[0] if body else 0
@@ -365,6 +409,11 @@ class EncryptedStore(EncryptedReader, Store):
         self._store = guarded
         self._world = world
         self._writing: dict[str, _Writing] = {}
+        self._news = News()
+        """What `watch` received and did not return: commands that cannot be read yet; all, if it was cancelled."""
+        self._unread_since: dict[int, float] = {}
+        """When each of those commands came, on the monotonic clock."""
+        self._unread_failures = 0
 
     @override
     async def open(self) -> None:
@@ -381,6 +430,7 @@ class EncryptedStore(EncryptedReader, Store):
         self.keys.close()
         self._writing.clear()
         self._known.clear()
+        self._of_entries.clear()
 
     @property
     def node(self) -> str:  # type: ignore[override]  # that of the store behind it
@@ -473,10 +523,17 @@ class EncryptedStore(EncryptedReader, Store):
             del self._known[place]
 
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """See `Store.watch`. A forwarded command that cannot be decrypted is left out."""
-        news = await self._store.watch(followed)
+        """See `Store.watch`. A forwarded command that cannot be decrypted is left out.
+
+        If the operator's keys cannot be had, it is tried again for as long as its sender waits.
+        """
+        await self._receive_news(followed)
         forwarded_commands: list[ForwardedCommand] = []
-        for forwarded in news.forwarded_commands:
+        unread: dict[int, ForwardedCommand] = {}
+        for forwarded in self._news.forwarded_commands:
+            if any(each.session == forwarded.session for each in unread.values()):
+                unread[forwarded.number] = forwarded  # commands of one session keep their order
+                continue
             try:
                 keys = await self.keys.reading(forwarded.session)
                 body = await ciphers.decrypt_alone(
@@ -485,11 +542,40 @@ class EncryptedStore(EncryptedReader, Store):
             except SessionLockedError:
                 # Its sender has the key, and is notified again once it owns the session.
                 _log.debug("a command waits for its client", extra={"session": forwarded.session})
+            except KeysUnavailableError:
+                unread[forwarded.number] = forwarded
             except MidstreamError as error:
                 _log.error("a command cannot be read: %s", error.code, extra={"session": forwarded.session})
             else:
                 forwarded_commands.append(replace(forwarded, body=body))
+        news, now = self._news, self._world.monotonic()
+        self._unread_since = {number: self._unread_since.get(number, now) for number in unread}
+        for number in [number for number, since in self._unread_since.items() if since <= now - HAND_OVER_S]:
+            del self._unread_since[number]
+            session = unread.pop(number).session
+            _log.error("a command cannot be read: its sender waits no longer", extra={"session": session})
+        self._news = News(forwarded_commands=tuple(unread.values()), peers=news.peers)
         return replace(news, forwarded_commands=tuple(forwarded_commands))
+
+    async def _receive_news(self, followed: Mapping[str, int]) -> None:
+        """Add what is new to the news that were not returned yet. A cancelled call loses none."""
+        news, limit = self._news, None
+        if self._unread_since:
+            self._unread_failures += 1
+            limit = HAND_OVER_BACKOFF.wait_s(self._unread_failures, chance=self._world.chance())
+        else:
+            self._unread_failures = 0
+            if news.moved or news.forwarded_commands or news.orphans:
+                limit = 0.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                came = await self._store.watch(followed)
+                self._news = News(
+                    news.moved | came.moved,
+                    (*news.forwarded_commands, *came.forwarded_commands),
+                    tuple(dict.fromkeys((*news.orphans, *came.orphans))),
+                    came.peers,
+                )
 
     @override
     async def forward(self, session: str, body: bytes) -> bytes:

@@ -23,9 +23,9 @@ from typing_extensions import override
 
 from midstream.errors import (
     KeyMissingError,
+    KeysUnavailableError,
     MidstreamError,
     StoreDamagedError,
-    UnavailableError,
     UsageError,
 )
 from midstream.local_keys import is_loopback
@@ -112,7 +112,7 @@ class RemoteKeys(OperatorKeys, UnwrapsMany):
         """See `OperatorKeys.unwrap`.
 
         Raises:
-            UnavailableError: The endpoint did not answer, or refused the token. The same call may be tried again.
+            KeysUnavailableError: The endpoint did not answer, or refused the token. The same call may be tried again.
         """
         [result] = await self._request("unwrap", [BoundKey(wrapped, context)])
         return self._key_of(result)
@@ -128,7 +128,7 @@ class RemoteKeys(OperatorKeys, UnwrapsMany):
     def _key_of(self, result: KeyResult) -> bytes:
         if not result.code:
             return result.key
-        kind = _REFUSALS.get(result.code, UnavailableError)
+        kind = _REFUSALS.get(result.code, KeysUnavailableError)
         raise kind(f"the key endpoint {self.url} refused: {result.message[:REASON_CHARS_MAX]}")
 
     async def _request(self, action: str, keys: list[BoundKey]) -> list[KeyResult]:
@@ -164,14 +164,14 @@ class RemoteKeys(OperatorKeys, UnwrapsMany):
         if status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
             # No `unauthorized`: the clients of this process are not those who lack a right.
             message = f"the key endpoint {self.url} refused the token ({status}); set MIDSTREAM_KEY_TOKEN"
-            return UnavailableError(message, retry_after_s=RETRY_AFTER_S)
+            return KeysUnavailableError(message, retry_after_s=RETRY_AFTER_S)
         if status >= http.client.INTERNAL_SERVER_ERROR or status == http.client.TOO_MANY_REQUESTS:
             return self._away(f"status {status}")
         return UsageError(f"{self.url} is not a key endpoint: it answered with status {status}")
 
-    def _away(self, reason: str) -> UnavailableError:
+    def _away(self, reason: str) -> KeysUnavailableError:
         message = f"the key endpoint {self.url} did not answer ({reason}); try again when it runs"
-        return UnavailableError(message, retry_after_s=RETRY_AFTER_S)
+        return KeysUnavailableError(message, retry_after_s=RETRY_AFTER_S)
 
 
 def _checked(url: str) -> tuple[bool, str, int | None, str]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from midstream.environment import World
-from midstream.errors import MidstreamError, StoreDamagedError, UsageError
+from midstream.errors import EntryDamagedError, MidstreamError, StoreDamagedError, UsageError
 from midstream.session.blobs import digest_of, is_digest
 from midstream.store.contract import (
     OF_SESSIONS,
@@ -162,14 +162,17 @@ class GuardedReader(StoreReader):
         """See `KeyValueReader.kv_get`.
 
         Raises:
-            StoreDamagedError: Another program wrote or changed it, or put an old one back.
+            EntryDamagedError: Another program wrote or changed it, or put an old one back.
         """
         seals = await self._load_seals()
         found = await self._reader.kv_get(namespace, key)
         if found is None:
             seals.check_nothing(namespace, key)
             return None
-        return seals.open(namespace, found)
+        try:
+            return seals.open(namespace, found)
+        except StoreDamagedError as error:
+            raise EntryDamagedError(error.message, version=found.version) from error
 
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         """See `KeyValueReader.kv_list`. An entry that another program wrote is left out, and logged."""

@@ -16,14 +16,23 @@ export const GO_ON = "[The turn was interrupted here. Go on where you stopped.]"
 /** Whether this entry of a history opens a turn. */
 export const isOpening = (entry) => entry.type === "user" && entry.parts[0]?.text !== GO_ON;
 
-/** A turn ended without a whole answer; `status` is how, `cause` the code of the error that ended it, or "". */
+/**
+ * A turn ended without a whole answer; `status` is how, `cause` the code of the error that ended it, or "", `turn` its number,
+ * or 0 where it has none.
+ */
 export class TurnFailedError extends MidstreamError {
-  constructor(message, { status = "failed", cause = "", transcript = "" } = {}) {
+  constructor(message, { status = "failed", cause = "", transcript = "", turn = 0 } = {}) {
     super("turn_failed", message);
     this.name = "TurnFailedError";
     this.status = status;
     this.cause = cause;
     this.transcript = transcript;
+    this.turn = turn;
+  }
+
+  /** Whether `client.resume` can go on with the turn. */
+  get isResumable() {
+    return this.turn > 0 && (this.status === "failed" || this.status === "interrupted");
   }
 }
 
@@ -157,10 +166,10 @@ export function completed(session, last) {
   if (record.type === "message_withdrawn")
     throw new TurnFailedError(`message ${record.number} of session '${session}' was withdrawn`, { status: "withdrawn" });
   if (last?.type === "snapshot") {
-    const { last: status } = last.session;
+    const { last: status, turns } = last.session;
     if (status === "completed") return last.transcript;
     const message = `the turn of session '${session}' was not completed (${status})`;
-    throw new TurnFailedError(message, { status, transcript: last.transcript });
+    throw new TurnFailedError(message, { status, transcript: last.transcript, turn: last.turn || turns });
   }
   throw new MidstreamError("connection_lost", `the turn of session '${session}' continues without this client`, "later");
 }

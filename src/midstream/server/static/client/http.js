@@ -211,7 +211,7 @@ function framesOf(events) {
 
 /** What the network or a reader of it throws is a lost connection; what a server refused is that. */
 function asLost(error) {
-  return error instanceof MidstreamError ? error : lostLine(`the connection to the server broke (${error.name})`);
+  return error instanceof MidstreamError ? error : lostLine(`the connection to the server broke (${error.cause?.code ?? error.name})`);
 }
 
 const taken = new Map(); // host -> places of this page, where tabs cannot count together

@@ -17,6 +17,10 @@ export class TurnFailedError extends MidstreamError {
   readonly cause: string;
   /** The text that had come. */
   readonly transcript: string;
+  /** The turn's number; 0 where it has none: the message was withdrawn. */
+  readonly turn: number;
+  /** Whether `client.resume(session, { turn })` can go on with it: it failed, or was interrupted. */
+  readonly isResumable: boolean;
 }
 
 export interface TextPart {
@@ -398,6 +402,11 @@ export interface ClientSettings {
   lookBackS: number;
   /** Seconds (7200) without a working connection after which a stream ends with `connection_lost`. */
   patienceS: number;
+  /**
+   * Seconds (20) for the first connection to a server; then a stream ends with `connection_lost`. Its message stays stored. There is no
+   * limit where the server was reached before: by this client, by the page that began the stream, or when it delivered the page.
+   */
+  reachWithinS: number;
   /** Seconds (60) without an event, while the turn waits for a machine, after which `connection.isStalled`. */
   stallAfterS: number;
 }
@@ -414,7 +423,8 @@ export class Client {
   /**
    * Say something; events begin after `after`, or with this stream. While a turn runs, the message waits for its end,
    * or is refused where `whenBusy` is "refuse". With `cancelAfterS` (up to an hour) the turn is stopped where the
-   * connection is lost, and not made again, for so many seconds. Throws if the message outgrows a frame.
+   * connection is lost, and not made again, for so many seconds. Throws, and sends nothing, if the message outgrows a frame, is no string
+   * or has a lone surrogate ("usage").
    */
   send(
     session: string,

@@ -23,6 +23,7 @@ import { settingsOf } from "./settings.js";
 import { SharedLine, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
+import { refuseBrokenText } from "./texts.js";
 import { TRANSPORTS, Ways } from "./transports.js";
 
 export { AnswerText, TurnFailedError } from "./answer.js";
@@ -57,6 +58,7 @@ export class Client {
   #onstate;
   #live = new Map(); // LiveStream -> release of its lock
   #isResting = false;
+  #isReached; // a server was heard at this address, by this client or as the page was loaded
   #means;
   #settings;
 
@@ -65,6 +67,7 @@ export class Client {
     this.#settings = settings;
     this.#storage = storage;
     this.#headers = ways.headers ?? (() => ({}));
+    this.#isReached = new URL(url).origin === globalThis.location?.origin;
     this.#secrets = new SessionSecrets(url, storage);
     this.#onstate = onstate;
     const reach = new Ways({ url, ...ways }, { clock, wall, storage });
@@ -79,7 +82,10 @@ export class Client {
         return key || !isShared ? dial() : new SharedLine(`${url} ${session}`, dial);
       },
       dialAlone: (session) => reach.dial(session),
-      notify: (stream) => this.#onstate(stream.connection, stream),
+      notify: (stream) => {
+        this.#isReached ||= stream.connection.phase === "live";
+        this.#onstate(stream.connection, stream);
+      },
       release: (stream) => {
         this.#live.get(stream)?.();
         this.#live.delete(stream);
@@ -371,8 +377,11 @@ export class Client {
   }
 
   #stream(begun) {
-    const { patienceS, stallAfterS } = this.#settings;
-    return new Stream(begun, this.#now(), { patienceMs: 1000 * patienceS, stallAfterMs: 1000 * stallAfterS });
+    if (typeof begun.session !== "string") throw new MidstreamError("usage", `a session's id is a string, not ${typeof begun.session}`);
+    refuseBrokenText(begun.session);
+    const { patienceS, reachWithinS, stallAfterS } = this.#settings;
+    const reachWithinMs = this.#isReached ? Infinity : 1000 * reachWithinS;
+    return new Stream(begun, this.#now(), { patienceMs: 1000 * patienceS, stallAfterMs: 1000 * stallAfterS, reachWithinMs });
   }
 
   #run(stream, opener, { release = () => {}, means = this.#means } = {}) {

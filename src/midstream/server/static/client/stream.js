@@ -15,6 +15,7 @@ import {
   RETRY_AFTER_MAX_MS,
   STOPPED_PATIENCE_MS,
 } from "./retries.js";
+import { refuseBrokenText } from "./texts.js";
 
 export const PROTOCOL_VERSION = 1;
 /** Without anything new for so long the stream ends; it can still be taken up. */
@@ -28,6 +29,8 @@ const WAKE_EVERY_MS = 1000;
 const HEARTBEAT_S = 10;
 /** Without an event for so long, a turn that waits for a machine has stalled. */
 export const STALL_AFTER_MS = 60_000;
+/** For the first connection to a server: it is long enough for three transports to be tried. */
+export const REACH_WITHIN_MS = 20_000;
 const MACHINES = new Set(["model", "tool", "client"]);
 const IN_FLIGHT_MAX = 64;
 const COMMANDS_MAX = 10_000;
@@ -150,6 +153,9 @@ export class Stream {
   #stallAt = Infinity;
   #isWaitKnown = false; // a heartbeat came since the last event
   #isWaitAsked = false; // one was requested, since the turn may have stalled
+  #reachWithinMs;
+  #reachBy; // when it ends unless the server was heard before; Infinity once it was
+  #loss = ""; // why the last connection was not made
 
   /**
    * @param kept What `record` gave before, with its `secret` and the `commands` that were not acknowledged; or a new
@@ -158,7 +164,8 @@ export class Stream {
    *   the session as it is, to the end of the turn that runs.
    * @param limits How long what is waited for.
    */
-  constructor(kept, now = 0, { patienceMs = PATIENCE_MS, stallAfterMs = STALL_AFTER_MS } = {}) {
+  constructor(kept, now = 0, limits = {}) {
+    const { patienceMs = PATIENCE_MS, stallAfterMs = STALL_AFTER_MS, reachWithinMs = Infinity } = limits;
     this.session = kept.session;
     this.damage = kept.damage ?? "";
     this.#keptAs = kept.key ?? "";
@@ -191,6 +198,8 @@ export class Stream {
     this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
     this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
     this.#isKnown = this.life > 0;
+    this.#reachWithinMs = this.#isKnown ? Infinity : reachWithinMs;
+    this.#reachBy = now + this.#reachWithinMs;
     this.#move(this.damage ? null : (kept.cursor ?? null));
     this.#promised = this.key && kept.promised ? parseEventId(kept.promised) : null;
     this.#known = (this.key && kept.known) || null;
@@ -212,7 +221,7 @@ export class Stream {
 
   /** When to call `tick`; Infinity while nothing is owed. */
   get dueAt() {
-    return Math.min(this.deadlineAt, this.#stallAt);
+    return Math.min(this.deadlineAt, this.#stallAt, this.#reachBy);
   }
 
   /** Whether every command is in the server's journal. */
@@ -249,8 +258,9 @@ export class Stream {
 
   // --- what the application says ---
 
-  /** Number a user's message. Throws, with nothing changed, if it is larger than a frame may be. */
+  /** Number a user's message. Throws, with nothing changed, if it is larger than a frame may be, or has half a character. */
   say(text, now, whenBusy = "queue") {
+    if (typeof text !== "string") throw new MidstreamError("usage", `a message is a string, not ${typeof text}. Nothing was sent`);
     const payload = { type: "send", parts: [{ type: "text", text }] };
     this.#number(whenBusy === "queue" ? payload : { ...payload, when_busy: whenBusy }, now);
   }
@@ -365,6 +375,7 @@ export class Stream {
     if (error?.code === WRONG_SECRET) this.#refusal = { error, shown: this.#shown };
     else if (error !== null && ["never", "ask"].includes(error.retry) && !this.#willGo(error)) return this.#end(error, now);
     if (error !== null && error.code !== "connection_lost") this.trouble = error;
+    this.#loss = error?.message ?? this.#loss;
     if (this.#failures === 0) this.#lostAt = now;
     this.#failures += 1;
     const isStopped = this.#abortSeqno !== null && this.#abortSeqno < this.acked;
@@ -415,6 +426,10 @@ export class Stream {
    * still stand in a queue. Silence is not judged then: the server is asked first.
    */
   tick(now, isLate = false) {
+    if (now >= this.#reachBy) {
+      if (!isLate) return this.#endUnreached(now);
+      this.#reachBy = now + this.#reachWithinMs; // nothing was tried meanwhile
+    }
     if (isLate && this.phase === "live" && !this.#isPinged) {
       this.#moved(now);
       this.deadlineAt = Infinity;
@@ -506,6 +521,7 @@ export class Stream {
     const acked = frame.acked ?? 0;
     this.phase = "live";
     this.#isKnown = true;
+    this.#reachBy = Infinity;
     this.isReconnecting = false;
     this.isDegraded = frame.is_degraded ?? false;
     this.isEncrypted = frame.is_encrypted ?? false;
@@ -683,6 +699,7 @@ export class Stream {
 
   #number(payload, now) {
     if (this.phase === "ended") throw this.error ?? new MidstreamError("usage", "this stream has ended");
+    refuseBrokenText(payload);
     if (this.nextSeqno >= COMMANDS_MAX) throw new MidstreamError("usage", `a stream takes ${COMMANDS_MAX} commands at most`);
     const seqno = this.nextSeqno;
     const frame = `{"type":"command","seqno":${seqno},"payload":${JSON.stringify(payload)}}`;
@@ -753,9 +770,16 @@ export class Stream {
     return this.#end(new MidstreamError("events_lost", `${message}: its journal was cut, or is an older copy`), now);
   }
 
+  #endUnreached(now) {
+    const why = this.#loss && ` (last: ${this.#loss})`;
+    const advice = "check its address and scheme, and that it allows this page's origin (midstream serve --allow-origin)";
+    const message = `no connection to the server within ${this.#reachWithinMs / 1000} s${why}: ${advice}`;
+    return this.#end(new MidstreamError("connection_lost", message, "later"), now);
+  }
+
   #rest() {
     this.phase = "ended";
-    this.deadlineAt = this.#stallAt = Infinity;
+    this.deadlineAt = this.#stallAt = this.#reachBy = Infinity;
     this.isReconnecting = this.isStalled = false;
     this.trouble = null;
   }

@@ -1,0 +1,26 @@
+"""Values of an agent's process as JSON text: arguments and results of the tools that it runs itself.
+
+A model chooses the arguments, and a web page may choose a result. So a value is bounded in depth here, in one place for
+all upstreams, before it is journaled, shown or walked.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from midstream.json_depth import TOO_DEEP, is_text_too_deep, is_too_deep
+
+DEEP_VALUE = f'{{"midstream":"a value {TOO_DEEP} is not shown"}}'
+"""Text in the place of a value that is too deep."""
+_encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON text, or `DEEP_VALUE` if it has more than `json_depth.DEPTH_MAX` levels."""
+    if is_too_deep(value):
+        return DEEP_VALUE
+    try:
+        text = _encode(value)
+    except RecursionError:  # in objects of a package, which are no lists and dicts
+        return DEEP_VALUE
+    return DEEP_VALUE if is_text_too_deep(text) else text.decode()

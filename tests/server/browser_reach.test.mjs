@@ -1,0 +1,91 @@
+/** The first connection of a browser client has a limit; what no server may be sent is refused before anything is sent. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { connect } from "../../src/midstream/server/static/client/midstream.js";
+import { MemoryStorage } from "../../src/midstream/server/static/client/storage.js";
+import { MidstreamError, Stream } from "../../src/midstream/server/static/client/stream.js";
+
+const LIMITS = { reachWithinMs: 20_000 };
+const WELCOME = '{"type":"welcome","stream":"k","event_id":"1-1","resume_from":"1-1","acked":0,"turn":0}';
+
+function saying(kept = {}) {
+  const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null, ...kept }, 0, LIMITS);
+  stream.say("hi", 0);
+  return stream;
+}
+
+/** Fail each connection until `to`; return when the stream ended, or null. */
+function failing(stream, from, to) {
+  for (let now = from; now <= to; now += 100) {
+    if (stream.tick(now)) stream.lost(1, now, { error: new MidstreamError("connection_lost", "refused", "later") });
+    if (stream.wantsSocket) stream.lost(1, now, { error: new MidstreamError("connection_lost", "refused", "later") });
+    if (stream.phase === "ended") return now;
+  }
+  return null;
+}
+
+test("a server that was never reached is given up after the limit, and the message stays stored", () => {
+  const stream = saying();
+  assert.equal(failing(stream, 0, 60_000), 20_000);
+  assert.equal(stream.error.code, "connection_lost");
+  assert.match(stream.error.message, /^no connection to the server within 20 s \(last: refused\): check its address and scheme/);
+  assert.equal(stream.take().writes.some(({ op }) => op === "forget"), false);
+});
+
+test("a connection that nobody answers is given up after the limit too", () => {
+  const stream = saying();
+  stream.tick(0);
+  assert.equal(stream.phase, "connecting");
+  stream.opened(0);
+  assert.equal(stream.dueAt, 20_000);
+  stream.tick(20_000);
+  assert.equal(stream.error.code, "connection_lost");
+});
+
+test("a server that was reached once is tried again for as long as patience lasts", () => {
+  const stream = saying();
+  stream.tick(0);
+  stream.opened(0);
+  stream.receive(WELCOME, 0);
+  stream.lost(1, 0);
+  assert.equal(failing(stream, 0, 600_000), null);
+  assert.equal(stream.isReconnecting, true);
+});
+
+test("a stream of an earlier page has no such limit", () => {
+  const stream = new Stream({ session: "s", key: "k", secret: "x", life: 0, acked: 1, nextSeqno: 1 }, 0, LIMITS);
+  assert.equal(failing(stream, 0, 600_000), null);
+});
+
+test("time in which the page slept does not count", () => {
+  const stream = saying();
+  stream.tick(0);
+  stream.tick(50_000, true);
+  assert.notEqual(stream.phase, "ended");
+  assert.equal(failing(stream, 50_000, 100_000), 70_000);
+});
+
+test("a text with half a character, and what is no text, is refused before anything is stored or sent", async () => {
+  const storage = new MemoryStorage();
+  let sockets = 0;
+  const makeSocket = () => {
+    sockets += 1;
+    return { close() {}, send() {} };
+  };
+  const client = await connect({ url: "http://x", storage, makeSocket });
+  const usage = { code: "usage", message: /Nothing was sent/ };
+  for (const text of ["\ud800", "a\udc00b", "\udc00\ud800"]) {
+    assert.throws(() => client.send("s", text), usage);
+    await assert.rejects(client.ask("s", text), usage);
+    await assert.rejects(client.answer("s", { turn: 1, response: 1, call_id: "c", digest: "" }, "respond", { text }), usage);
+    assert.throws(() => client.send(text, "hi"), usage);
+  }
+  for (const text of [undefined, null, 7, {}]) assert.throws(() => client.send("s", text), usage);
+  await new Promise(setImmediate);
+  assert.equal(sockets, 0);
+  assert.deepEqual(await storage.load(), { streams: [], secrets: [], commands: [] });
+  client.send("s", "whole: \u{1f600}");
+  client.close();
+});

@@ -1,0 +1,168 @@
+"""The JavaScript client at servers that it cannot reach, and on pages of another origin: in node, and in Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, Route, async_playwright
+
+from midstream.testing import text
+from tests.cli.processes import Serving
+from tests.ports import held_port
+from tests.server.people import guarded_app
+from tests.server.serving import make_app, served
+from tests.server.test_browser_client import CLIENT, ROOT, RUN_S, ran
+from tests.server.test_browser_guide import A_FRAME, AS_LOCAL
+from tests.server.test_page import CHROMIUM, FLAGS, WAIT_S
+from tests.spec import spec
+
+PAGE = "http://localhost:5173"
+"""Nothing listens there: the test answers."""
+ASK = """
+import {{ connect }} from "{client}/midstream.js";
+const client = await connect({{ url: "{url}", transport: "{transport}", settings: {{ reachWithinS: {within} }} }});
+try {{
+  console.log(await client.ask("s1", "hello"));
+}} catch (error) {{
+  console.log(error.code, error.message);
+}}
+client.close();
+"""
+UNREACHED = "connection_lost no connection to the server within 1 s"
+
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
+
+
+def _program(
+    url: str, *, client: str = CLIENT.as_uri(), transport: str = "auto", within: float = WAIT_S
+) -> str:
+    return ASK.format(url=url, client=client, transport=transport, within=within)
+
+
+async def _asked(url: str, folder: Path) -> str:
+    program = folder / "ask.mjs"
+    program.write_text(_program(url, within=1))
+    return await ran("node", str(program), at=folder)
+
+
+@needs_node
+async def test_a_server_that_is_not_there_is_reported(tmp_path: Path) -> None:
+    with held_port() as port:
+        said = await _asked(f"http://127.0.0.1:{port}", tmp_path)
+    assert said.startswith(f"{UNREACHED} (last: the connection to the server broke (ECONNREFUSED))")
+
+
+@needs_node
+async def test_a_wrong_scheme_is_reported(tmp_path: Path) -> None:
+    async with served(make_app([text("hi")])) as server:
+        said = await _asked(server.url.replace("http://", "https://"), tmp_path)
+    assert said.startswith(UNREACHED)
+    assert "check its address and scheme" in said
+
+
+@needs_node
+async def test_a_text_that_cannot_be_sent_reaches_no_server(tmp_path: Path) -> None:
+    file = tmp_path / "ask.mjs"
+    async with served(make_app([text("hi")])) as server:
+        program = _program(server.url)
+        file.write_text(program.replace('"hello"', '"\\ud800"'))
+        assert (await ran("node", "ask.mjs", at=tmp_path)).startswith("usage the text has a lone surrogate")
+        file.write_text(program)
+        assert await ran("node", "ask.mjs", at=tmp_path) == "hi\n"
+
+
+@needs_node
+async def test_a_failed_turn_throws_an_error_that_names_it(tmp_path: Path) -> None:
+    members = "error.name, error.code, error.cause, error.turn, error.isResumable,"
+    with Serving(tmp_path, options=["--no-auth"]) as server:
+        program = _program(server.url).replace('"hello"', '"fail"').replace("error.code,", members)
+        (tmp_path / "ask.mjs").write_text(program)
+        said = await ran("node", "ask.mjs", at=tmp_path)
+    assert said.startswith("TurnFailedError turn_failed model_rejected 1 true turn 1 of session 's1'")
+
+
+@needs_node
+async def test_the_client_of_the_examples_shows_a_token(tmp_path: Path) -> None:
+    client = ROOT / "examples" / "minimal_client" / "ask.mjs"
+    async with served(guarded_app()) as server:
+
+        async def asked(credential: str, folder: str) -> tuple[int | None, str]:
+            process = await asyncio.create_subprocess_exec(
+                *("node", "--experimental-websocket", "--no-warnings", str(client)),
+                *(server.url, "s1", "Hello", folder),
+                cwd=tmp_path,
+                env={**os.environ, "MIDSTREAM_TOKEN": credential},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            try:
+                said, _ = await asyncio.wait_for(process.communicate(), RUN_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            return process.returncode, said.decode()
+
+        ended = (1, "The stream ended with unauthorized.\n")
+        assert await asked(f"{server.url} the-token-of-nobody", "wrong") == ended
+        assert await asked(f"{server.url} the-token-of-ada", "right") == (0, "Hello.\n")
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@spec("SEC-87", "STREAM-73")
+@pytest.mark.parametrize("transport", ["auto", "sse"])
+async def test_a_page_of_another_origin_is_served_where_it_is_allowed_and_else_gets_an_error(
+    transport: str, tmp_path: Path
+) -> None:
+    options = ["--no-auth", "--allow-origin"]
+    with Serving(tmp_path, options=[*options, PAGE]) as server:
+        own = f"{server.url}/static/client"
+        assert (
+            await _said_by_page(_program(server.url, client=own, transport=transport)) == "You said: hello."
+        )
+    with Serving(tmp_path, options=[*options, "https://app.example"]) as server:
+        program = _program(server.url, client="/client", transport=transport, within=1)
+        said = await _said_by_page(program)
+    assert said.startswith(UNREACHED)
+    assert "midstream serve --allow-origin" in said
+
+
+async def _said_by_page(program: str) -> str:
+    """Return the last line that a page, which is this program, writes to its console by itself."""
+    said: list[str] = []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, AS_LOCAL])
+        try:
+            page = await browser.new_page()
+            page.on("console", lambda message: said.append(message.text) if message.type == "log" else None)
+            await page.route(f"{PAGE}/**", _answer(program))
+            await page.goto(f"{PAGE}/")
+            await _wait_for(page, said)
+        finally:
+            await browser.close()
+    return said[-1]
+
+
+def _answer(program: str) -> Callable[[Route], Awaitable[None]]:
+    async def answer(route: Route) -> None:
+        _, _, file = route.request.url.partition("/client/")
+        if file:
+            await route.fulfill(path=CLIENT / file, content_type="text/javascript")
+        else:
+            body = f'<!doctype html><script type="module">{program}</script>'
+            await route.fulfill(body=body, content_type="text/html")
+
+    return answer
+
+
+async def _wait_for(page: Page, said: list[str]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not said:
+            await page.evaluate(A_FRAME)
