@@ -41,9 +41,9 @@ def name_of(folder: Path) -> str:
     return url.read_text() if url.exists() else str(folder / FILE)
 
 
-def make_store(folder: Path, world: World, *, lease_s: float = LEASE_S) -> Store:
-    """Return the store of a folder, not open."""
-    name = name_of(folder)
+def make_store(folder: Path, world: World, *, name: str = "", lease_s: float = LEASE_S) -> Store:
+    """Return the store of a folder, not open; with a name, that store."""
+    name = name or name_of(folder)
     if name.startswith("postgresql:"):
         return PostgresStore(name, lease_s=lease_s, world=world)
     if name.startswith("nats:"):

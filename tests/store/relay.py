@@ -20,6 +20,9 @@ class Relay:
         """The answer to a statement with these words is lost, with its connection, once."""
         self.is_up = True
         """Whether new connections are taken."""
+        self.passes = asyncio.Event()
+        """Not set: bytes are held back, in both directions, and no end is informed."""
+        self.passes.set()
         self.url = ""
 
     @asynccontextmanager
@@ -61,6 +64,7 @@ class Relay:
 
         async def upward() -> None:
             while data := await reader.read(65536):
+                await self.passes.wait()
                 if self.swallow_after and self.swallow_after in data:
                     self.swallow_after = b""
                     lost.set()
@@ -69,6 +73,7 @@ class Relay:
 
         async def downward() -> None:
             while data := await up_reader.read(65536):
+                await self.passes.wait()
                 if lost.is_set():  # the server has done it, and its answer is lost
                     self.swallowed += 1
                     break

@@ -299,7 +299,7 @@ class Host:
         return {
             session_id: runner.newest.position
             for session_id, runner in self._awake.items()
-            if runner.readers and runner.is_of_others
+            if runner.readers and runner.may_grow_elsewhere
         }
 
     async def put_to_sleep(self, session_id: str) -> bool:
