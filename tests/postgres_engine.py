@@ -104,11 +104,7 @@ class Engine:
             assert self._server.poll() is None, self.log()
             with contextlib.suppress(OSError):
                 lines = state.read_text().splitlines()
-                if (
-                    len(lines) > 7
-                    and lines[7].strip() in self._states
-                    and int(lines[0]) == self._server.pid
-                ):
+                if len(lines) > 7 and lines[7].strip() in self._states and int(lines[0]) == self._server.pid:
                     return
             assert time.monotonic() < until, self.log()
             _NEVER.wait(0.01)

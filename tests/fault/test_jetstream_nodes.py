@@ -20,19 +20,19 @@ import pytest
 from midstream.history.messages import Outcome
 from midstream.session.records import AttemptStarted, CallEnded, EpochStarted, TurnEnded
 from tests.fault.stored import use_jetstream
-from tests.fault.test_postgres_nodes import (
+from tests.fault.test_nodes import (
     LEASE_S,
     _freeze_for_a_lease,
-    _in_the_tool,
     _is_said,
     test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards,
-    test_readers_and_senders_may_come_to_any_server,
+    test_readers_and_senders_may_come_to_any_process,
 )
 from tests.fault.workers import (
     WAIT_S,
     Worker,
     ends,
     executions,
+    in_the_tool,
     problems,
     until,
     until_there,
@@ -48,7 +48,7 @@ TAKEOVER_S = 3.0
 
 __all__ = [  # these run here too, on the folder of this module
     "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards",
-    "test_readers_and_senders_may_come_to_any_server",
+    "test_readers_and_senders_may_come_to_any_process",
 ]
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def cluster() -> Iterator[NatsCluster]:
 @spec("TURN-51")
 async def test_a_killed_nodes_turn_goes_on_in_another_process(folder: Path) -> None:
     async with Worker(folder) as node, Worker(folder) as other:
-        await _in_the_tool(folder, node)
+        await in_the_tool(folder, node)
         assert (await other.say("s", "more")).status_code == 409  # its node was asked: they know each other
         killed_at = time.time()
         await node.kill()
@@ -90,7 +90,7 @@ async def test_a_turn_goes_on_when_the_leader_of_its_stream_is_killed(
 ) -> None:
     url = use_jetstream(tmp_path, cluster)
     async with Worker(tmp_path) as node, Worker(tmp_path) as other:
-        await _in_the_tool(tmp_path, node, "tool")
+        await in_the_tool(tmp_path, node, "tool")
         assert (await other.say("tool", "more")).status_code == 409
         assert (await node.say("model", "think")).status_code == 200
         await until_there(tmp_path, "model", AttemptStarted)

@@ -43,7 +43,7 @@ from tests.fault.workers import (
 )
 from tests.postgres_engine import NOBODY, PURPOSES, Engine, read_sql, running_engine, terminate
 from tests.spec import spec
-from tests.store.postgres.relay import Relay
+from tests.store.postgres.relay import PostgresRelay
 
 pytestmark = pytest.mark.fault
 
@@ -160,7 +160,7 @@ async def test_a_server_that_is_cut_off_from_the_database_loses_its_turn_and_cha
     """No packet passes, and neither end is informed: its lock stays, and its beats stop."""
     schema = name_of(folder).partition("schema=")[2]
     async with (
-        Relay(engine, schema).serving() as network,
+        PostgresRelay(engine, schema).serving() as network,
         Worker(folder, "--lease", LEASE_S, "--store", network.url) as cut_off,
         Worker(folder, "--lease", LEASE_S) as heir,
     ):

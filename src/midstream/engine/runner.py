@@ -219,6 +219,11 @@ class Runner:
         return self._phase is Phase.FOLLOWING and not self._is_busy
 
     @property
+    def has_lease(self) -> bool:
+        """Whether the session is run here, as far as this process knows."""
+        return self._phase is Phase.RUNNING
+
+    @property
     def may_grow_elsewhere(self) -> bool:
         """Whether others may append: nothing was written here, or not for so long that they may have taken it over."""
         if self._phase is Phase.RUNNING:

@@ -88,7 +88,8 @@ async def fold_link(
     found = await reader.read(session, after=position - 1, limit=1)
     if not found or found[0].position != position:
         return None
-    kept, rest = link_behind(found[0]), ()
+    kept = link_behind(found[0])
+    rest: tuple[bytes, ...] = ()
     if is_open(found[0].link):
         page = await read_checked(reader, keys, session, after=position - 1, limit=1)
         if page is None or page.records[0] != found[0]:

@@ -177,7 +177,7 @@ def first_of_append(stored: StoredRecord) -> int:
     """Return the first position of the append, as it was made, that ends with a record with a link."""
     if len(stored.link) != LINK_BYTES:
         return stored.position
-    (count,) = _COUNT.unpack_from(stored.link, ID_BYTES)
+    count: int = _COUNT.unpack_from(stored.link, ID_BYTES)[0]
     return max(1, stored.position + 1 - min(count, COVER_MAX))
 
 
