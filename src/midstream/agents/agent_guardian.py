@@ -80,7 +80,7 @@ class AgentGuardian:
             self._close()
 
     def _release(self) -> None:
-        """Forget the guardian of the parent, in a forked child."""
+        """Release the guardian of the parent, in a forked child."""
         self._lock = threading.Lock()
         if self._process is not None:
             self._process.returncode = 0  # it is no child of this process
