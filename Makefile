@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check attack agents format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test check attack agents format-check lint types arrows fmt fault chaos scale soak search fuzz explore golden-record api-search sim pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -180,6 +180,9 @@ attack: $(VENV)/.dev  ## Attack running servers on loopback: credentials, keys, 
 
 chaos: $(VENV)/.dev  ## Ten thousand reconnects through the worst of networks, while server and clients are killed; ARGS=SEED repeats one
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+scale: $(VENV)/.dev  ## Kill servers, backends and the database under 50 clients of a fleet on PostgreSQL; ARGS="--kills 300 --seed 1"
+	$(BIN)/python -m tests.scale $(ARGS)
 
 agents: $(VENV)/.programs  ## Play every situation with the agent programs that people run, offline; ARGS="--programs claude,codex"
 	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.programs $(ARGS)

@@ -18,6 +18,7 @@ import msgspec
 from bench import (
     encryption,
     fleet,
+    fleet_jetstream,
     gateway,
     growth,
     histories,
@@ -51,6 +52,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "turns": turns.run,
     "takeover": takeover.run,
     "fleet": fleet.run,
+    "fleet_jetstream": fleet_jetstream.run,
     "recovery": recovery.run,
     "startup": startup.run,
     "streaming": streaming.run,

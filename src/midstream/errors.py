@@ -276,7 +276,9 @@ class AgentMismatchError(ConflictError):
 
 
 class LeaseLostError(ConflictError):
-    """Another node has the lease now. Nothing was written. Stop at once; a client may retry at that node."""
+    """Another node has the lease now, or a crash of the database lost the session's last records. Nothing was written.
+    Stop at once; a client may retry.
+    """
 
     code = "lease_lost"
     retry = "now"

@@ -103,10 +103,10 @@ def _judge_session(
     verdict.repeated += sum(calls.values()) - len(calls)
     for log in logs:
         verdict.lost += len(
-            _owed(log, records) - {EventId.parse(each.event_id).position for each in log.seen}
+            owed(log, records, TURNS) - {EventId.parse(each.event_id).position for each in log.seen}
         )
-    verdict.duplicated += _twice(line.id for line in seen) + _twice(line.id for line in read)
-    verdict.duplicated += _twice(
+    verdict.duplicated += count_repeated(line.id for line in seen) + count_repeated(line.id for line in read)
+    verdict.duplicated += count_repeated(
         (each.stream, each.seqno) for each in records if isinstance(each, CommandAccepted)
     )
     _judge_turns(name, records, verdict)
@@ -153,19 +153,20 @@ class _Payloads:
         }
 
 
-def _owed(log: ClientLog, records: Sequence[Record]) -> set[int]:
+def owed(log: ClientLog, records: Sequence[Record], turns: int) -> set[int]:
     """Return the positions a client must have been shown: from the first record of its stream to its turn's end."""
     first, ends = 1, 0
     if log.stream:
         first = next(at for at, each in enumerate(records, 1) if getattr(each, "stream", "") == log.stream)
     for at, record in enumerate(records[first - 1 :], first):
         ends += isinstance(record, TurnEnded)
-        if ends == (1 if log.stream else TURNS):
+        if ends == (1 if log.stream else turns):
             return set(range(first, at + 1))
     return set(range(first, len(records) + 1))
 
 
-def _twice(things: Iterator[object]) -> int:
+def count_repeated(things: Iterator[object]) -> int:
+    """Return how many of these are there once more."""
     counted = Counter(things)
     return sum(counted.values()) - len(counted)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run, tell
 
 
@@ -39,3 +40,44 @@ def test_without_a_database_nothing_is_made(run: Run, tmp_path: Path) -> None:
     assert done.exit_code != 0
     assert "no database" in done.stderr
     assert not (tmp_path / "copy.db").exists()
+
+
+async def test_a_copy_is_put_back_and_the_database_of_before_is_kept(run: Run, tmp_path: Path) -> None:
+    store, copy = tmp_path / "sessions.db", tmp_path / "copy.db"
+    await tell(store, {"s-1": ["hi"]})
+    assert run("backup", copy, "--store", store).exit_code == 0
+    before = run("sessions", "show", "s-1", "--store", store).stdout
+    await tell(store, {"s-2": ["ho"]})
+    refused = run("restore", copy, "--store", store)
+    assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
+    done = run("restore", copy, "--store", store, "--force", "--json")
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["path"], told["sessions"]) == (str(store), 1)
+    assert run("sessions", "show", "s-1", "--store", store).stdout == before != ""
+    assert run("sessions", "show", "s-2", "--store", store).exit_code != 0
+    assert run("sessions", "show", "s-2", "--store", told["replaced"]).exit_code == 0
+    assert run("restore", copy, "--store", tmp_path / "new.db").exit_code == 0
+    assert run("sessions", "show", "s-1", "--store", tmp_path / "new.db").stdout == before
+
+
+async def test_nothing_is_put_in_the_place_of_a_database_that_a_server_uses(run: Run, tmp_path: Path) -> None:
+    store, copy = tmp_path / "sessions.db", tmp_path / "copy.db"
+    await tell(store, {"s-1": ["hi"]})
+    assert run("backup", copy, "--store", store).exit_code == 0
+    server = SQLiteStore(store)
+    await server.open()
+    try:
+        refused = run("restore", copy, "--store", store, "--force")
+    finally:
+        await server.close()
+    assert refused.exit_code != 0
+    assert "stop it first" in refused.stderr
+    (tmp_path / "copy.db").write_bytes(b"no database at all")
+    assert run("restore", copy, "--store", store, "--force").exit_code != 0
+    assert run("sessions", "show", "s-1", "--store", store).exit_code == 0
+    assert "restore" not in str(_names(tmp_path))
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())

@@ -1,4 +1,4 @@
-"""Two `midstream serve` on one PostgreSQL: one is killed in mid-answer, the other one finishes it."""
+"""Two `midstream serve` on PostgreSQL or JetStream: one is killed in mid-answer, the other one finishes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from midstream.local_keys import headers_for
 from tests.cli.conftest import Run
 from tests.cli.processes import WAIT_S, Serving
-from tests.fault.stored import use_postgres
+from tests.fault.stored import use_jetstream, use_postgres
+from tests.nats_engine import NatsCluster
 from tests.postgres_engine import Engine
 
 pytestmark = pytest.mark.fault
@@ -25,10 +26,17 @@ def _say(server: Serving, words: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_the_other_server_finishes_the_answer_of_a_killed_one(
-    engine: Engine, tmp_path: Path, run: Run
-) -> None:
-    url = use_postgres(tmp_path, engine).replace("postgres@", "postgres:not-shown@")
+@pytest.fixture(params=["postgresql", "nats"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store for several servers, with a password."""
+    if request.param == "nats":
+        cluster: NatsCluster = request.getfixturevalue("nats_server")
+        return use_jetstream(tmp_path, cluster).replace("nats://", "nats://user:not-shown@")
+    engine: Engine = request.getfixturevalue("engine")
+    return use_postgres(tmp_path, engine).replace("postgres@", "postgres:not-shown@")
+
+
+def test_the_other_server_finishes_the_answer_of_a_killed_one(url: str, tmp_path: Path, run: Run) -> None:
     texts: dict[int, str] = {}
     with Serving(tmp_path, store=url) as one, Serving(tmp_path, store=url) as other:
         assert "not-shown" not in json.dumps([one.listening, other.listening])

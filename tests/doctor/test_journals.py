@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
-from midstream.doctor.journals import is_export, judge
+from midstream.doctor.journals import ReadRecord, is_export, judge
 from midstream.errors import ConflictError
 from midstream.history.messages import UserMessage
 from midstream.session.records import EpochStarted, MessageAccepted, Sync, decode, encode
@@ -20,6 +21,7 @@ from midstream.session.session import Session, fold, prune_session
 from midstream.store.contract import Batch, SessionListing
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.encryption.encrypted_store import encrypt_store
+from midstream.store.guard.guarded_store import guard_store
 from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture is found by its name
@@ -68,7 +70,11 @@ def test_the_database_of_another_program_is_no_history(tmp_path: Path) -> None:
 
 
 def test_gaps_and_records_that_cannot_be_read_are_findings() -> None:
-    stored = [(1, 1, RECORDS[0]), (3, 1, RECORDS[1]), (4, 1, b'{"type": "of tomorrow"}')]
+    stored = [
+        ReadRecord(1, 1, RECORDS[0]),
+        ReadRecord(3, 1, RECORDS[1]),
+        ReadRecord(4, 1, b'{"type": "of tomorrow"}'),
+    ]
     assert [(found.code, found.message) for found in judge(stored).findings] == [
         ("journal-gap", 3),
         ("unreadable-record", 4),
@@ -139,11 +145,13 @@ def test_pages_that_are_not_where_they_belong_are_told(store: Path) -> None:
 
 def test_a_pruned_journal_is_no_gap_and_folds_from_where_it_begins() -> None:
     begins = encode(prune_session(Session(position=8, epoch=1, turns=0), at=1.0))
-    done = judge([(8, 1, begins), (9, 1, RECORDS[1])])
+    done = judge([ReadRecord(8, 1, begins), ReadRecord(9, 1, RECORDS[1])])
     assert done.findings == []
     assert done.session == fold([(1, decode(begins)), (1, decode(RECORDS[1]))])
-    assert [each.code for each in judge([(8, 1, begins), (10, 1, RECORDS[1])]).findings] == ["journal-gap"]
-    assert [each.code for each in judge([(2, 1, RECORDS[1])]).findings] == ["journal-gap"]
+    assert [
+        each.code for each in judge([ReadRecord(8, 1, begins), ReadRecord(10, 1, RECORDS[1])]).findings
+    ] == ["journal-gap"]
+    assert [each.code for each in judge([ReadRecord(2, 1, RECORDS[1])]).findings] == ["journal-gap"]
 
 
 @pytest.fixture
@@ -185,8 +193,11 @@ def test_a_wrong_key_file_is_named_and_no_copy_is_written(run: Run, sealed: tupl
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        ("update record set body = x'0100' where position = 2", [("unreadable-record", 2)]),
-        ("delete from record where position = 2", [("journal-gap", 3)]),
+        (
+            "update record set body = x'0100' where position = 2",
+            [("unreadable-record", 1), ("unreadable-record", 2)],  # of one append: none of it is authentic
+        ),
+        ("delete from record where position = 2", [("unreadable-record", 1), ("journal-gap", 3)]),
         ("delete from record where position = 1", [("journal-gap", 2)]),
     ],
 )
@@ -199,3 +210,37 @@ def test_what_was_changed_in_an_encrypted_store_is_found_and_no_copy_is_made(
     code, report = _doctor(run, "--fix", "--key-file", keys, path)
     assert [(each["code"], each["message"]) for each in report["findings"]] == found
     assert (code, report["written"]) == (7, "")
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        ("update record set body = x'7b7d' where position = 5", [("unreadable-record", 5)]),
+        ("delete from record where position = 5", [("journal-gap", 6)]),
+        ("delete from record where position = 6", [("journal-gap", 6)]),
+    ],
+)
+async def test_a_copy_of_a_guarded_store_ends_before_the_append_that_was_damaged(
+    tmp_path: Path, run: Run, damage: str, found: list[tuple[str, int]]
+) -> None:
+    path = tmp_path / "sessions.db"
+    store = guard_store(SQLiteStore(path))
+    await store.open()
+    epoch = await store.claim("harbour", at=1.0)
+    bodies = [encode(EpochStarted(number, "a", float(number))) for number in range(6)]
+    for expected in (0, 3):
+        batch = Batch(bodies[expected : expected + 3], expected=expected, epoch=epoch, sync=Sync.FULL)
+        await store.append("harbour", batch)
+    await store.close()
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute(damage)
+    _, report = await asyncio.to_thread(_doctor, run, "--fix", path)
+    assert [(each["code"], each["message"]) for each in report["findings"]] == found
+    Path(report["written"]).replace(path)  # noqa: ASYNC240 - a rename of a small file
+    for companion in ("-wal", "-shm"):
+        path.with_name(path.name + companion).unlink(missing_ok=True)
+    await store.open()
+    assert [each.body for each in await store.read("harbour", after=0, limit=9)] == bodies[:3]
+    epoch = await store.claim("harbour", at=2.0)
+    assert await store.append("harbour", Batch([b"{}"], expected=3, epoch=epoch, sync=Sync.FULL)) == 4
+    await store.close()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from midstream.engine.active_runs import ActiveRun
-from midstream.engine.call_cache import OVERTAKEN_CONTENT, SUSPENDED, CallBook
+from midstream.engine.call_cache import OVERTAKEN_CONTENT, CallBook
 from midstream.errors import CallReusedError, LeaseHeldError, SessionBusyError, UsageError
 from midstream.history.messages import Outcome, ToolCall, ToolResult
-from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, OnDoubt, digest_of
+from midstream.session.calls import SUSPENDED, UNKNOWN_CONTENT, CallPlan, OnDoubt, digest_of
 from midstream.session.records import CallEnded, CallStarted, decode
 from midstream.session.session import fold
 from midstream.store.contract import Store

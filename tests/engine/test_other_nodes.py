@@ -511,7 +511,7 @@ async def test_a_session_is_deleted_with_its_sub_agents_wherever_they_are_awake(
     await records_until_end(child, after=0)
     records = await run_turn(here, "s", "where is it?")
     assert isinstance(records[-1], TurnEnded)
-    assert not child.is_of_others, "it is that process's still"
+    assert not child.may_grow_elsewhere, "it is that process's still"
     child.attach()
     reading = asyncio.ensure_future(child.wait(child.newest.position))
     await asyncio.sleep(0)

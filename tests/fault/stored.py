@@ -1,4 +1,4 @@
-"""The store of a case: a SQLite file in its folder, or the schema of PostgreSQL whose URL stands in a file there."""
+"""The store of a case: a SQLite file in its folder, or that of a server whose URL stands in a file there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 from midstream.environment import World
 from midstream.store.contract import Store, StoredRecord
+from midstream.store.jetstream import JetStreamStore
 from midstream.store.postgres import PostgresStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.store import LEASE_S
 from midstream.store.store_registry import read_store
+from tests.nats_engine import NatsCluster
 from tests.postgres_engine import Engine
 
 URL_FILE = "store.url"
@@ -26,17 +28,26 @@ def use_postgres(folder: Path, engine: Engine) -> str:
     return url
 
 
+def use_jetstream(folder: Path, cluster: NatsCluster) -> str:
+    """Let all processes of a folder use fresh streams of these servers, and return their URL."""
+    url = cluster.url(f"fault_{next(_numbers)}", streams=2)
+    (folder / URL_FILE).write_text(url)
+    return url
+
+
 def name_of(folder: Path) -> str:
     """Return the URL or the path of the store of a folder."""
     url = folder / URL_FILE
     return url.read_text() if url.exists() else str(folder / FILE)
 
 
-def make_store(folder: Path, world: World, *, lease_s: float = LEASE_S) -> Store:
-    """Return the store of a folder, not open."""
-    name = name_of(folder)
+def make_store(folder: Path, world: World, *, name: str = "", lease_s: float = LEASE_S) -> Store:
+    """Return the store of a folder, not open; with a name, that store."""
+    name = name or name_of(folder)
     if name.startswith("postgresql:"):
         return PostgresStore(name, lease_s=lease_s, world=world)
+    if name.startswith("nats:"):
+        return JetStreamStore(name, lease_s=lease_s, world=world)
     return SQLiteStore(name, lease_s=lease_s, world=world)
 
 

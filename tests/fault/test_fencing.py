@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import websockets
 
 from midstream.session.records import CommandAccepted, StreamTaken, TurnEnded
-from tests.fault.workers import Worker, lines, problems, records, until, until_there
+from tests.fault.workers import WAIT_S, Worker, lines, problems, records, until, until_there
 from tests.server.serving import Socket, abort, command, opening
 from tests.spec import spec
 
@@ -74,3 +76,34 @@ async def test_the_process_that_takes_a_session_over_knows_which_connection_was_
             await next_one.say(opening(connection=3, next_seqno=1))
             await next_one.hear_until("turn_ended")
     assert problems(tmp_path, ["s"]) == []
+
+
+@spec("STREAM-40", "STREAM-101", "STREAM-103")
+async def test_a_command_of_a_newer_connection_may_come_to_the_process_that_has_the_older_one(
+    tmp_path: Path,
+) -> None:
+    """As behind a load balancer: the newer connection was opened at the other server."""
+    async with Worker(tmp_path) as node, Worker(tmp_path) as other:
+        async with node.opened("s", opening(connection=1), name="first") as first:
+            await _until_line(first, "welcome")
+            assert (
+                await node.post("s", command(words="work"), connection=1, name="first")
+            ).status_code == 200
+            await until(lambda: len(lines(tmp_path)) == 1)
+        async with other.opened("s", opening(connection=2, next_seqno=1), name="second") as second:
+            await _until_line(second, "welcome")
+            answer = await node.post("s", abort(1), connection=2, name="second")
+            assert answer.json() == {"type": "ack", "seqno": 1}
+            late = await node.post("s", abort(2), connection=1, name="first")
+            assert (late.status_code, late.json()["code"]) == (409, "stream_fenced")
+            await _until_line(second, "turn_ended")
+    assert [each.seqno for each in records(tmp_path, "s") if isinstance(each, CommandAccepted)] == [0, 1]
+    assert problems(tmp_path, ["s"]) == []
+
+
+async def _until_line(stream: AsyncIterator[str], word: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        async for line in stream:
+            if word in line:
+                return
+    raise AssertionError(f"no {word!r} in the stream")

@@ -16,8 +16,9 @@ from midstream.environment import Fault
 from tests.fault.cases import EVERY_DAY, every_case, summary, table
 from tests.fault.matrix import Case, Report, run
 from tests.fault.starting import ROOT
-from tests.fault.stored import use_postgres
+from tests.fault.stored import use_jetstream, use_postgres
 from tests.fault.test_pruning import POINTS
+from tests.nats_engine import NatsCluster
 from tests.postgres_engine import Engine
 from tests.spec import spec
 
@@ -46,18 +47,27 @@ async def test_somebody_dies(case: Case, tmp_path: Path) -> None:
     assert report.deaths == len(case.kills), "a point was not reached"
 
 
-ON_POSTGRES = [
+ON_SERVERS = [
     case
     for case in EVERY_DAY
     if IS_FULL or str(case) in {"server after_append 12", "server after_tool 2, then server after_claim 1"}
 ]
-"""What every day shows of the same on PostgreSQL; `make fault` runs all of it there too."""
+"""What every day shows of the same on PostgreSQL and JetStream; `make fault` runs these cases there too."""
 
 
 @spec("TURN-13", "TURN-14", "TURN-16")
-@pytest.mark.parametrize("case", ON_POSTGRES, ids=str)
+@pytest.mark.parametrize("case", ON_SERVERS, ids=str)
 async def test_somebody_dies_on_postgresql(case: Case, tmp_path: Path, engine: Engine) -> None:
     use_postgres(tmp_path, engine)
+    report = await run(case, tmp_path)
+    assert report.problems == []
+    assert report.deaths == len(case.kills), "a point was not reached"
+
+
+@spec("TURN-13", "TURN-14", "TURN-16")
+@pytest.mark.parametrize("case", ON_SERVERS, ids=str)
+async def test_somebody_dies_on_jetstream(case: Case, tmp_path: Path, nats_server: NatsCluster) -> None:
+    use_jetstream(tmp_path, nats_server)
     report = await run(case, tmp_path)
     assert report.problems == []
     assert report.deaths == len(case.kills), "a point was not reached"

@@ -1,54 +1,54 @@
-"""Several servers on one PostgreSQL: killed, frozen, cut off from it, and the database itself ended.
+"""Faults of PostgreSQL under several servers: connections that are terminated, a restart, a crash.
 
-Every turn goes on, no tool runs twice, no record is lost.
+`test_nodes` has the deaths of servers, on this store too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import logging
 import os
-import random
 import signal
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import httpx2
 import pytest
 
+from midstream.client import Event, connect
 from midstream.history.messages import Outcome
-from midstream.session.records import AttemptStarted, CallEnded, EpochStarted, ResponseCompleted, TurnEnded
-from tests.fault.stored import use_postgres
+from midstream.protocol.frames import Gone
+from midstream.session.records import (
+    AttemptStarted,
+    CallEnded,
+    Delta,
+    EpochStarted,
+    ResponseCompleted,
+    TurnEnded,
+)
+from tests.fault.client_process import HastyWorld
+from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
     Worker,
     ends,
     executions,
-    journal,
+    in_the_tool,
     lines,
     problems,
     records,
     until,
     until_there,
 )
-from tests.postgres_engine import Engine, running_engine
+from tests.postgres_engine import NOBODY, PURPOSES, Engine, read_sql, running_engine, terminate
 from tests.spec import spec
+from tests.store.postgres.relay import PostgresRelay
 
 pytestmark = pytest.mark.fault
 
-IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 LEASE_S = 1.0
-TAKEOVER_S = 5.0
-"""Seconds in which a dead node's turn is taken over; a quiet machine needs a twentieth of one."""
-PURPOSES = ("writer", "node", "notifier", "listener", "sentry", "pool")
-"""Connections of a store, by what they are for."""
-
-_log = logging.getLogger(__name__)
+ROWS_MAX = 10_000
 
 
 @pytest.fixture
@@ -58,90 +58,14 @@ def folder(engine: Engine, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@asynccontextmanager
-async def _operator(engine: Engine) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(engine.url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-async def _in_the_tool(folder: Path, worker: Worker, session: str = "s") -> None:
-    """Let a worker own a session and be in its tool."""
-    assert (await worker.say(session, "work")).status_code == 200
-    await until(lambda: any(line.session == session for line in lines(folder)))
-
-
-@spec("TURN-51")
-async def test_a_killed_nodes_turn_goes_on_in_another_process(folder: Path) -> None:
-    async with Worker(folder) as node, Worker(folder) as other:
-        await _in_the_tool(folder, node)
-        assert (await other.say("s", "more")).status_code == 409  # its node was asked: they know each other
-        killed_at = time.time()
-        await node.kill()
-        found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
-    taken_at = [each.at for each in found if isinstance(each, EpochStarted)][1]
-    _log.info("taken over %.4f s after the kill", taken_at - killed_at)
-    assert taken_at - killed_at < TAKEOVER_S
-    assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
-    assert len(executions(folder)) == 1
-    assert problems(folder, ["s"]) == []
-
-
-@spec("TURN-52", "TURN-23")
-async def test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards(folder: Path) -> None:
-    async with Worker(folder, "--lease", LEASE_S) as frozen, Worker(folder, "--lease", LEASE_S) as heir:
-        await _in_the_tool(folder, frozen)
-        assert (await heir.say("s", "more")).status_code == 409
-        frozen.signal(signal.SIGSTOP)
-        found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
-        assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
-        (folder / "go").touch()
-        frozen.signal(signal.SIGCONT)
-        await until(lambda: lines(folder)[-1].what == "ended")  # the tool of the frozen one comes to its end
-        async with asyncio.timeout(WAIT_S):
-            while (answer := await frozen.say("s", "think", stream="after")).status_code != 200:
-                assert answer.status_code in {409, 503}, answer.text
-        await until_there(folder, "s", TurnEnded, TurnEnded)
-    assert len({each.epoch for each in journal(folder, "s")}) == 2, "the heir owned it to the end"
-    assert len(executions(folder)) == 1
-    assert problems(folder, ["s"]) == []
-
-
-@spec("TURN-55", "TURN-56")
-async def test_readers_and_senders_may_come_to_any_server(folder: Path) -> None:
-    async with Worker(folder) as node, Worker(folder) as other:
-        await _in_the_tool(folder, node)
-        seen: list[str] = []
-        async with asyncio.timeout(WAIT_S), other.events("s") as events:
-            async for line in events:
-                seen.append(line)
-                if "call_started" in line:
-                    (folder / "go").touch()
-                if "turn_ended" in line:
-                    break
-        shown = [json.loads(line[6:]) for line in seen if line.startswith('data: {"type":')]
-        kept = [json.loads(each.body) for each in journal(folder, "s")]
-        assert [each for each in shown if each["type"] not in {"welcome", "heartbeat"}] == kept
-        answers = [await other.say("s", "think", stream="k") for _ in range(2)]
-        assert [answer.status_code for answer in answers] == [200, 200]
-        await until(lambda: ends(folder, "s") == ["completed"] * 2)
-    assert {each.epoch for each in journal(folder, "s")} == {1}, "its node decided everything"
-    assert problems(folder, ["s"]) == []
-
-
 async def test_no_connection_that_is_terminated_costs_a_turn(folder: Path, engine: Engine) -> None:
-    async with Worker(folder) as node, Worker(folder) as other, _operator(engine) as operator:
-        await _in_the_tool(folder, node, "tool")
+    async with Worker(folder) as node, Worker(folder) as other:
+        await in_the_tool(folder, node, "tool")
         assert (await other.say("tool", "more")).status_code == 409
         assert (await node.say("model", "think")).status_code == 200
         await until_there(folder, "model", AttemptStarted)
         for purpose in PURPOSES:
-            ended = await operator.fetchval(
-                "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = $1",
-                f"midstream {purpose}",
-            )
+            ended = await terminate(engine, f"midstream {purpose}")
             assert ended or purpose == "pool", purpose
             assert (await other.say(f"after-{purpose}", "look")).status_code in {200, 503}
         (folder / "go").touch()
@@ -169,7 +93,7 @@ async def test_a_turn_goes_on_when_postgresql_is_started_anew(
 ) -> None:
     use_postgres(tmp_path, mortal)
     async with Worker(tmp_path) as node, Worker(tmp_path) as other:
-        await _in_the_tool(tmp_path, node, "tool")
+        await in_the_tool(tmp_path, node, "tool")
         assert (await other.say("tool", "more")).status_code == 409
         assert (await node.say("model", "think")).status_code == 200
         await until_there(tmp_path, "model", AttemptStarted)
@@ -191,60 +115,123 @@ async def test_a_turn_goes_on_when_postgresql_is_started_anew(
     assert problems(tmp_path, ["tool", "model"]) == []
 
 
-async def test_three_servers_that_are_killed_frozen_and_cut_off_at_random_lose_nothing(
+@spec("STREAM-23")
+async def test_what_a_crash_of_postgresql_lost_is_taken_back_and_the_turn_goes_on(
+    mortal: Engine, tmp_path: Path
+) -> None:
+    """Tokens are committed without waiting for the disk: those of the last moment are lost, as in a power cut."""
+    use_postgres(tmp_path, mortal)
+    log_writer = await read_sql(mortal, "select pid from pg_stat_activity where backend_type = 'walwriter'")
+    async with (
+        Worker(tmp_path) as node,
+        Worker(tmp_path) as other,
+        connect(node.url, world=HastyWorld(None, 1)) as speaker,
+        connect(other.url, world=HastyWorld(None, 1)) as reader,
+    ):
+        (tmp_path / "go").touch()
+        assert await speaker.ask("s", "look") == "done"
+        seen: list[Event] = []
+        answers: list[asyncio.Task[str]] = []
+        async with asyncio.timeout(WAIT_S), contextlib.aclosing(reader.follow("s", after="0-0")) as events:
+            async for event in events:
+                seen.append(event)
+                if event.is_end and not answers:
+                    (tmp_path / "go").unlink()
+                    os.kill(log_writer, signal.SIGSTOP)  # what no commit waits for is not written
+                    answers.append(asyncio.create_task(speaker.ask("s", "think")))
+                elif isinstance(event.record, Delta) and not (tmp_path / "go").exists():
+                    mortal.stop(signal.SIGQUIT)
+                    mortal.start()
+                    (tmp_path / "go").touch()
+                elif isinstance(event.record, TurnEnded) and event.record.turn == 2:
+                    break
+        async with asyncio.timeout(WAIT_S):
+            assert await answers[0] == "half and half"
+    assert seen[-1].transcript == "half and half"
+    assert any(isinstance(each.record, Gone) for each in seen), "nothing was lost"
+    assert ends(tmp_path, "s") == ["completed"] * 2
+    assert problems(tmp_path, ["s"]) == []
+
+
+@spec("TURN-52", "TURN-23")
+async def test_a_server_that_is_cut_off_from_the_database_loses_its_turn_and_changes_nothing_afterwards(
     folder: Path, engine: Engine
 ) -> None:
-    seed = random.randrange(2**32) if IS_FULL else 1
-    print(f"seed {seed}")  # noqa: T201 - to repeat a failure
-    chance = random.Random(seed)
-    sessions = [f"s{number}" for number in range(24 if IS_FULL else 6)]
-    turns = 3 if IS_FULL else 2
-    (folder / "go").touch()
-    async with contextlib.AsyncExitStack() as stack:
-        operator = await stack.enter_async_context(_operator(engine))
-        workers = [await stack.enter_async_context(Worker(folder, "--lease", LEASE_S)) for _ in range(3)]
-
-        async def talk(session: str) -> None:
-            for turn in range(turns):
-                async with asyncio.timeout(2 * WAIT_S):
-                    while not await _is_said(chance.choice(workers), session, f"{session}-{turn}"):
-                        pass
-                    await until(lambda turn=turn: len(ends(folder, session)) > turn)  # type: ignore[misc]
-
-        talking = asyncio.gather(*map(talk, sessions))
-        for _ in range(40 if IS_FULL else 4):
-            number = chance.randrange(3)
-            what = chance.choice(("kill", "freeze", "terminate", "terminate"))
-            if what == "kill":
-                await workers[number].kill()
-                workers[number] = await stack.enter_async_context(Worker(folder, "--lease", LEASE_S))
-            elif what == "freeze":
-                await _freeze_for_a_lease(folder, workers[number])
-            else:
-                await operator.fetch(
-                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1 "
-                    "order by random() limit 2",
-                    f"midstream {chance.choice(PURPOSES)}",
-                )
-        await talking
-    assert problems(folder, sessions) == []
-    for session in sessions:
-        assert len(ends(folder, session)) == turns
-        assert set(ends(folder, session)) == {"completed"}
+    """No packet passes, and neither end is informed: its lock stays, and its beats stop."""
+    schema = name_of(folder).partition("schema=")[2]
+    async with (
+        PostgresRelay(engine, schema).serving() as network,
+        Worker(folder, "--lease", LEASE_S, "--store", network.url) as cut_off,
+        Worker(folder, "--lease", LEASE_S) as heir,
+    ):
+        await in_the_tool(folder, cut_off)
+        assert (await heir.say("s", "more")).status_code == 409
+        network.passes.clear()
+        found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
+        assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
+        (folder / "go").touch()
+        await until(lambda: lines(folder)[-1].what == "ended")  # the tool of the one that is cut off ends
+        network.passes.set()
+        async with asyncio.timeout(WAIT_S):
+            while (answer := await cut_off.say("s", "think", stream="after")).status_code != 200:
+                assert answer.status_code in {409, 503}, answer.text
+        await until_there(folder, "s", TurnEnded, TurnEnded)
+    assert len(executions(folder)) == 1
+    assert problems(folder, ["s"]) == []
 
 
-async def _freeze_for_a_lease(folder: Path, worker: Worker) -> None:
-    log = folder / "log"
-    before = log.read_text(errors="replace").count(" was silent for ")
-    worker.signal(signal.SIGSTOP)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(5 * LEASE_S):
-            await until(lambda: log.read_text(errors="replace").count(" was silent for ") > before)
-    worker.signal(signal.SIGCONT)
+async def test_a_full_disk_of_the_database_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    with Engine(is_synced=True) as engine, _small_disk(engine.make_folder("small")) as disk:
+        await read_sql(engine, f"create tablespace small location '{disk}'")
+        await read_sql(engine, "alter database postgres set default_tablespace = 'small'")
+        use_postgres(tmp_path, engine)
+        async with Worker(tmp_path) as node:
+            await in_the_tool(tmp_path, node, "tool")
+            await read_sql(engine, "create table filler (body bytea)")
+            await _fill(engine)
+            large = "x".join(str(number) for number in range(20_000))
+            refused = await node.say("large", large, stream="once")
+            assert (refused.status_code, refused.json()["code"]) == (503, "store_full")
+            (tmp_path / "go").touch()
+            await until(lambda: lines(tmp_path)[-1].what == "ended")
+            await read_sql(engine, "drop table filler")
+            async with asyncio.timeout(WAIT_S):
+                while (answer := await node.say("large", "look", stream="once")).status_code != 200:
+                    assert answer.status_code == 503, answer.text
+            found = await until_there(tmp_path, "tool", TurnEnded)
+            await until_there(tmp_path, "large", TurnEnded)
+            assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.OK]
+            assert len([each for each in executions(tmp_path) if each.session == "tool"]) == 1
+            assert problems(tmp_path, ["tool", "large"]) == []
 
 
-async def _is_said(worker: Worker, session: str, stream: str) -> bool:
-    words = ("work", "look", "think")[sum(stream.encode()) % 3]
-    with contextlib.suppress(httpx2.HTTPError):
-        return (await worker.say(session, words, stream=stream)).status_code == 200
-    return False
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Iterator[Path]:
+    """Mount a file system of some megabytes, where this machine allows it."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m,mode=0777", "tmpfs", folder],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip("no file system may be mounted here")
+    inner = folder / "space"
+    try:
+        inner.mkdir()
+        if os.geteuid() == 0:
+            os.chown(inner, NOBODY, NOBODY)
+        yield inner
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+async def _fill(engine: Engine) -> None:
+    """Write until nothing more fits."""
+    statement = (
+        "insert into filler select string_agg(sha512(random()::text::bytea), '') from generate_series(1, $1)"
+    )
+    for size in (100_000, 1_000):
+        with contextlib.suppress(asyncpg.DiskFullError):
+            for _ in range(ROWS_MAX):
+                await read_sql(engine, statement, size // 64)
+            raise AssertionError("the disk is not full")

@@ -137,6 +137,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--store", default="", help="another address of the store of this folder")
     parser.add_argument("--lease", type=float, default=LEASE_S)
     parser.add_argument("--begin", type=int, default=0, help="sessions to begin a turn in")
     parser.add_argument("--kill-at", type=Fault)
@@ -146,7 +147,7 @@ async def main() -> None:
     session_work.HELD_FOR_S = given.lease / 4
     world = WorkerWorld(given.kill_at, given.count)
     world.freeze_at = (given.freeze_at, given.count)
-    store = make_store(given.folder, world, lease_s=given.lease)
+    store = make_store(given.folder, world, name=given.store, lease_s=given.lease)
     go = Go(given.folder / "go", world)
     looking = world.spawn(go.look(), name="go")
     app = asgi(Agent(Model(go, world), tools=tools(given.folder, go)), store=store, world=world)

@@ -80,10 +80,18 @@ class Worker:
         body = {"type": "command", "seqno": 0, "payload": payload}
         return await self._ask("POST", f"/v1/sessions/{session}/commands", json=body, headers=keys)
 
-    async def post(self, session: str, frame: object, *, connection: int) -> httpx2.Response:
-        """Send a frame up as a connection of the stream `k1`."""
-        headers = {**KEYS, "x-idempotency-connection": str(connection)}
+    async def post(self, session: str, frame: object, *, connection: int, name: str = "") -> httpx2.Response:
+        """Send a frame up as a connection of the stream `k1`, with the connection's name if there is one."""
+        headers = {**KEYS, "x-idempotency-connection": str(connection), **_named(name)}
         return await self._ask("POST", f"/v1/sessions/{session}/commands", json=frame, headers=headers)
+
+    @asynccontextmanager
+    async def opened(self, session: str, frame: object, *, name: str) -> AsyncIterator[AsyncIterator[str]]:
+        """Open a connection over server-sent events; yields the lines."""
+        path = f"/v1/sessions/{session}/events"
+        headers = {"accept": "text/event-stream", **_named(name)}
+        async with self._client.stream("POST", path, json=frame, headers=headers) as answer:
+            yield answer.aiter_lines()
 
     async def cancel(self, session: str) -> httpx2.Response:
         return await self._ask("POST", f"/v1/sessions/{session}/cancel")
@@ -102,6 +110,16 @@ class Worker:
         if self._client.is_closed:
             raise httpx2.ConnectError(f"{self.url} was killed")
         return await self._client.request(method, path, **options)  # type: ignore[arg-type] # httpx2's own
+
+
+async def in_the_tool(folder: Path, worker: Worker, session: str = "s", words: str = "work") -> None:
+    """Let a worker own a session and be in its tool."""
+    assert (await worker.say(session, words)).status_code == 200
+    await until(lambda: any(line.session == session for line in lines(folder)))
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"x-midstream-connection": name} if name else {}
 
 
 def journal(folder: Path, session: str) -> list[StoredRecord]:

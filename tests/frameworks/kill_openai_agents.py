@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,10 +17,10 @@ from tests.frameworks.kill_programs import (
     Play,
     Program,
     Report,
-    cancel_and_repeat,
+    cancelled_at_random,
+    converse,
     guide,
     store,
-    until_free,
 )
 
 PAGE = "openai-agents.md"
@@ -92,28 +91,14 @@ def _report(items: list[Any]) -> Report:
     return Report(results, texts)
 
 
-async def _converse(play: Play, names: dict[str, Any]) -> Report:
-    for message in ("m1", "m2"):
-        await until_free(functools.partial(names["converse"], SESSION, message, message), play)
-    (after,) = names["chats"].execute("SELECT after FROM message ORDER BY rowid DESC LIMIT 1").fetchone()
-    return _report(json.loads(after))
-
-
 async def conversation(play: Play) -> Report:
     """Two messages, with their items."""
-    return await _converse(play, _names(play, 2))
+    return _report(json.loads(await converse(play, _names(play, 2))))
 
 
 async def cancelled(play: Play) -> Report:
     """Two messages; each is cancelled at random and repeated at once."""
-    names = _names(play, 2)
-    converse = names["converse"]
-
-    async def repeat(session: str, message: str, text: str) -> Any:
-        return await cancel_and_repeat(lambda: converse(session, message, text), play)
-
-    names["converse"] = repeat
-    return await _converse(play, names)
+    return _report(json.loads(await converse(play, cancelled_at_random(_names(play, 2), play))))
 
 
 async def streamed(play: Play) -> Report:

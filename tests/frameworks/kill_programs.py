@@ -8,6 +8,7 @@ message's, so that an effect is known by its line in the ledger alone.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import random
@@ -120,6 +121,25 @@ async def cancel_and_repeat(act: Callable[[], Awaitable[Any]], play: Play) -> An
         except asyncio.CancelledError:
             play.note("cancelled")
     return result
+
+
+async def converse(play: Play, names: dict[str, Any]) -> Any:
+    """Say two messages as a guide's `converse` does, and return the history that its application has in the end."""
+    for message in ("m1", "m2"):
+        await until_free(functools.partial(names["converse"], SESSION, message, message), play)
+    (after,) = names["chats"].execute("SELECT after FROM message ORDER BY rowid DESC LIMIT 1").fetchone()
+    return after
+
+
+def cancelled_at_random(names: dict[str, Any], play: Play) -> dict[str, Any]:
+    """Let each message of a guide's `converse` be cancelled at random and repeated at once, in one process."""
+    say = names["converse"]
+
+    async def repeat(*given: Any) -> Any:
+        return await cancel_and_repeat(lambda: say(*given), play)
+
+    names["converse"] = repeat
+    return names
 
 
 def store(file: Path, text: str) -> None:

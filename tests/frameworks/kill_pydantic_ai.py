@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,6 +24,8 @@ from tests.frameworks.kill_programs import (
     Program,
     Report,
     cancel_and_repeat,
+    cancelled_at_random,
+    converse,
     guide,
     store,
     until_free,
@@ -81,28 +82,18 @@ def _report(messages: list[ModelMessage]) -> Report:
     return Report({part.tool_call_id: str(part.content) for part in results}, answers)
 
 
-async def _converse(play: Play, names: dict[str, Any]) -> Report:
-    for message in ("m1", "m2"):
-        await until_free(functools.partial(names["converse"], SESSION, message, message), play)
-    (after,) = names["chats"].execute("SELECT after FROM message ORDER BY rowid DESC LIMIT 1").fetchone()
-    return _report(ModelMessagesTypeAdapter.validate_json(after))
-
-
 async def conversation(play: Play) -> Report:
     """Two messages, with a history."""
-    return await _converse(play, _names(play, 2))
+    return _read_report(await converse(play, _names(play, 2)))
 
 
 async def cancelled(play: Play) -> Report:
     """Two messages; each is cancelled at random and repeated at once."""
-    names = _names(play, 2)
-    converse = names["converse"]
+    return _read_report(await converse(play, cancelled_at_random(_names(play, 2), play)))
 
-    async def repeat(session: str, message: str, text: str) -> Any:
-        return await cancel_and_repeat(lambda: converse(session, message, text), play)
 
-    names["converse"] = repeat
-    return await _converse(play, names)
+def _read_report(history: bytes) -> Report:
+    return _report(ModelMessagesTypeAdapter.validate_json(history))
 
 
 async def streamed(play: Play) -> Report:
@@ -168,6 +159,11 @@ async def approvals(play: Play) -> Report:
         if not isinstance(result.output, DeferredToolRequests):
             return _report(result.all_messages())
         store(waiting, result.all_messages_json().decode())
+
+
+def warm() -> None:
+    """Build what pydantic builds with the first use."""
+    ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json([]))
 
 
 PROGRAMS: dict[str, Program] = {

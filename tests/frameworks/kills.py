@@ -1,14 +1,16 @@
-"""Random SIGKILLs of programs that follow the guides of frameworks: `python -m tests.frameworks.kills --rounds 500`.
+"""Random SIGKILLs of programs that follow the guides of frameworks: `python -m tests.frameworks.kills --kills 500`.
 
 In each round a program is killed at random moments, one to three times, and then left to its end. Its processes are
-forked from this one, which has imported the frameworks and done nothing else. The judge reads the ledger of effects,
-the journal, and what the program found in the end:
+forked from this one, which has imported the frameworks and warmed their caches: it has no thread, no event loop and no
+open store. With `--fresh`, each is a new interpreter instead, which costs seconds of imports. The judge reads the
+ledger of effects, the journal, and what the program found in the end:
 
 - no effect is in the ledger twice;
 - no outcome that is in the journal is missing, or another one, in the history that the program ends up with;
 - no turn is completed before its last response is in the journal and each of its calls has an outcome.
 
-The first line printed is the seed; the same seed draws the same moments.
+The first line printed is the seed; the same seed draws the same moments. `--broken` deletes the journal before each
+life: the judge must find faults.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ import random
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
+import msgspec
 from msgspec import Struct
 
 from midstream.session.records import CallEnded, Record, ResponseCompleted, TurnEnded, TurnStatus, decode
@@ -45,6 +50,10 @@ from tests.frameworks.kill_programs import CALLS, SESSION, Play, Program, guide,
 LIFE_S = 60.0
 """Seconds after which a life that nothing kills is taken for one that hangs."""
 KILLS_MAX = 3
+ROUNDS_MAX = 100_000
+FILES_MAX = 1024
+"""Descriptors that a process may have inherited."""
+ROOT = Path(__file__).parents[2]
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: PTH112 - SIGKILL loses nothing that was written
 UNKNOWN = "may or may not have taken effect"
 
@@ -79,6 +88,18 @@ TWO_MESSAGES = ("conversation", "cancelled and again", "two processes", "cancell
 TWO_PROCESSES = "two processes"
 
 
+class How(Struct, frozen=True):
+    """A way to play.
+
+    Args:
+        is_fresh: Each life is a new interpreter.
+        is_broken: Each life has lost its journal.
+    """
+
+    is_fresh: bool = False
+    is_broken: bool = False
+
+
 class Tally(Struct):
     """What the rounds of one program came to."""
 
@@ -102,18 +123,47 @@ def is_installed(kind: Kind) -> bool:
 @functools.cache
 def programs_of(kind: Kind) -> Mapping[str, Program]:
     """Import a framework and return its programs."""
+    # An OpenAI client reads all certificates of the machine, a third of a life's time: no program uses the network.
+    os.environ.setdefault("SSL_CERT_DIR", tempfile.mkdtemp(prefix="kills-certificates-"))
     module = importlib.import_module(f"tests.frameworks.{kind.module}")
     guide(module.PAGE, 0)  # what a first use imports is imported here, and not in each process
-    gc.freeze()
+    getattr(module, "warm", lambda: None)()
     programs: Mapping[str, Program] = module.PROGRAMS
+    for name in _rehearse(kind, programs):
+        importlib.import_module(name)
+    assert threading.active_count() == 1, "a fork has no other threads of its parent, and perhaps their locks"
+    gc.collect()
+    gc.freeze()
     return programs
+
+
+def _rehearse(kind: Kind, programs: Mapping[str, Program]) -> Sequence[str]:
+    """Return the modules that lives of these programs import."""
+    folder = Path(tempfile.mkdtemp(prefix="kills-", dir=MEMORY))
+
+    def rehearse(program: Program, place: Path) -> None:
+        known = {*sys.modules}
+        asyncio.run(program(Play(place, 0)))
+        found = [name for name in sys.modules if name not in known]
+        (place / "modules").write_text("\n".join(found))
+
+    names: dict[str, None] = {}
+    for number, program in enumerate(programs.values()):
+        place = folder / str(number)
+        place.mkdir()
+        with watched(fork(functools.partial(rehearse, program, place), place)) as wait:
+            code = wait(LIFE_S)
+        assert code == 0, f"a program of {kind.module} does not run: {(place / 'log').read_text()}"
+        names |= dict.fromkeys((place / "modules").read_text().split())
+    shutil.rmtree(folder)
+    return [*names]
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
 
 
 def fork(act: Callable[[], None], folder: Path) -> int:
-    """Start a process that does `act` in a folder; its errors are in `log` there."""
+    """Start a process that does `act` in a folder; its errors are in `log` there. It inherits nothing that is open."""
     pid = os.fork()
     if pid:
         return pid
@@ -122,6 +172,10 @@ def fork(act: Callable[[], None], folder: Path) -> int:
         os.chdir(folder)
         log = os.open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(log, 2)
+        os.closerange(3, FILES_MAX)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        random.seed()
         act()
         code = 0
     except BaseException:  # noqa: BLE001 - the process ends here
@@ -129,6 +183,14 @@ def fork(act: Callable[[], None], folder: Path) -> int:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def start_fresh(arguments: Sequence[str], folder: Path) -> int:
+    """Start a new interpreter that lives one life in a folder; its errors are in `log` there."""
+    with (folder / "log").open("ab") as log:
+        command = [sys.executable, "-m", "tests.frameworks.kills", "--live", str(folder), *arguments]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment).pid
 
 
 @contextmanager
@@ -152,10 +214,38 @@ def watched(pid: int) -> Iterator[Callable[[float], int | None]]:
         os.close(descriptor)
 
 
-def live(program: Program, folder: Path, seed: int) -> None:
-    """Be the program, in a process of its own."""
+def kill_after(pid: int, seconds: float) -> bool:
+    """Kill a process after some seconds; return whether it was at work until then."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        select.select([descriptor], [], [], max(0.0, seconds))
+        os.kill(pid, signal.SIGKILL)  # it is not waited for yet, so that the id is still its own
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    finally:
+        os.close(descriptor)
+
+
+def start(kind: Kind, mode: str, folder: Path, seed: int, how: How) -> int:
+    """Start a life of a program."""
+    if how.is_fresh:
+        name = next(name for name, each in KINDS.items() if each == kind)
+        options = ("--broken",) if how.is_broken else ()
+        return start_fresh(("--frameworks", name, "--modes", mode, "--seed", str(seed), *options), folder)
+    return fork(lambda: live(kind, mode, folder, seed, is_broken=how.is_broken), folder)
+
+
+def live(kind: Kind, mode: str, folder: Path, seed: int, *, is_broken: bool) -> None:
+    """Be a program, in a process of its own.
+
+    Args:
+        is_broken: It has lost its journal.
+    """
+    os.chdir(folder)
+    if is_broken:
+        for file in folder.glob(f"{kind.database}*"):
+            shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
     play = Play(folder, seed)
-    write_report(folder, asyncio.run(program(play)))
+    write_report(folder, asyncio.run(programs_of(kind)[mode](play)))
 
 
 class Round:
@@ -168,7 +258,7 @@ class Round:
         life_s: Seconds that it lives where nothing kills it.
     """
 
-    def __init__(self, kind: Kind, mode: str, chance: random.Random, life_s: float) -> None:
+    def __init__(self, kind: Kind, mode: str, chance: random.Random, life_s: float, how: How) -> None:
         self.kills = 0
         self.was_killed_at_once = False
         """Whether the first life was killed."""
@@ -176,7 +266,7 @@ class Round:
         self._mode = mode
         self._chance = chance
         self._life_s = life_s
-        self._program = programs_of(kind)[mode]
+        self._how = how
         self._processes = 2 if mode == TWO_PROCESSES else 1
 
     def play(self, folder: Path) -> list[str]:
@@ -190,16 +280,17 @@ class Round:
         return self._judge(folder)
 
     def _start(self, folder: Path) -> list[int]:
-        seeds = [self._chance.getrandbits(32) for _ in range(self._processes)]
-        return [fork(lambda seed=seed: live(self._program, folder, seed), folder) for seed in seeds]  # type: ignore[misc]
+        return [
+            start(self._kind, self._mode, folder, self._chance.getrandbits(32), self._how)
+            for _ in range(self._processes)
+        ]
 
     def _live_and_die(self, folder: Path) -> None:
         """Let the processes live for a random time each; one that is done before was not killed."""
         started = [(pid, self._chance.random() * self._life_s) for pid in self._start(folder)]
         at = time.monotonic()
         for pid, seconds in sorted(started, key=lambda each: each[1]):
-            with watched(pid) as wait:
-                self.kills += wait(max(0.0, at + seconds - time.monotonic())) is None
+            self.kills += kill_after(pid, at + seconds - time.monotonic())
 
     def _finish(self, folder: Path) -> str | None:
         (folder / "report").unlink(missing_ok=True)
@@ -309,19 +400,25 @@ async def _records(kind: Kind, folder: Path) -> list[tuple[int, Record]]:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def run(kind: Kind, mode: str, rounds: int, seed: int, *, until: float = float("inf")) -> Tally:
-    """Play rounds of one program."""
+def run(
+    kind: Kind,
+    mode: str,
+    seed: int,
+    *,
+    kills: int,
+    rounds: int = ROUNDS_MAX,
+    how: How,
+    until: float = float("inf"),
+) -> Tally:
+    """Play rounds of one program, until it was killed so often."""
     chance = random.Random(f"{seed} {kind.module} {mode}")
     tally = Tally()
-    life_s = _measure(kind, mode)
-    for number in range(rounds):
-        if time.monotonic() > until:
-            break
+    life_s = _measure(kind, mode, how)
+    while tally.kills < kills and tally.rounds < rounds and time.monotonic() < until:
         folder = Path(tempfile.mkdtemp(prefix="kills-", dir=MEMORY))
-        played = Round(kind, mode, chance, life_s)
+        played = Round(kind, mode, chance, life_s, how)
         faults = played.play(folder)
         life_s *= 1.03 if played.was_killed_at_once else 0.93  # the load of the machine changes
-        tally.rounds += 1
         tally.kills += played.kills
         lines = (folder / "ledger").read_text().splitlines() if (folder / "ledger").exists() else []
         report = json.loads((folder / "report").read_text()) if (folder / "report").exists() else [{}]
@@ -329,49 +426,86 @@ def run(kind: Kind, mode: str, rounds: int, seed: int, *, until: float = float("
         tally.refused += sum(line.startswith("refused ") for line in lines)
         tally.cancelled += lines.count("cancelled")
         tally.in_doubt += sum(UNKNOWN in content for content in report[0].values())
-        tally.faults += [f"round {number} in {folder}: {fault}" for fault in faults]
-        if not faults:
+        tally.faults += [f"round {tally.rounds} in {folder}: {fault}" for fault in faults]
+        tally.rounds += 1
+        if not faults or how.is_broken:
             shutil.rmtree(folder)
     return tally
 
 
-def _measure(kind: Kind, mode: str) -> float:
+def _measure(kind: Kind, mode: str, how: How) -> float:
     """Return how long a program lives where nothing kills it."""
     folder = Path(tempfile.mkdtemp(prefix="kills-", dir=MEMORY))
     at = time.monotonic()
-    with watched(fork(lambda: live(programs_of(kind)[mode], folder, 0), folder)) as wait:
+    with watched(start(kind, mode, folder, 0, how)) as wait:
         code = wait(LIFE_S)
     assert code == 0, f"{mode} does not run: {(folder / 'log').read_text()}"
     shutil.rmtree(folder)
     return time.monotonic() - at
 
 
+def run_all(programs: Sequence[tuple[str, str]], play: Callable[[str, str], Tally], jobs: int) -> list[str]:
+    """Play programs, so many at once in processes of their own; print a line for each, and return the faults."""
+    place = Path(tempfile.mkdtemp(prefix="kills-tallies-", dir=MEMORY))
+    waiting, playing = list(enumerate(programs)), dict[int, int]()
+    faults: list[str] = []
+    while waiting or playing:
+        if waiting and len(playing) < jobs:
+            number, (name, mode) = waiting.pop(0)
+
+            def work(number: int = number, name: str = name, mode: str = mode) -> None:
+                (place / f"{number}").write_bytes(msgspec.json.encode(play(name, mode)))
+
+            playing[fork(work, place)] = number
+            continue
+        pid, status = os.wait()
+        number = playing.pop(pid)
+        name, mode = programs[number]
+        if status != 0:
+            raise RuntimeError(f"{name}, {mode} could not be played:\n{(place / 'log').read_text()[-3000:]}")
+        tally = msgspec.json.decode((place / f"{number}").read_bytes(), type=Tally)
+        cells = (tally.rounds, tally.kills, tally.effects, tally.in_doubt, tally.refused, tally.cancelled)
+        print_line(f"| {name} | {mode} | {' | '.join(map(str, cells))} | {len(tally.faults)} |")
+        faults += [f"{name}, {mode}, {fault}" for fault in tally.faults]
+    shutil.rmtree(place)
+    return faults
+
+
 def main() -> int:
     """Play the rounds that the command line names, and print a table; return 1 where something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.frameworks.kills")
-    parser.add_argument("--rounds", type=int, default=20, help="of each program (20)")
+    parser.add_argument("--kills", type=int, default=30, help="of each program, at least (30)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS_MAX, help="of each program, at most")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="for each program, at most")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="a random one by default")
     parser.add_argument("--frameworks", default=",".join(KINDS), help="by name, with commas; all by default")
-    parser.add_argument("--modes", default="", help="by name, with commas; all by default")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="for each program, at most")
+    parser.add_argument("--modes", default="", help="by name, with semicolons; all by default")
+    parser.add_argument("--jobs", type=int, default=1, help="programs that are played at once (1)")
+    parser.add_argument("--fresh", action="store_true", help="each life is a new interpreter")
+    parser.add_argument("--broken", action="store_true", help="each life has lost its journal")
+    parser.add_argument("--live", type=Path, help="live one life in this folder (for --fresh)")
     given = parser.parse_args()
+    if given.live is not None:
+        live(KINDS[given.frameworks], given.modes, given.live, given.seed, is_broken=given.broken)
+        return 0
     print_line(f"--seed {given.seed}")
     print_line("| framework | program | rounds | kills | effects | in doubt | refused | cancelled | faults |")
     print_line("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    faults: list[str] = []
+    programs: list[tuple[str, str]] = []
     for name in given.frameworks.split(","):
         if not is_installed(KINDS[name]):
             print_line(f"{name} is not installed here: skipped", to=sys.stderr)
             continue
-        for mode in programs_of(KINDS[name]):
-            if given.modes and mode not in given.modes.split(","):
-                continue
-            until = time.monotonic() + given.seconds
-            tally = run(KINDS[name], mode, given.rounds, given.seed, until=until)
-            cells: list[Any] = [tally.rounds, tally.kills, tally.effects, tally.in_doubt, tally.refused]
-            cells += [tally.cancelled, len(tally.faults)]
-            print_line(f"| {name} | {mode} | {' | '.join(map(str, cells))} |")
-            faults += [f"{name}, {mode}, {fault}" for fault in tally.faults]
+        modes = given.modes.split(";") if given.modes else [*programs_of(KINDS[name])]
+        programs += [(name, mode) for mode in modes if mode in programs_of(KINDS[name])]
+
+    def play(name: str, mode: str) -> Tally:
+        until = time.monotonic() + given.seconds
+        how = How(is_fresh=given.fresh, is_broken=given.broken)
+        kills, rounds = given.kills, given.rounds
+        return run(KINDS[name], mode, given.seed, kills=kills, rounds=rounds, how=how, until=until)
+
+    faults = run_all(programs, play, given.jobs)
     for fault in faults:
         print_line(fault, to=sys.stderr)
     return 1 if faults else 0

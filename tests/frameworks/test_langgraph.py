@@ -162,6 +162,40 @@ async def test_an_interrupted_tool_begins_anew_and_ends_once() -> None:
     assert ran == ["Oslo"]
 
 
+@spec("DRIVEN-8")
+async def test_a_thread_at_an_interrupt_is_listed_as_waiting_and_running_again_when_it_is_resumed() -> None:
+    statuses: list[str] = []
+
+    @tool
+    async def look(city: str) -> str:
+        """Look."""
+        return city
+
+    @tool
+    async def book(city: str) -> str:
+        """Book."""
+        answer = interrupt("really?")
+        statuses.append(graph.status)
+        return f"{city}: {answer}"
+
+    calls = [
+        asked("book", "1", city="Oslo"),
+        asked("look", "2", city="Oslo"),
+        asked("book", "3", city="Bergen"),
+    ]
+    graph = Graph(book, look, calls=calls)
+    await graph.run(GO)
+    assert graph.status == "waiting"
+    graph.start_process()
+    config: Any = CONFIG
+    state = await graph.compiled().aget_state(config)
+    await graph.run(Command(resume={state.interrupts[0].id: "yes"}))
+    assert (graph.status, statuses) == ("waiting", ["running"])
+    state = await graph.compiled().aget_state(config)
+    await graph.run(Command(resume={state.interrupts[0].id: "yes"}))
+    assert graph.status == "completed"
+
+
 async def test_an_id_of_a_later_response_is_another_call_and_the_effect_has_a_key() -> None:
     keys: list[str] = []
 
@@ -356,7 +390,7 @@ async def test_an_interrupt_that_the_conversation_went_past_ends() -> None:
 
     graph = Graph(book, calls=[asked("book", "1", city="Oslo")])
     await graph.run(GO)
-    assert graph.status == "running"
+    assert graph.status == "waiting"
     graph.calls = []
     graph.start_process()
     messages = await graph.run({"messages": [HumanMessage("never mind")]})

@@ -290,6 +290,11 @@ NOT_RUN = {
     ("README.md", "", 1): "nothing is published yet: tests/test_extras.py",
     ("doctor.md", "", 0): "output on one reader's files: tests/cli/test_doctor.py",
     ("gateway.md", "", 1): "another vendor's program: its API is tests/dialects",
+    (
+        "jetstream.md",
+        "",
+        0,
+    ): "a configuration: tests/store/jetstream/test_stream_setup.py gives it to a server",
     ("mcp.md", "", 0): "a package of another registry: tests/cli/test_mcp_servers.py serves with --mcp",
     ("network.md", "", 0): "output behind one proxy: tests/cli/test_network.py",
     (

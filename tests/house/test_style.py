@@ -71,6 +71,7 @@ SETTINGS_OF_ALL = {"derandomize", "database", "deadline", "print_blob"}
 MAY_DRAW: dict[str, str] = {
     "tests/fault/test_nodes.py": "only `make fault` draws its seed, and prints it",
     "tests/fault/test_postgres_nodes.py": "likewise",
+    "tests/fault/test_jetstream_nodes.py": "likewise",
     "tests/agents/acp_agent.py": "names of conversations: programs of one test must not make the same",
     "tests/agents/claude_cli.py": "names of messages and sessions, likewise",
     "tests/agents/codex_server.py": "names of threads and turns, likewise",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any, TypeVar
 
 from midstream.protocol.command_outbox import Outbox
@@ -47,25 +47,31 @@ UNSEEN = frozenset(
 """What no behaviour depends on while time stands still."""
 
 
-def told_apart(half: object) -> Hashable:
-    """Return what distinguishes a half from others of its kind."""
-    return tuple([_flat(value) for name, value in vars(half).items() if name not in UNSEEN])
+def told_apart(half: object, unseen: Collection[str] = UNSEEN) -> Hashable:
+    """Return what distinguishes a half from others of its kind, but for the attributes of these names."""
+    return tuple(
+        [
+            value if type(value) in _PLAIN else _flat(value, unseen)
+            for name, value in vars(half).items()
+            if name not in unseen
+        ]
+    )
 
 
-def _flat(value: Any) -> Hashable:  # noqa: ANN401 - whatever a half keeps
+def _flat(value: Any, unseen: Collection[str]) -> Hashable:  # noqa: ANN401 - whatever a half keeps
     kind = type(value)
     if kind in _PLAIN:
         return value  # type: ignore[no-any-return]  # it is hashable
     if kind is list:
-        return tuple([_flat(each) for each in value])
+        return tuple([_flat(each, unseen) for each in value])
     if kind is dict:
-        return tuple([(key, _flat(each)) for key, each in value.items()])
+        return tuple([(key, _flat(each, unseen)) for key, each in value.items()])
     if kind is set:
         return frozenset(value)
     if kind is Submit:
         return value.seqno, value.received.digest
     if kind in PARTS:
-        return told_apart(value)
+        return told_apart(value, unseen)
     if isinstance(value, Exception):
         return kind.__name__
     return value  # type: ignore[no-any-return]  # hashable, or the caller learns

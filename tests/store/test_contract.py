@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from midstream.store.contract import Immediate, KeyValue, KeyValueReader, Store, StoreReader, Transactional
+from midstream.store.jetstream import JetStreamStore
 from midstream.store.memory import MemoryStore
 from midstream.store.postgres import PostgresStore
 from midstream.store.sqlite import SQLiteStore
@@ -18,7 +19,7 @@ METHODS = {
 ABILITIES = {"transactional": (Transactional, "append_within"), "immediate": (Immediate, "append_now")}
 
 
-@pytest.mark.parametrize("store", [MemoryStore, SQLiteStore, PostgresStore])
+@pytest.mark.parametrize("store", [MemoryStore, SQLiteStore, PostgresStore, JetStreamStore])
 def test_a_store_takes_and_gives_exactly_what_the_contract_says(store: type) -> None:
     methods = {name: contract for name, contract in METHODS.items() if callable(getattr(contract, name))}
     assert {name: inspect.signature(getattr(store, name)) for name in methods} == {
@@ -31,6 +32,7 @@ def test_a_store_has_no_public_method_but_those_of_the_contract_and_of_the_abili
         (MemoryStore(), {"immediate"}),
         (SQLiteStore("x.db"), {"immediate", "transactional"}),
         (PostgresStore("postgresql://h/db"), {"transactional"}),
+        (JetStreamStore("nats://h"), set()),
     ):
         assert {name for name in ABILITIES if getattr(store, name) is store} == declared
         public = {name for name in vars(type(store)) if not name.startswith("_")}

@@ -7,15 +7,19 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import EventsLostError, StoreFullError, UsageError
-from midstream.session.blobs import Blob
+from midstream.session.blobs import Blob, digest_of
 from midstream.session.records import Sync
 from midstream.store.contract import Batch, SessionInfo, SessionListing, Store, StoredRecord
 from midstream.store.encryption.encrypted_store import encrypt_store
+from midstream.store.guard.guarded_store import guard_store
+from midstream.store.jetstream import JetStreamStore
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.postgres import PostgresStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.store_copy import copy_store
+from midstream.store.store_registry import copy_named, open_store, read_stored
 from midstream.testing.store_fakes import FailingStore
+from tests.nats_engine import NatsCluster
 from tests.postgres_engine import Engine
 from tests.store.keys import keys_in
 
@@ -60,7 +64,7 @@ async def _content(
     }
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql", "nats"])
 async def test_a_copy_has_all_of_its_source(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -69,6 +73,9 @@ async def test_a_copy_has_all_of_its_source(
     if kind == "postgresql":
         engine: Engine = request.getfixturevalue("engine")
         target = PostgresStore(f"{engine.url}&schema=copy_1")
+    elif kind == "nats":
+        cluster: NatsCluster = request.getfixturevalue("nats_server")
+        target = JetStreamStore(cluster.url("copy_1", streams=3))
     else:
         target = MemoryStore(Memory()) if kind == "memory" else SQLiteStore(tmp_path / "copy.db")
     await target.open()
@@ -83,6 +90,34 @@ async def test_a_copy_has_all_of_its_source(
     assert (await copy_store(source, target)).records == done.records + 1
     assert await _content(target) == await _content(source)
     await target.close()
+
+
+async def test_a_store_in_jetstream_is_copied_out_of_it_too(tmp_path: Path, nats_server: NatsCluster) -> None:
+    source, url = await _filled(), nats_server.url("copy_2", streams=3)
+    store = open_store(url)
+    await store.open()
+    done = await copy_store(source, store)
+    await store.close()
+    target = MemoryStore(Memory())
+    await target.open()
+    with read_stored(url) as stored:
+        assert await copy_store(stored, target) == done
+    assert await _content(target) == await _content(source)
+
+
+async def test_a_guarded_store_is_copied_by_its_name_to_jetstream_and_back(
+    tmp_path: Path, nats_server: NatsCluster
+) -> None:
+    first, second, url = tmp_path / "1.db", tmp_path / "2.db", nats_server.url("copy_3", streams=2)
+    store = guard_store(open_store(first))
+    await store.open()
+    body = b"large" * 100_000
+    epoch = await store.claim("s", at=1.0)
+    await store.append("s", Batch([b"1", b"2"], 0, epoch, Sync.FULL, blobs=[Blob(digest_of(body), body)]))
+    await store.close()
+    done = await copy_named(first, url)
+    assert (done.sessions, done.records, done.blobs) == (1, 2, 1)
+    assert (await copy_named(url, second)).digest == (await copy_named(first, url)).digest == done.digest
 
 
 @pytest.mark.parametrize("fails_at", range(1, 16))

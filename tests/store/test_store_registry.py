@@ -31,9 +31,11 @@ def test_a_store_stands_for_itself_and_each_one_in_memory_is_another() -> None:
     [
         (
             "mysql://u:secret@host/db",
-            "'mysql://u@host/db' has an unknown scheme; known: 'memory:', 'postgres:'",
+            "'mysql://u@host/db' has an unknown scheme; known: 'memory:', 'nats:', 'postgres:'",
         ),
         ("postgresql:db", "is named 'postgresql://user@host"),
+        ("nats:host", "is named 'nats://host:4222"),
+        ("nats://host/?durable=1", "has no parameter 'durable'"),
         ("sqlite:sessions.db", "write 'sqlite:///' and a path"),
         ("memory:here", "write 'memory:'"),
     ],

@@ -65,6 +65,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "resume": ("midstream.cli.resume:resume", "Resume a turn that was interrupted or failed."),
     "serve": ("midstream.cli.serve:serve", "Serve an agent."),
+    "restore": (
+        "midstream.cli.backup_command:restore",
+        "Put a copy of the sessions, made by `backup`, in the place of the database.",
+    ),
     "sessions": (
         "midstream.cli.sessions:sessions",
         "List, show, answer, resume, stop, export and delete sessions.",

@@ -1,4 +1,4 @@
-"""`midstream backup`: copy the sessions while a server works on them."""
+"""`midstream backup` and `midstream restore`: copy the sessions while a server works on them, and put a copy back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from midstream.cli.session_options import json_of
 from midstream.cli.terminal import clean
 from midstream.environment import World
 from midstream.errors import UsageError
+from midstream.store.sqlite.backup_restore import put_back
 from midstream.store.sqlite.online_backup import back_up
 from midstream.store.store_registry import file_of, show_store
 
@@ -38,9 +39,8 @@ def backup(
 ) -> None:
     """Copy the sessions into one file, also while a server works on them.
 
-    The copy shows one moment, is checked, and appears only when it is complete. To restore it, stop all servers,
-    move the database and its companions (-wal, -shm) away, and put the copy in its place. A copy of an encrypted
-    database needs the same key file.
+    The copy shows one moment, is checked, and appears only when it is complete; `midstream restore` puts it back. A
+    copy of an encrypted database needs the same key file.
     """
     progress = _Progress(surroundings.talk.is_terminal, World())
     named = store or surroundings.places.store
@@ -59,6 +59,46 @@ def backup(
         click.echo(
             f"{path}: {done.sessions:,} sessions, {done.records:,} records, {done.bytes:,} bytes", err=True
         )
+
+
+@click.command()
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--store",
+    metavar="FILE",
+    help="Restore this database (default: the one `midstream serve` uses).",
+)
+@click.option(
+    "--force", is_flag=True, help="Replace the database if it exists. It is kept beside the new one."
+)
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def restore(
+    surroundings: Surroundings,
+    source: Path,
+    store: str | None,
+    force: bool,  # noqa: FBT001 - click passes options so
+    is_json: bool,  # noqa: FBT001 - see above
+) -> None:
+    """Put a copy, made by `midstream backup`, in the place of the database. Stop all servers first.
+
+    The copy is checked. A database that is there is moved aside, under the name that is printed. Clients that have seen
+    later events are informed that the server was set back.
+    """
+    named = store or surroundings.places.store
+    file = file_of(named)
+    if file is None:
+        raise UsageError(
+            f"store {show_store(named)!r} is not a single file; restore it with the tools of its database, or copy "
+            "SQLite's file into a new one: `midstream store copy FILE URL`"
+        )
+    done = put_back(source, file, may_replace=force)
+    if is_json:
+        click.echo(json_of(done))
+        return
+    shown = clean(str(file), is_one_line=True)
+    kept = f"; the one before is {clean(done.replaced, is_one_line=True)}" if done.replaced else ""
+    click.echo(f"{shown}: {done.sessions:,} sessions, {done.records:,} records{kept}", err=True)
 
 
 class _Progress:

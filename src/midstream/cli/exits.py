@@ -50,7 +50,7 @@ ADVICE = {
     "question_closed": "`midstream sessions questions` lists the open questions.",
     "answer_mismatch": "`midstream sessions questions` lists the valid choices.",
     "nothing_to_resume": "Send a message; it opens a new turn.",
-    "store_busy": "Stop the other program that uses the file, then try again.",
+    "store_busy": "Try again in a moment, or stop the other program that uses the file.",
     "store_full": "Free some space, then try again.",
     "store_damaged": "Restore a copy of the file.",
     "events_lost": "Contact the operator: the server's store was truncated, or is an older copy.",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -38,6 +39,7 @@ from midstream.history.rendering import render
 from midstream.session.records import decode, is_pruned
 from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS, ClosedStore
+from midstream.store.guard.chain import may_end_journal
 from midstream.store.key_place import KeyPlace
 from midstream.store.sqlite.truncation import cut_journals
 from midstream.store.store_registry import read_store, show_store
@@ -60,12 +62,19 @@ _KEYS = "give its key file with --key-file"
 
 _EVENT_ID = re.compile(r"(\d+)-(\d+)")
 
-Stored = tuple[int, int, bytes]
-"""Position, epoch, body."""
+
+class ReadRecord(NamedTuple):
+    """A record to examine."""
+
+    position: int
+    epoch: int
+    body: bytes
+    may_end: bool = True
+    """Whether a journal may end with it: it is not in the middle of an append."""
 
 
 class JournalDiagnosis(Struct):
-    """One session's records: what is wrong with them, and the state up to where nothing is."""
+    """One session's records: what is wrong with them, and the state at the end of the last append before that."""
 
     findings: list[LocatedFinding]
     session: Session
@@ -150,7 +159,7 @@ def examine_store(
     cuts: dict[str, Session] = {}
     sessions = live = records = locked = 0
     try:
-        with read_store(named) as stored, read_store(named, key_file=key_file) as store:
+        with read_store(named, key_file=key_file) as store:
             for line in store.list():
                 sessions += 1
                 live += line.mark.is_live
@@ -161,7 +170,7 @@ def examine_store(
                 if key_file is None:
                     done = judge(_records(store, line.session), file=line.session)
                 else:
-                    found = _decrypt(stored, store, line.session)
+                    found = _decrypt(store, line.session)
                     done = judge(found, file=line.session, repair=NO_REPAIR)
                 findings += done.findings
                 if done.findings and key_file is None:
@@ -201,7 +210,7 @@ def examine_export(
     numbers: dict[int, int] = {}
     count = last = 0
 
-    def read_stored() -> Iterator[Stored]:
+    def read_stored() -> Iterator[ReadRecord]:
         nonlocal count, last
         for number, line in lines:
             found = _EVENT_ID.fullmatch(line["id"]) if is_export(line) else None
@@ -210,9 +219,9 @@ def examine_export(
             position = int(found[2]) if found else count
             numbers.setdefault(position, number)
             yield (
-                (position, int(found[1]), msgspec.json.encode(line["record"]))
+                ReadRecord(position, int(found[1]), msgspec.json.encode(line["record"]))
                 if found
-                else (count, 0, b"null")
+                else ReadRecord(count, 0, b"null")
             )
 
     done = judge(read_stored())
@@ -242,11 +251,11 @@ def _report(
     )
 
 
-def judge(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> JournalDiagnosis:
+def judge(stored: Iterable[ReadRecord], *, file: str = "", repair: str = CUT) -> JournalDiagnosis:
     """Return the faults of one session's records: gaps, unreadable ones, and what does not fold."""
     done = JournalDiagnosis([], Session())
-    expected = 1
-    for position, epoch, body in stored:
+    state, expected, may_end = Session(), 1, True
+    for position, epoch, body, may_end in stored:
         if len(done.findings) >= FINDINGS_MAX:
             break
         is_beginning = expected == 1 and is_pruned(body)
@@ -259,11 +268,16 @@ def judge(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> Jou
         else:
             if not (code or done.findings):
                 try:
-                    done.session = evolve(done.session, record, epoch=epoch)
+                    state = evolve(state, record, epoch=epoch)
                 except (InvalidHistoryError, KeyError, AttributeError, AssertionError, TypeError):
                     code = "journal-unfolded"
+                else:
+                    done.session = state if may_end else done.session
         if code:
             done.findings.append(finding(code, repair, message=position, lost=LOST[code], file=file))
+    if not (may_end or done.findings):  # the rest of its last append is missing
+        lost = LOST["journal-gap"]
+        done.findings.append(finding("journal-gap", repair, message=expected, lost=lost, file=file))
     return done
 
 
@@ -280,32 +294,32 @@ def check_rendering(session: Session, profile: str, *, file: str = "") -> list[L
     return [finding_of(edit, message=edit.at, file=file) for edit in done.edits]
 
 
-def _records(store: ClosedStore, session: str) -> Iterator[Stored]:
+def _records(store: ClosedStore, session: str) -> Iterator[ReadRecord]:
     after = 0
-    while page := store.read(session, after=after, limit=PAGE):
+    while page := store.read_stored(session, after=after, limit=PAGE):
         after = page[-1].position
         for each in page:
             if each.body.startswith(ENCRYPTED_MARKS):
                 raise KeyMissingError(
                     f"session {session!r} is encrypted under a key of its server's operator"
                 )
-            yield each.position, each.epoch, each.body
+            yield ReadRecord(each.position, each.epoch, each.body, may_end_journal(each.link))
 
 
-def _decrypt(stored: ClosedStore, store: ClosedStore, session: str) -> Iterator[Stored]:
-    """Yield the records of an encrypted session; one that was changed or moved without its body."""
+def _decrypt(store: ClosedStore, session: str) -> Iterator[ReadRecord]:
+    """Yield the records of an encrypted session; those of an append that was changed or moved without their bodies."""
     after = 0
-    while page := stored.read(session, after=after, limit=PAGE):
+    while page := store.read_stored(session, after=after, limit=PAGE):
         for each in page:
             try:
                 for found in store.read(session, after=each.position - 1, limit=1):
-                    yield found.position, found.epoch, found.body
+                    yield ReadRecord(found.position, found.epoch, found.body)
             except KeyMissingError:
                 raise
             except StoreDamagedError:
-                yield each.position, each.epoch, b""
+                yield ReadRecord(each.position, each.epoch, b"")
         after = page[-1].position
     try:
         store.read(session, after=after, limit=1)
     except EventsLostError:
-        yield after + 2, 0, b""  # its seal names a later end: a gap
+        yield ReadRecord(after + 2, 0, b"")  # its seal names a later end: a gap

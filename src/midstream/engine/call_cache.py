@@ -25,7 +25,7 @@ from midstream.environment import Fault, World
 from midstream.errors import CallReusedError, UsageError
 from midstream.history.messages import Outcome, Response, ToolCall, ToolResult, UserMessage
 from midstream.observability.observers import Observer, Observers
-from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallState, digest_of
+from midstream.session.calls import SUSPENDED, UNKNOWN_CONTENT, CallPlan, CallState, digest_of
 from midstream.session.records import (
     CallEnded,
     CallStarted,
@@ -43,8 +43,6 @@ from midstream.store.contract import Store
 from midstream.store.guard.guarded_store import guard_store
 from midstream.tools.function_tools import CallContext
 
-SUSPENDED = '{"kind":"suspended"}'
-"""Native outcome of a run that stopped by itself to wait for a person: the call may start again."""
 OVERTAKEN_CONTENT = "This call waited for a person, and the conversation went on without an answer."
 
 

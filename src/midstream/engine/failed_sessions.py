@@ -22,8 +22,8 @@ REOPENINGS_MAX = 100
 """Tries to reopen a session whose runner failed on a store that was busy or full; about 25 minutes."""
 
 MAY_PASS = (UnavailableError, JournalMovedError, LeaseLostError)
-"""Errors after which a session is reopened. A journal that is shorter than what was appended, and a lease of an older
-epoch, are what the crash of a database leaves: then no other node has the session."""
+"""Errors after which a session is reopened. A crash of a database loses last records and leases (`LeaseLostError`);
+no other node may have the session then."""
 
 _log = logging.getLogger(__name__)
 

@@ -299,7 +299,7 @@ class Host:
         return {
             session_id: runner.newest.position
             for session_id, runner in self._awake.items()
-            if runner.readers and runner.is_of_others
+            if runner.readers and runner.may_grow_elsewhere
         }
 
     async def put_to_sleep(self, session_id: str) -> bool:
@@ -382,12 +382,12 @@ class Host:
     @property
     def sessions_followed(self) -> int:
         """How many sessions of other nodes are followed here for readers."""
-        return len(self.followed_ends())
+        return sum(bool(runner.readers) and runner.is_stale for runner in self._awake.values())
 
     @property
     def leases(self) -> int:
         """How many sessions are run here."""
-        return sum(not runner.is_of_others and not runner.has_failed for runner in self._awake.values())
+        return sum(runner.has_lease for runner in self._awake.values())
 
     @property
     def peers(self) -> int:

@@ -129,6 +129,7 @@ class Journal:
 
         Raises:
             JournalMovedError: The session was deleted meanwhile: what is known of it here is void.
+            LeaseLostError: A crash of the database lost the last records that are known here.
             RecordUndecodableError: See `load`.
         """
         known = self.newest
@@ -136,8 +137,22 @@ class Journal:
             found = await self._store.read(self.session_id, after=known.position - 1, limit=1)
             is_pruned_further = bool(found) and found[0].position > known.position
             if not is_pruned_further and (not found or found[0].epoch != known.epoch):
-                raise self._deletion_error()
+                raise await self.find_loss()
         return await self.load()
+
+    async def find_loss(self) -> JournalMovedError | LeaseLostError:
+        """Return why the store does not have the records that are known here.
+
+        A session that was deleted and made anew begins above all epochs of before. Any other one that is there was set
+        back by a crash of the database: it continues, and clients that reconnect receive `gone`.
+        """
+        first = await self._store.read(self.session_id, after=0, limit=1)
+        if first and first[0].epoch <= self.newest.epoch:
+            return self._set_back_error()
+        return self._deletion_error()
+
+    def _set_back_error(self) -> LeaseLostError:
+        return LeaseLostError(f"the last records of session {self.session_id!r} were lost by its database")
 
     def _deletion_error(self) -> JournalMovedError:
         return JournalMovedError(f"session {self.session_id!r} was deleted elsewhere")
@@ -217,10 +232,18 @@ class Journal:
         return self._store.transactional is not None
 
     async def append(self, batch: Batch) -> None:
-        """Append, then publish: readers are woken when the records are as durable as the batch requires."""
+        """Append, then publish: readers are woken when the records are as durable as the batch requires.
+
+        Raises:
+            LeaseLostError: Another node has the lease, or a crash of the database lost the last records.
+            UnavailableError: The store is busy, full or away. Nothing was written.
+        """
         self._world.reach(Fault.BEFORE_APPEND)
         asked_at = self._world.monotonic()
-        await self._store.append(self.session_id, batch)
+        try:
+            await self._store.append(self.session_id, batch)
+        except JournalMovedError as error:  # under our own epoch no other node appends
+            raise self._set_back_error() from error
         self.held_at = asked_at
         self._publish(batch)
 
@@ -245,9 +268,12 @@ class Journal:
         assert transactional is not None, "see `is_transactional`"
         self._world.reach(Fault.BEFORE_APPEND)
         asked_at = self._world.monotonic()
-        batch = await transactional.append_within(
-            self.session_id, work, expected=self.newest.position, epoch=self.epoch
-        )
+        try:
+            batch = await transactional.append_within(
+                self.session_id, work, expected=self.newest.position, epoch=self.epoch
+            )
+        except JournalMovedError as error:
+            raise self._set_back_error() from error
         self.held_at = asked_at
         self._publish(batch)
 

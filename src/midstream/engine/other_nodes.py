@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count, groupby
 from typing import Protocol, TypeVar
 
+from midstream.engine import session_work
 from midstream.engine.forwarding import GIVE_UP, decode_command, encode_answer, name_approver
 from midstream.engine.pruning import Pruner
 from midstream.engine.runner import Runner
@@ -176,17 +177,25 @@ class Caretaker:
                 return
 
     async def _wait_for_changes(self) -> News:
-        """Wait for news, asking anew whenever there is more to follow."""
+        """Wait for news, asking anew whenever there is more to follow.
+
+        With peers also from time to time: a session that is silent here may be another node's by now, since this
+        process was frozen, or lost its lock.
+        """
         while True:
             self._is_following_more.clear()
             asking = self._world.spawn(self._store.watch(self._sessions.followed_ends()), name="watch")
-            more = self._world.spawn(self._is_following_more.wait(), name="follow more")
+            waiting = [asking, self._world.spawn(self._is_following_more.wait(), name="follow more")]
+            if self.peers:
+                waiting.append(
+                    self._world.spawn(self._world.sleep(session_work.HELD_FOR_S), name="follow the silent")
+                )
             try:
-                await asyncio.wait({asking, more}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (asking, more):
+                for task in waiting:
                     task.cancel()
-                await asyncio.wait({asking, more})
+                await asyncio.wait(waiting)
             if not asking.cancelled():
                 return asking.result()
 

@@ -21,7 +21,7 @@ from enum import Enum
 from functools import partial
 from typing import Protocol
 
-from midstream.engine import agent_guard
+from midstream.engine import agent_guard, session_work
 from midstream.engine.agent import Agent
 from midstream.engine.defects import stop_error
 from midstream.engine.executors import Executor
@@ -219,8 +219,15 @@ class Runner:
         return self._phase is Phase.FOLLOWING and not self._is_busy
 
     @property
-    def is_of_others(self) -> bool:
-        """Whether others may append: nothing was written here, though a claim may be on its way."""
+    def has_lease(self) -> bool:
+        """Whether the session is run here, as far as this process knows."""
+        return self._phase is Phase.RUNNING
+
+    @property
+    def may_grow_elsewhere(self) -> bool:
+        """Whether others may append: nothing was written here, or not for so long that they may have taken it over."""
+        if self._phase is Phase.RUNNING:
+            return self._world.monotonic() - self.journal.held_at > session_work.HELD_FOR_S
         return self._phase is Phase.FOLLOWING
 
     @property
@@ -283,15 +290,20 @@ class Runner:
             self._work.note(Recover(self._look_back_s))
 
     async def refresh(self) -> None:
-        """Fold what others have appended, and wake the readers; without effect where this process has the lease.
+        """Fold what others have appended, and wake the readers; where this process has the lease, confirm that.
 
-        It fails as a whole where the session was deleted meanwhile: readers and senders meet the new one.
+        It fails as a whole where the session was deleted meanwhile, or taken by another node while this one was frozen
+        or cut off: readers and senders meet the new one.
         """
         async with self._unclaimed:
-            if self._phase is not Phase.FOLLOWING:
-                return
             try:
-                self._take_over(await self.journal.catch_up())
+                if self._phase is Phase.FOLLOWING:
+                    self._take_over(await self.journal.catch_up())
+                elif self._phase is Phase.RUNNING:
+                    await self.journal.confirm()
+            except UnavailableError as error:
+                if self._phase is Phase.FOLLOWING:
+                    self._fail(error)
             except MidstreamError as error:
                 self._fail(error)
 

@@ -26,7 +26,7 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 
 from midstream.engine.active_runs import ActiveRun
-from midstream.engine.call_cache import SUSPENDED, CallBook
+from midstream.engine.call_cache import CallBook
 from midstream.engine.journal import require_session_id
 from midstream.environment import World
 from midstream.errors import UsageError
@@ -34,7 +34,7 @@ from midstream.extras import extra
 from midstream.frameworks.langchain import journaled_results
 from midstream.history.messages import Outcome, ToolCall, ToolResult, storable
 from midstream.observability.observers import Observer
-from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
+from midstream.session.calls import SUSPENDED, CallPlan, OnDoubt, OnDoubtName, digest_of
 from midstream.session.records import CallEnded
 from midstream.store.contract import Store
 from midstream.store.store_registry import open_store

@@ -21,6 +21,8 @@ from msgspec import Struct
 
 from midstream.history.messages import Outcome, ToolCall, ToolResult
 
+SUSPENDED = '{"kind":"suspended"}'
+"""Native outcome of a run of another loop's call that stopped by itself to wait for a person: it may start again."""
 UNKNOWN_CONTENT = (
     "The process running this tool stopped before its outcome was recorded. It may or may not have taken effect. "
     "Check before repeating it."

@@ -32,7 +32,7 @@ from midstream.history.compaction import cut_history
 from midstream.history.messages import History, Outcome, Step, UserMessage
 from midstream.session import applications
 from midstream.session.applications import NO_APPLICATION, Application
-from midstream.session.calls import Site
+from midstream.session.calls import SUSPENDED, Site
 from midstream.session.records import (
     AttemptStarted,
     CallEnded,
@@ -203,6 +203,8 @@ class Session(Struct, frozen=True, gc=False):
     """The call whose work this session does, for a sub-agent."""
     driver: str = ""
     """Whose loop runs the open turn, where it is not our own."""
+    driven_calls: dict[str, bool] = field(default_factory=dict)
+    """Calls of that turn that were started and have no outcome, and whether that loop has suspended them."""
     last_turn: TurnEnded | None = None
     found: frozenset[str] = frozenset()
     """The tools that come and go, as its readers received them last."""
@@ -267,6 +269,8 @@ class Session(Struct, frozen=True, gc=False):
     @property
     def rests_on_people(self) -> bool:
         """Whether the open turn waits for nothing but people who may take as long as they like."""
+        if self.driven_calls:
+            return all(self.driven_calls.values())
         is_waiting = isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_person
         return is_waiting and not pending.pending_work(self.turn)
 
@@ -501,6 +505,8 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     after = replace(session, position=session.position + 1, turn=turn)
     if session.application.count and isinstance(record, ResponseCompleted | TurnEnded):
         after = replace(after, application=applications.note(session.application, session.turn, record))
+    if session.driver and isinstance(record, CallStarted | CallEnded):
+        after = replace(after, driven_calls=_driven_calls(session.driven_calls, record))
     match record:
         case AttemptStarted(attempt=1, is_last=False) if record.response > 1 and _is_cut(session):
             return replace(after, history=_continue_history(session.history))  # TURN-83
@@ -546,7 +552,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return _with_epoch(after, record)
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
-            return replace(after, turn=ended, last_turn=record, driver="")
+            return replace(after, turn=ended, last_turn=record, driver="", driven_calls={})
         case _:
             return after
 
@@ -560,8 +566,18 @@ def _with_message(after: Session, before: Session, record: MessageAccepted) -> S
         queue=_without(before.queue, record.queued),
         parent=record.parent or before.parent,
         driver=record.driver,
+        driven_calls={},
         suspected=0,
     )
+
+
+def _driven_calls(calls: dict[str, bool], record: CallStarted | CallEnded) -> dict[str, bool]:
+    if isinstance(record, CallStarted):
+        return {**calls, record.call_id: False}
+    call_id = record.result.call_id
+    if record.native == SUSPENDED:
+        return {**calls, call_id: True}
+    return {name: is_suspended for name, is_suspended in calls.items() if name != call_id}
 
 
 def _with_transcript(session: Session, record: TranscriptAccepted) -> Session:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from midstream.store.encryption.encrypted_store import encrypt_store as encrypt_store
     from midstream.store.encryption.escrow import escrow_store as escrow_store
     from midstream.store.encryption.remote_keys import RemoteKeys as RemoteKeys
+    from midstream.store.jetstream.jetstream_store import JetStreamStore as JetStreamStore
     from midstream.store.memory import MemoryStore as MemoryStore
     from midstream.store.postgres.postgres_store import PostgresStore as PostgresStore
     from midstream.store.sqlite.store import SQLiteStore as SQLiteStore
@@ -44,6 +45,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "store.encryption.encrypted_store": "encrypt_store",
         "store.encryption.escrow": "escrow_store",
         "store.encryption.remote_keys": "RemoteKeys",
+        "store.jetstream.jetstream_store": "JetStreamStore",
         "store.memory": "MemoryStore",
         "store.postgres.postgres_store": "PostgresStore",
         "store.sqlite.store": "SQLiteStore",

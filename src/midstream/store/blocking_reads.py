@@ -58,6 +58,10 @@ class ClosedStore:
         """See `StoreReader.read`."""
         return self._run(self._reader.read(session, after=after, limit=limit))
 
+    def read_stored(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
+        """Read records as they are stored: not decrypted, not checked, and with their links."""
+        return self._run(self._stored.read(session, after=after, limit=limit))
+
     def blob(self, session: str, digest: str) -> bytes | None:
         """See `StoreReader.blob`."""
         return self._run(self._reader.blob(session, digest))

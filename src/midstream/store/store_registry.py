@@ -3,6 +3,7 @@
 sqlite:///sessions.db    a file in the current folder; four slashes begin an absolute path
 sessions.db              the same: a path is a SQLite file
 postgresql://host/db     tables of a PostgreSQL database, for any number of servers
+nats://host,host,host    streams of a NATS JetStream cluster, for any number of servers
 memory:                  nothing survives the process
 """
 
@@ -29,6 +30,7 @@ from midstream.store.store_copy import Copied, copy_store
 
 SQLITE = "sqlite"
 POSTGRES = "postgresql"
+NATS = "nats"
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.DOTALL)
 """A scheme has two letters at least: a single letter is a drive of Windows."""
 
@@ -96,10 +98,17 @@ def _postgres() -> Backend:
     return PostgresBackend()
 
 
+def _jetstream() -> Backend:
+    from midstream.store.jetstream.jetstream_backend import JetStreamBackend  # noqa: PLC0415 - an extra
+
+    return JetStreamBackend()
+
+
 BACKENDS: dict[str, Callable[[], Backend]] = {
     SQLITE: _sqlite,
     POSTGRES: _postgres,
     "postgres": _postgres,
+    NATS: _jetstream,
     "memory": _memory,
 }
 """The kinds of stores, by the schemes of their URLs."""

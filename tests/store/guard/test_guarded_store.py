@@ -20,6 +20,7 @@ from midstream.session.blobs import Blob, blob_of
 from midstream.session.records import Sync
 from midstream.session.retention import Retention
 from midstream.store.contract import Batch, ForwardedCommand, Store, StoredRecord
+from midstream.store.guard.chain import COVERED
 from midstream.store.guard.guarded_store import GuardedStore, guard_store
 from midstream.store.guard.store_key import FileKeySource
 from midstream.store.memory import Memory, MemoryStore
@@ -97,9 +98,9 @@ async def place(folder: Path) -> GuardedMemory:
     return place
 
 
-async def read(place: GuardedMemory, after: int = 0) -> list[bytes]:
+async def read(place: GuardedMemory, after: int = 0, limit: int = 100) -> list[bytes]:
     async with open_store(place) as store:
-        return [each.body for each in await store.read("s", after=after, limit=100)]
+        return [each.body for each in await store.read("s", after=after, limit=limit)]
 
 
 def test_only_a_store_that_others_can_write_to_is_guarded(folder: Path) -> None:
@@ -114,19 +115,54 @@ def test_only_a_store_that_others_can_write_to_is_guarded(folder: Path) -> None:
 @pytest.mark.parametrize("number", range(6))
 async def test_a_changed_record_is_refused_wherever_reading_begins(place: GuardedMemory, number: int) -> None:
     place.records[number] = replace(place.records[number], body=b"x")
-    for after in range(number + 1):
-        with pytest.raises(StoreDamagedError, match=f"record {number + 1} of session 's'"):
+    end = 3 if number < 3 else 6
+    for after in range(end):
+        with pytest.raises(
+            StoreDamagedError, match=f"the append of records {end - 2} to {end} of session 's'"
+        ):
             await read(place, after)
-    if number < 5:
-        assert len(await read(place, number + 1)) == 5 - number
+    assert len(await read(place, end)) == 6 - end
+
+
+@spec("SEC-43")
+async def test_a_page_of_any_size_from_any_place_is_checked_with_the_whole_of_its_appends(
+    place: GuardedMemory,
+) -> None:
+    bodies = [each.body for each in place.records]
+    for after in range(6):
+        for limit in range(1, 8):
+            async with open_store(place) as store:
+                found: list[bytes] = []
+                while page := await store.read("s", after=after + len(found), limit=limit):
+                    assert len(page) <= limit
+                    found += [each.body for each in page]
+            assert found == bodies[after:]
+    await _append_after(place, 6, *[b"%d" % number for number in range(40)])
+    place.records[-1] = replace(place.records[-1], body=b"x")
+    assert await read(place, 0, 7) == bodies
+    for after, limit in ((6, 1), (20, 1), (45, 1)):
+        with pytest.raises(StoreDamagedError, match="records 7 to 46"):
+            await read(place, after, limit)
+
+
+@spec("SEC-43")
+async def test_an_append_that_was_cut_is_refused_also_at_the_end_of_a_journal(place: GuardedMemory) -> None:
+    del place.records[5]
+    assert await read(place, 0, 5) == [b"1", b"2", b"3"]
+    for after in (3, 4):
+        with pytest.raises(StoreDamagedError, match="an append was cut"):
+            await read(place, after)
+    del place.records[3:]
+    assert await read(place) == [b"1", b"2", b"3"]
 
 
 @spec("SEC-43")
 async def test_what_is_appended_inserted_or_cut_out_by_others_is_refused(place: GuardedMemory) -> None:
     whole = [*place.records]
-    place.records.append(StoredRecord(7, 2, b"forged"))
-    with pytest.raises(StoreDamagedError, match="has no link"):
-        await read(place, 6)
+    for link in (b"", COVERED):
+        place.records[6:] = [StoredRecord(7, 2, b"forged", link)]
+        with pytest.raises(StoreDamagedError, match="has no link"):
+            await read(place, 6)
     place.records[-1] = StoredRecord(7, 2, b"forged", whole[-1].link)
     with pytest.raises(StoreDamagedError, match="changed, moved or inserted"):
         await read(place, 6)
@@ -186,9 +222,36 @@ async def test_pruning_leaves_the_later_links_as_they_are(place: GuardedMemory) 
         assert await store.prune("s", b"fold again", position=5, epoch=2)
         assert await store.prune("s", b"fold once more", position=5, epoch=2)
     assert await read(place) == [b"fold once more", b"3"]
-    place.records[0] = replace(place.records[0], body=b"x")
-    with pytest.raises(StoreDamagedError, match="record 5"):
-        await read(place)
+    for after in (0, 4, 5):
+        assert (await read(place, after))[-1:] == [b"3"]
+    records = [*place.records]
+    for number, where in ((0, "record 5"), (1, "record 6")):
+        place.records[:] = records
+        place.records[number] = replace(place.records[number], body=b"x")
+        with pytest.raises(StoreDamagedError, match=where):
+            await read(place)
+    place.records[:] = records
+    async with open_store(place) as store:
+        assert await store.prune("s", b"fold of all", position=6, epoch=2)
+    await _append_after(place, 6, b"7")
+    assert await read(place) == [b"fold of all", b"7"]
+
+
+async def _append_after(place: GuardedMemory, end: int, *bodies: bytes) -> None:
+    async with open_store(place) as store:
+        epoch = await store.claim("s", at=1.0)
+        await append(store, *bodies, expected=end, epoch=epoch)
+
+
+@spec("SEC-44")
+@pytest.mark.parametrize("number", [3, 4, 5])
+async def test_pruning_in_an_append_that_was_changed_is_refused(place: GuardedMemory, number: int) -> None:
+    """Otherwise the link of the fold would make the change authentic."""
+    place.records[number] = replace(place.records[number], body=b"x")
+    async with open_store(place) as store:
+        with pytest.raises(StoreDamagedError):
+            await store.prune("s", b"fold", position=4, epoch=2)
+    assert len(place.records) == 6
 
 
 @spec("SEC-51")

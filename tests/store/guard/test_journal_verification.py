@@ -74,13 +74,13 @@ async def test_a_journal_is_intact_also_when_it_was_pruned(place: Place) -> None
 
 
 @spec("SEC-46")
-async def test_the_first_bad_record_is_named_and_the_others_are_verified(place: Place) -> None:
+async def test_the_first_bad_append_is_named_and_the_others_are_verified(place: Place) -> None:
     records = place.memory.sessions["s"].records
     records[1] = replace(records[1], body=b"x")
     found = await place.verify()
     assert found["t"] == (Verdict.INTACT, "")
     assert found["s"][0] is Verdict.DAMAGED
-    assert "record 2 of session 's'" in found["s"][1]
+    assert "the append of records 1 to 3 of session 's'" in found["s"][1]
     records[:] = [records[0], records[2]]
     assert "has no record 2" in (await place.verify())["s"][1]
 

@@ -1,78 +1,23 @@
-"""A relay between a store and its server, which loses what a network loses."""
+"""The relay in front of PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from tests.postgres_engine import Engine
+from tests.store.relay import Relay
 
 
-class Relay:
-    """Passes bytes on, until it is told to lose some."""
+class PostgresRelay(Relay):
+    """See `Relay`."""
 
     def __init__(self, engine: Engine, schema: str) -> None:
+        super().__init__()
         self._engine = engine
         self._schema = schema
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.swallowed = 0
-        """Connections whose answer was lost."""
-        self.swallow_after = b""
-        """The answer to a statement with these words is lost, with its connection, once."""
-        self.is_up = True
-        """Whether new connections are taken."""
-        self.url = ""
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[Relay]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        self.url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema={self._schema}"
-        try:
-            yield self
-        finally:
-            server.close()
-            self.cut()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(f"{self._engine.folder}/.s.PGSQL.5432")
 
-    def cut(self) -> None:
-        """End all connections, as the end of a server does."""
-        for each in [*self._writers]:
-            each.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        if not self.is_up:
-            writer.transport.abort()
-            return
-        up_reader, up_writer = await asyncio.open_unix_connection(f"{self._engine.folder}/.s.PGSQL.5432")
-        self._writers |= {writer, up_writer}
-        lost = asyncio.Event()
-
-        async def upward() -> None:
-            while data := await reader.read(65536):
-                if self.swallow_after and self.swallow_after in data:
-                    self.swallow_after = b""
-                    lost.set()
-                up_writer.write(data)
-            up_writer.close()
-
-        async def downward() -> None:
-            while data := await up_reader.read(65536):
-                if lost.is_set():  # the server has done it, and its answer is lost
-                    self.swallowed += 1
-                    break
-                writer.write(data)
-            writer.transport.abort()
-            up_writer.transport.abort()
-
-        with contextlib.suppress(OSError):
-            await asyncio.gather(upward(), downward(), return_exceptions=True)
-        self._writers -= {writer, up_writer}
+    def _url_at(self, port: int) -> str:
+        return f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema={self._schema}"

@@ -13,7 +13,7 @@ from midstream.store.contract import Batch, SessionListing
 from midstream.store.postgres import PostgresStore
 from midstream.store.postgres.grouped_appends import GroupedAppends
 from tests.store.postgres.places import PostgresPlace
-from tests.store.postgres.relay import Relay
+from tests.store.postgres.relay import PostgresRelay
 from tests.store.stores import append, bodies
 
 WORLD = World()
@@ -69,7 +69,7 @@ async def test_a_title_may_have_any_character(store: PostgresStore) -> None:
 
 @pytest.mark.parametrize("sync", Sync)
 async def test_an_append_whose_answer_was_lost_is_not_repeated(place: PostgresPlace, sync: Sync) -> None:
-    async with Relay(place.engine, place.schema).serving() as relay:
+    async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
         epoch = await store.claim("s", at=1.0)
@@ -101,7 +101,7 @@ async def test_an_append_whose_backend_ended_before_the_commit_is_sent_again(
 
 
 async def test_an_append_that_lost_its_answer_and_its_place_is_refused(place: PostgresPlace) -> None:
-    async with Relay(place.engine, place.schema).serving() as relay:
+    async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
         epoch = await store.claim("s", at=1.0)
@@ -118,7 +118,7 @@ async def test_an_append_that_lost_its_answer_and_its_place_is_refused(place: Po
 
 
 async def test_what_was_not_sent_is_refused_while_the_server_is_away(place: PostgresPlace) -> None:
-    async with Relay(place.engine, place.schema).serving() as relay:
+    async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
         epoch = await store.claim("s", at=1.0)
@@ -136,7 +136,7 @@ async def test_closing_does_not_wait_for_ever_for_an_outcome(
     place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("midstream.store.postgres.grouped_appends.CLOSE_S", 0.05)
-    async with Relay(place.engine, place.schema).serving() as relay:
+    async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
         epoch = await store.claim("s", at=1.0)

@@ -14,7 +14,7 @@ from midstream.store.postgres import PostgresStore, node_locks
 from midstream.store.postgres.node_signals import Kind
 from midstream.testing.store_fakes import open_store
 from tests.store.postgres.places import PostgresPlace
-from tests.store.postgres.relay import Relay
+from tests.store.postgres.relay import PostgresRelay
 from tests.store.stores import append, bodies
 
 WORLD = World()
@@ -91,7 +91,7 @@ async def test_the_end_of_a_node_is_noticed_at_once_and_its_row_goes(place: Post
 
 
 async def test_a_node_whose_server_was_away_keeps_its_sessions(place: PostgresPlace) -> None:
-    async with Relay(place.engine, place.schema).serving() as relay:
+    async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
         epoch = await store.claim("s", at=1.0)
@@ -107,7 +107,7 @@ async def test_a_node_whose_server_was_away_keeps_its_sessions(place: PostgresPl
 
 
 async def test_sessions_that_were_taken_meanwhile_are_lost(place: PostgresPlace) -> None:
-    async with Relay(place.engine, place.schema).serving() as relay, open_store(place) as other:
+    async with PostgresRelay(place.engine, place.schema).serving() as relay, open_store(place) as other:
         store = PostgresStore(relay.url)
         await store.open()
         epochs = [await store.claim(name, at=1.0) for name in ("s", "t")]

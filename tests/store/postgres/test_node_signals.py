@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import asyncpg
 import msgspec
+import pytest
 
 from midstream.environment import World
+from midstream.errors import StoreBusyError
 from midstream.store.postgres import PostgresStore
 from midstream.store.postgres.node_signals import PAYLOAD_BYTES_MAX, Kind, Listener, Notifier, Signal
 from midstream.store.postgres.postgres_address import PostgresAddress
-from midstream.store.postgres.postgres_connections import Postgres
+from midstream.store.postgres.postgres_connections import Postgres, ServerLink
 from tests.store.postgres.places import PostgresPlace
 
 WORLD = World()
@@ -77,4 +80,43 @@ async def test_a_listener_whose_connection_was_lost_listens_again(
     async with asyncio.timeout(20):
         await came.wait()
     await notifier.close()
+    await listener.close()
+
+
+class _LostAtOnce(ServerLink):
+    """Its next connection has ended when it is returned, as one that is lost in the same moment."""
+
+    is_losing = False
+
+    async def connection(self) -> asyncpg.Connection:
+        connection = await super().connection()
+        if self.is_losing:
+            self.is_losing = False
+            connection.terminate()
+        return connection
+
+
+async def test_a_listener_whose_new_connection_is_lost_at_once_tries_again(
+    store: PostgresStore, place: PostgresPlace
+) -> None:
+    gap = asyncio.Event()
+    listener = Listener(_postgres(place), "other", WORLD, on_signal=lambda _: None, on_gap=gap.set)
+    link = listener._link = _LostAtOnce(_postgres(place), "listener")
+    await listener.start()
+    connection = await link.connection()
+    link.is_losing = True
+    connection.terminate()
+    async with asyncio.timeout(20):
+        await gap.wait()
+    await listener.close()
+
+
+async def test_a_listener_that_cannot_start_states_it_as_a_store_does(
+    store: PostgresStore, place: PostgresPlace
+) -> None:
+    listener = Listener(_postgres(place), "other", WORLD, on_signal=lambda _: None, on_gap=lambda: None)
+    link = listener._link = _LostAtOnce(_postgres(place), "listener")
+    link.is_losing = True
+    with pytest.raises(StoreBusyError):
+        await listener.start()
     await listener.close()

@@ -10,7 +10,7 @@ from midstream.store.postgres.postgres_address import PostgresAddress
 from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, ServerLink
 from tests.store.postgres.places import PostgresPlace
 from tests.store.postgres.pooler import TransactionPooler
-from tests.store.postgres.relay import Relay
+from tests.store.postgres.relay import PostgresRelay
 
 
 def _postgres(place: PostgresPlace, url: str = "") -> Postgres:
@@ -92,7 +92,7 @@ async def test_a_link_is_opened_anew_when_it_was_lost(store: PostgresStore, plac
 async def test_a_pool_does_its_work_once_more_when_the_connection_was_lost(
     store: PostgresStore, place: PostgresPlace
 ) -> None:
-    async with Relay(place.engine, place.schema).serving() as relay:
+    async with PostgresRelay(place.engine, place.schema).serving() as relay:
         pool = await ConnectionPool.make(_postgres(place, relay.url))
         calls = []
 

@@ -7,11 +7,11 @@ import pytest
 from midstream.errors import EntryMovedError
 from midstream.store.postgres import PostgresStore
 from tests.store.postgres.places import PostgresPlace
-from tests.store.postgres.relay import Relay
+from tests.store.postgres.relay import PostgresRelay
 
 
 async def test_writes_whose_answer_was_lost_are_done_once(place: PostgresPlace) -> None:
-    async with Relay(place.engine, place.schema).serving() as relay:
+    async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
 

@@ -6,6 +6,7 @@
  * the other neither loses nor repeats anything.
  */
 
+import { refusalOf } from "./client/lines.js";
 import { MidstreamError, connect, randomText } from "./client/midstream.js";
 import { OPEN } from "./client/stream.js";
 import { Transcript } from "./transcript.js";
@@ -16,6 +17,12 @@ const BASE = new URL("..", import.meta.url).href.replace(/\/+$/, "");
 /** Sessions with more records than this are opened from a snapshot instead of from their whole journal. */
 const RECORDS_READ_MAX = 5000;
 const LIST_EVERY_MS = 15_000;
+/** How often a page asks whether another one has begun the session that is shown. */
+const LOOK_EVERY_MS = 2000;
+/** The second click of a double click on Send comes within this time, where Stop has appeared. */
+const DOUBLE_CLICK_MS = 700;
+/** The event id before all others. */
+const BEGINNING = "0-0";
 /** Sessions that each press of “Older sessions” adds. */
 const LISTED_PER_PAGE = 50;
 /** Between a key in the search and its answer. */
@@ -45,6 +52,14 @@ const TELLS_NO_MORE = new Set(["completed", ""]);
 /** With fewer sessions there is nothing to search. */
 const SEARCHED_MIN = 8;
 const WRONG_SECRET = "wrong_secret";
+const STRANGER =
+  "This server does not know this browser. Run \u201cmidstream login\u201d beside it, and open the link it prints.";
+/** Refusals that the same request would meet again. */
+const FINAL = new Set(["never", "ask"]);
+const UNSENT_BEFORE =
+  "The message before has not reached the server yet. This one stays in the box: send it when that has arrived.";
+/** Records that bring something to read. */
+const READ = new Set(["delta", "message_accepted", "question_asked", "response_completed", "tool_finished", "turn_ended"]);
 /** Records with which a message is shown: as a turn, or in the queue. */
 const SAID = new Set(["message_accepted", "message_queued"]);
 const LOCKED =
@@ -71,6 +86,13 @@ class Page {
   #source = null;
   #isKnown = false; // the server has this session
   #isLost = false; // the server had it and has it no longer
+  #isShut = false; // the server refuses to show it
+  #isOpening = false; // what is known of it is being loaded
+  #wakeLoad = () => {}; // ends the wait before the next try of loading it
+  #lookedAt = 0; // when the server was last asked whether the session has begun
+  #drafts = new Map(); // what stands in the box of other sessions
+  #clickedAt = -Infinity; // when Send was clicked
+  #hasNews = false; // something came that a reader further up has not seen
   #isLocked = false; // the server opens it to no secret that this browser has, or there is no such session
   #titles = new Map(); // of the sessions that were shown here: a server that encrypts them keeps none
   #unborn = new Set(); // sessions made here in which nothing was said yet
@@ -167,14 +189,13 @@ class Page {
 
   async #tellStranger() {
     const known = await fetch(`${BASE}/v1/sessions?limit=1`, { cache: "no-store" }).catch(() => null);
-    if (known?.status === 401)
-      this.#tell("This server does not know this browser. Run “midstream login” beside it, and open the link it prints.");
+    if (known?.status === 401) this.#tell(STRANGER);
   }
 
   // --- which session ---
 
   async #open() {
-    const named = decodeURIComponent(location.hash.slice(1));
+    const named = sessionIn(location.hash.slice(1));
     if (!named) {
       history.replaceState(null, "", `#${this.#newSession()}`);
       return this.#open();
@@ -182,8 +203,10 @@ class Page {
     const visit = (this.#visit += 1);
     this.#source?.detach();
     this.#source = null;
+    this.#keepDraft(named);
     this.#session = named;
-    this.#isKnown = this.#isLost = this.#isLocked = false;
+    this.#isKnown = this.#isLost = this.#isLocked = this.#isShut = false;
+    this.#isOpening = true;
     this.#showPending(null);
     this.#reset(new Transcript());
     this.#showAll(); // from here on somebody may speak, also while the rest of this is under way
@@ -213,6 +236,7 @@ class Page {
     if (own) this.#feedFrom(own);
     else if (this.#isKnown && this.#source === null) this.#feedFrom(this.#client.follow(named, after));
     this.#settlePending(own);
+    this.#isOpening = false;
     this.#showAll();
     this.#scrollToEnd();
     if (this.#isLocked && this.#pending === null && this.#source === null) this.#tell(LOCKED);
@@ -223,6 +247,25 @@ class Page {
     const session = `s-${randomText(12)}`;
     this.#unborn.add(session);
     return session;
+  }
+
+  #keepDraft(named) {
+    if (!this.#session || this.#session === named) return;
+    this.#drafts.set(this.#session, find("text").value);
+    this.#write(this.#drafts.get(named) ?? "");
+  }
+
+  /** Another tab, or another person, may begin the session that is shown: then it is opened. */
+  async #look() {
+    const isIdle = this.#source === null && this.#pending === null && !this.#isKnown && !this.#isOpening;
+    if (!isIdle || this.#isLost || this.#isLocked || this.#isShut || document.hidden) return;
+    if (performance.now() - this.#lookedAt < LOOK_EVERY_MS) return;
+    this.#lookedAt = performance.now();
+    const visit = this.#visit;
+    const answer = await this.#client.fetch(this.#session).catch(() => null);
+    if (!answer?.ok || visit !== this.#visit || this.#source !== null) return;
+    this.#unborn.delete(this.#session);
+    this.#open();
   }
 
   /** Load the session; what was said in it and has not arrived is shown before the server is asked. */
@@ -248,19 +291,46 @@ class Page {
           if (line) transcript.apply(JSON.parse(line));
         }
         return transcript;
-      } catch {
+      } catch (error) {
+        if (visit !== this.#visit) return null;
+        if (error instanceof MidstreamError && FINAL.has(error.retry)) return this.#shut(error);
         this.#connection = { phase: "waiting", retryAt: Date.now() + wait };
         this.#showLight();
-        await new Promise((resolve) => setTimeout(resolve, wait));
+        await new Promise((resolve) => {
+          this.#wakeLoad = resolve;
+          setTimeout(resolve, wait);
+        });
       }
     }
     return null;
+  }
+
+  /** The server refuses to show the session, and will do so again. */
+  #shut(error) {
+    this.#isShut = true;
+    this.#connection = { phase: "ended", retryAt: null };
+    this.#showLight();
+    const advice = {
+      unauthorized: STRANGER,
+      access: "You may not read this session. Log in as somebody who may, or choose another one.",
+    };
+    this.#tell(advice[error.code] ?? `${error.message} (${error.code}). Choose another session, or begin a new one.`);
+    return null;
+  }
+
+  /** Make the next try at once. */
+  #tryNow() {
+    this.#client.wake();
+    this.#wakeLoad();
+    if (this.#isShut) this.#open();
   }
 
   #reset(transcript) {
     this.#transcript = transcript;
     this.#views.clear();
     this.#cuts = [];
+    this.#hasNews = false;
+    find("turns").style.minHeight = "";
     this.#resumable = null;
     if (this.#pending !== null && transcript.hasStream(this.#pending.key)) this.#showPending(null);
     find("turns").replaceChildren(...(this.#pending ? [this.#pending.node] : []));
@@ -314,6 +384,7 @@ class Page {
     if (record.at) this.#skewMs = Math.max(this.#skewMs, record.at * 1000 - Date.now());
     if (SAID.has(record.type) && record.stream && record.stream === this.#pending?.key) this.#showPending(null);
     if (turn !== null) this.#dirty.add(turn);
+    this.#hasNews ||= READ.has(record.type);
     this.#draw();
     if (LISTED.has(record.type)) this.#list();
   }
@@ -326,6 +397,8 @@ class Page {
     if (error.code === "session_not_found") {
       this.#isKnown = false;
       this.#isLost = true;
+      for (const turn of this.#transcript.turns.values()) this.#dirty.add(turn);
+      this.#draw();
       this.#tell(
         "The server no longer has this session. What you see is what this page had of it; begin a new one to go on.",
       );
@@ -340,7 +413,15 @@ class Page {
 
   #listen() {
     globalThis.addEventListener("hashchange", () => this.#open());
-    globalThis.addEventListener("online", () => this.#showLight());
+    globalThis.addEventListener("online", () => {
+      this.#showLight();
+      this.#wakeLoad();
+    });
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) this.#drawNow();
+      else this.#tryNow();
+    });
+    find("retry").addEventListener("click", () => this.#tryNow());
     globalThis.addEventListener("offline", () => this.#showLight());
     find("new").addEventListener("click", () => {
       location.hash = this.#newSession();
@@ -362,11 +443,15 @@ class Page {
       this.#searchTimer = setTimeout(() => this.#list(), SEARCH_AFTER_MS);
     });
     find("cut").addEventListener("click", () => this.#client.cut(CUT_MS));
-    find("stop").addEventListener("click", () => this.#stop());
-    find("to-end").addEventListener("click", () => this.#scrollToEnd());
-    find("scroller").addEventListener("scroll", () => (find("to-end").hidden = this.#isAtEnd()), {
-      passive: true,
+    find("send").addEventListener("click", ({ detail }) => (this.#clickedAt = detail ? performance.now() : -Infinity));
+    find("stop").addEventListener("click", ({ detail }) => {
+      // Stop appears where Send was: the second click of a double click is no wish to stop.
+      const isDouble = detail > 1 || (detail > 0 && performance.now() - this.#clickedAt < DOUBLE_CLICK_MS);
+      if (!isDouble) this.#stop();
+      find("text").focus();
     });
+    find("to-end").addEventListener("click", () => this.#scrollToEnd());
+    find("scroller").addEventListener("scroll", () => this.#showWayDown(), { passive: true });
     find("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send();
@@ -389,12 +474,13 @@ class Page {
 
   #send() {
     const text = find("text").value;
-    if (!text.trim() || this.#pending !== null || this.#isLost) return;
+    if (!text.trim() || this.#isLost || this.#isShut) return;
+    if (this.#pending !== null) return this.#tell(UNSENT_BEFORE);
     this.#tell("");
     let stream;
     try {
       stream = this.#client.send(this.#session, text, {
-        after: this.#isKnown ? this.#transcript.cursor : null,
+        after: this.#isKnown ? this.#transcript.cursor : BEGINNING, // another tab may have begun it
       });
     } catch (error) {
       if (!(error instanceof MidstreamError)) throw error;
@@ -407,6 +493,7 @@ class Page {
     this.#tellRefusal(stream);
     this.#feedFrom(stream);
     this.#showAll();
+    find("text").focus(); // Send is gone
     this.#scrollToEnd();
   }
 
@@ -469,16 +556,23 @@ class Page {
   #draw() {
     if (this.#isDrawing) return;
     this.#isDrawing = true;
-    requestAnimationFrame(() => {
-      this.#isDrawing = false;
-      const wasAtEnd = this.#isAtEnd();
-      this.#markResumable();
-      for (const turn of this.#dirty) this.#drawTurn(turn);
-      this.#dirty.clear();
-      this.#showAll();
-      if (wasAtEnd) this.#scrollToEnd();
-      else find("to-end").hidden = false;
-    });
+    // A tab that nobody looks at gets no frames, and its title says that somebody is waited for.
+    if (document.hidden) setTimeout(() => this.#drawNow());
+    else requestAnimationFrame(() => this.#drawNow());
+  }
+
+  #drawNow() {
+    if (!this.#isDrawing) return;
+    this.#isDrawing = false;
+    const wasAtEnd = this.#isAtEnd();
+    const { style, offsetHeight } = find("turns");
+    style.minHeight = wasAtEnd ? "" : `${offsetHeight}px`; // words that become void move no reader further up
+    this.#markResumable();
+    for (const turn of this.#dirty) this.#drawTurn(turn);
+    this.#dirty.clear();
+    this.#showAll();
+    if (wasAtEnd) this.#scrollToEnd();
+    else this.#showWayDown();
   }
 
   #drawTurn(turn) {
@@ -498,7 +592,7 @@ class Page {
       .filter(within)
       .map(({ from, to }) => ({ from: toServer(from), to: to === null ? null : toServer(to) }));
     const canResume = turn === this.#transcript.resumable || this.#isHeld(turn.number);
-    this.#views.get(turn.number).show(turn, cuts, toServer(Date.now()), canResume);
+    this.#views.get(turn.number).show(turn, cuts, toServer(Date.now()), canResume, this.#isLost);
   }
 
   /** Only the last turn can go on: what was it and no longer is must be drawn anew. */
@@ -538,7 +632,7 @@ class Page {
     this.#isStopping &&= isBusy;
     find("stop").disabled = this.#isStopping || isCancelling;
     find("cut").disabled = this.#source === null;
-    find("text").disabled = find("send").disabled = this.#isLost;
+    find("text").disabled = find("send").disabled = this.#isLost || this.#isShut;
     find("turns").setAttribute("aria-busy", String(isBusy));
     const first = this.#transcript.turns.values().next().value;
     const title = textOf(first?.message).split("\n", 1)[0].slice(0, TITLE_CHARS);
@@ -552,6 +646,7 @@ class Page {
   #showPending(message) {
     this.#pending?.node.remove();
     this.#pending = null;
+    if (find("notice").textContent === UNSENT_BEFORE) this.#tell("");
     if (message === null) return;
     const said = element("div", "said", message.text);
     said.dir = "auto";
@@ -637,6 +732,7 @@ class Page {
   #setLight(state, text) {
     const light = find("light");
     if (light.dataset.state !== state) light.dataset.state = state;
+    find("retry").hidden = state !== "offline" && !text.startsWith("Reconnecting");
     if (find("light-text").textContent !== text) find("light-text").textContent = text;
   }
 
@@ -666,7 +762,9 @@ class Page {
       if (isShown) link.setAttribute("aria-current", "page");
       return element("li", isAsking ? `${session.status} asking` : session.status, link);
     });
+    const focused = document.activeElement?.closest("#sessions a")?.hash;
     find("sessions").replaceChildren(...lines);
+    if (focused) lines.map((line) => line.firstChild).find((link) => link.hash === focused)?.focus({ preventScroll: true });
     find("more").hidden = page.next === null;
     find("search").hidden = !words && page.next === null && lines.length < SEARCHED_MIN;
     find("sessions-none").hidden = !words || lines.length > 0;
@@ -703,13 +801,22 @@ class Page {
 
   #scrollToEnd() {
     find("scroller").scrollTop = find("scroller").scrollHeight;
-    find("to-end").hidden = true;
+    this.#showWayDown();
+  }
+
+  /** Show the button that leads to the end: only what has come meanwhile is new. */
+  #showWayDown() {
+    const isAtEnd = this.#isAtEnd();
+    this.#hasNews &&= !isAtEnd;
+    find("to-end").hidden = isAtEnd;
+    find("to-end").textContent = this.#hasNews ? "New words below" : "To the end";
   }
 
   /** While a turn runs its clock and its band go on, whether or not words come. */
   #tick() {
+    this.#look();
     const running = this.#transcript.running;
-    if (running === null || document.visibilityState !== "visible") return;
+    if (running === null || this.#isLost || document.visibilityState !== "visible") return;
     this.#dirty.add(running);
     this.#draw();
   }
@@ -744,9 +851,18 @@ async function listed(words, pages) {
 async function answered(response, kind = "json") {
   if (response.status === 404) return null;
   if (response.ok) return response[kind]();
-  const problem = await response.json().catch(() => ({}));
-  if (problem.code === WRONG_SECRET) return WRONG_SECRET;
-  throw new Error(`${response.url}: ${response.status}`);
+  const refusal = await refusalOf(response);
+  if (refusal.code === WRONG_SECRET) return WRONG_SECRET;
+  throw refusal;
+}
+
+/** Return the session that an address names; what is no encoding stands for itself. */
+function sessionIn(fragment) {
+  try {
+    return decodeURIComponent(fragment);
+  } catch {
+    return fragment;
+  }
 }
 
 function ago(seconds) {

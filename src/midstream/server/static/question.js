@@ -33,6 +33,9 @@ const WITH_WORDS = new Set(["deny", "respond", "happened"]);
 /** Choices that run the call: possible once its whole arguments were on the screen. */
 const RUNS = new Set(["allow", "rerun", "edit"]);
 
+/** An answer that takes longer than this is on its way to a server that is away. */
+const SENT_WITHIN_MS = 600;
+
 /** One open question; `answer(choice, {text, argumentsJson})` returns a promise that rejects where it is refused. */
 export class QuestionCard {
   #question;
@@ -43,6 +46,7 @@ export class QuestionCard {
   #unseen = element("p", "unseen", "Scroll to the end of the arguments to decide.");
   #buttons = element("div", "choices");
   #problem = element("p", "problem");
+  #kept = element("p", "kept", "Your answer is kept here until the server has it.");
   #isEditing = false;
   #isSeen = true;
   #isSending = false;
@@ -93,7 +97,9 @@ export class QuestionCard {
     if (choices.some((choice) => WITH_WORDS.has(choice))) this.root.append(this.#words);
     for (const choice of choices) this.#buttons.append(this.#button(LABELS[choice] ?? choice, choice));
     if (kind === "approval" && !isFixed) this.#buttons.append(this.#editButton());
-    this.root.append(this.#buttons, this.#problem);
+    this.#kept.hidden = true;
+    this.#kept.setAttribute("role", "status");
+    this.root.append(this.#buttons, this.#kept, this.#problem);
     if (kind !== "question") this.#awaitEnd();
     if (expiresAt) {
       const until = new Date(expiresAt * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
@@ -180,6 +186,8 @@ export class QuestionCard {
 
   #disable(isSending) {
     this.#isSending = isSending;
+    this.#kept.hidden = true;
+    if (isSending) setTimeout(() => (this.#kept.hidden = !this.#isSending), SENT_WITHIN_MS);
     this.root.classList.toggle("is-sending", isSending);
     for (const each of this.root.querySelectorAll("button, input, textarea"))
       each.disabled = isSending || (!this.#isSeen && RUNS.has(each.dataset.choice));

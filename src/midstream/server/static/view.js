@@ -82,31 +82,37 @@ export class TurnView {
 
   /**
    * Draw `turn` as it is at `now` (seconds, the server's clock); `cuts` are this page's losses of the line, and
-   * `canResume` says whether it can go on.
+   * `canResume` says whether it can go on. `isLost`: the server has its session no longer.
    */
-  show(turn, cuts, now, canResume) {
+  show(turn, cuts, now, canResume, isLost = false) {
     this.#resume.hidden = !canResume;
     setText(this.#resume, turn.status ? "Resume" : "Continue");
     setText(this.#said, textOf(turn.message));
     this.#said.hidden = turn.message === null;
-    this.root.dataset.status = turn.status || (turn.isCancelling ? "cancelling" : "running");
+    this.root.dataset.status = statusOf(turn, isLost);
     for (const [number, response] of turn.responses) {
       if (!this.#responseViews.has(number)) {
         const made = new ResponseView(this.#actions);
         this.#responseViews.set(number, made);
         this.#responses.append(made.root);
       }
-      this.#responseViews.get(number).show(response, !turn.status && number === turn.responses.size, now);
+      this.#responseViews.get(number).show(response, !turn.status && !isLost && number === turn.responses.size, now);
     }
     const isTimed = turn.startedAt !== null;
     this.#foot.hidden = !turn.status && !isTimed;
     this.#band.root.toggleAttribute("hidden", !isTimed);
     if (isTimed) this.#band.show(turn, cuts, turn.endedAt ?? Math.max(now, turn.startedAt));
-    setText(this.#words, footOf(turn, cuts, now));
+    setText(this.#words, footOf(turn, cuts, now, isLost));
   }
 }
 
-function footOf(turn, cuts, now) {
+function statusOf(turn, isLost) {
+  if (turn.status || isLost) return turn.status || "lost";
+  return turn.isCancelling ? "cancelling" : "running";
+}
+
+function footOf(turn, cuts, now, isLost) {
+  if (isLost && !turn.status) return "Lost with its session";
   const status = statusWord(turn.status || doing(turn));
   const words = [status.charAt(0).toUpperCase() + status.slice(1)];
   if (turn.startedAt !== null)

@@ -160,7 +160,7 @@ class Connections:
             connection.end(fencing_error())
             return
         if connection.is_continued:
-            self.check(place, connection.name)
+            self.check(place, connection.name, connection.number)
         if connection.name or place in self._names:
             self._names[place] = connection.name, connection.number
             self._names.move_to_end(place)
@@ -172,14 +172,17 @@ class Connections:
             if older not in same:
                 older.end(fencing_error())
 
-    def check(self, place: tuple[str, str], name: str) -> None:
+    def check(self, place: tuple[str, str], name: str, number: int) -> None:
         """Let a request of a named connection pass if no newer one speaks for its stream, as far as is known here.
+
+        Where its client counts, another name with a lower number is that of an older connection: the newer one was
+        opened at another server (STREAM-101).
 
         Raises:
             StreamFencedError: A newer one does.
         """
-        spoke, _ = self._names.get(place, (name, 0))
-        if spoke != name:
+        spoke, newest = self._names.get(place, (name, 0))
+        if spoke != name and not 0 < newest < number:
             raise fencing_error()
 
     def settings_of(self, session_id: str, name: str) -> StreamSettings:
@@ -643,6 +646,11 @@ class Connection:
             await self._visitor.require(Action.SPEAK)
         digest = await self._unlock(request.open, is_new=is_new)
         runner = await self._host.session(self._session_id, create=is_new)
+        if request.event_id is not None and request.event_id.position > runner.newest.position:
+            await (
+                runner.refresh()
+            )  # another node may have taken the session while this one was frozen or cut off
+            runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:
             epoch_at = await runner.events.epoch_at(request.event_id.position)

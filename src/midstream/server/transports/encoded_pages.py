@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from midstream.engine.runner import Runner
-from midstream.errors import JournalMovedError
 from midstream.protocol.frames import EVENTS_PER_FRAME_MAX, EventId
 from midstream.protocol.server_stream import EncodedPage, FrameEncoding
 from midstream.store.contract import StoredRecord
@@ -58,12 +57,13 @@ class Copies:
         Raises:
             EventGoneError: It was pruned.
             JournalMovedError: The session was deleted by another process.
+            LeaseLostError: A crash of the database lost its last records.
         """
         self._ahead = _within(
             await self.runner.read(after=position, limit=AHEAD_RECORDS_MAX), AHEAD_BYTES_MAX
         )
         if not self._ahead:
-            raise JournalMovedError(f"session {self.runner.session_id!r} was deleted elsewhere")
+            raise await self.runner.events.find_loss()
 
 
 def _within(records: Sequence[StoredRecord], bytes_max: int) -> Sequence[StoredRecord]:

@@ -88,7 +88,7 @@ class CommandsEndpoint:
         shown = PresentedSecrets(by.secret, by.old_secret)
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
-                self._connections.check((session_id, by.stream), by.connection)
+                self._connections.check((session_id, by.stream), by.connection, by.number)
             # A later one may overtake the first, also on its way to another server: the error names the expected one.
             runner = await self._host.session(session_id, create=True)
             opening = Open(by.stream, by.secret, old_secret=by.old_secret)

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from midstream.environment import World
 from midstream.errors import StoreDamagedError
 from midstream.store.contract import KeyValueEntry
-from midstream.store.guard.chain import LINK_BYTES, MAC_BYTES, ChainKeys
+from midstream.store.guard.chain import MAC_BYTES, SEAL_BYTES, ChainKeys
 from midstream.store.guard.spent_entries import SpentEntries
 
 MARK = b"\x05ms1"
 RANDOM_BYTES = 16
-HEAD_BYTES = len(MARK) + RANDOM_BYTES + LINK_BYTES
+HEAD_BYTES = len(MARK) + RANDOM_BYTES + SEAL_BYTES
 
 
 class EntrySeals:
@@ -57,7 +57,7 @@ class EntrySeals:
             raise StoreDamagedError(f"{where} is not sealed: another program wrote it")
         number, seal = (
             stored[len(MARK) : len(MARK) + RANDOM_BYTES],
-            stored[HEAD_BYTES - LINK_BYTES : HEAD_BYTES],
+            stored[HEAD_BYTES - SEAL_BYTES : HEAD_BYTES],
         )
         body = stored[HEAD_BYTES:]
         is_lost = self._keys.is_mixed and self._keys.find(seal) is None

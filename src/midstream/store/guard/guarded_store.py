@@ -1,8 +1,8 @@
 """A wrapper of any store that detects what other programs wrote into it: journals and forwarded commands.
 
-It keeps a link with each record (`chain`), checks the links of what is read, and seals what goes to another node
-(`inbox_seals`). It seals key-value entries too (`entry_seals`). A record is checked once in a process, when it is first
-read; readers of the same session do not check it again. Titles and times of listings are not protected.
+It keeps a link with each append (`chain`), checks the links of what is read, and seals what goes to another node
+(`inbox_seals`). It seals key-value entries too (`entry_seals`). An append is checked once in a process, when it is
+first read; readers of the same session do not check it again. Titles and times of listings are not protected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from midstream.store.contract import (
     StoreReader,
     Transactional,
 )
-from midstream.store.guard.chain import NO_LINK, ChainKeys, Head, LinkCheck, link_behind, links_of
+from midstream.store.guard.append_reads import CheckedPage, check_behind, fold_link, link_at, read_checked
+from midstream.store.guard.chain import NO_LINK, ChainKeys, Head, links_of
 from midstream.store.guard.entry_seals import EntrySeals
 from midstream.store.guard.inbox_seals import InboxSeals
 from midstream.store.guard.store_key import FileKeySource
@@ -89,25 +90,32 @@ class GuardedReader(StoreReader):
             EventsLostError: Records were cut out.
             StoreDamagedError: Another program changed, moved or inserted a record.
         """
-        page = await self._reader.read(session, after=after, limit=limit)
-        if page:
-            await self._check(session, after, page)
+        page: Sequence[StoredRecord] = await self._reader.read(session, after=after, limit=limit)
+        if page and not self._is_known(session, page[-1]):
+            page = await self._check(session, after, limit, page)
         return [StoredRecord(stored.position, stored.epoch, stored.body) for stored in page]
 
-    async def _check(self, session: str, after: int, page: Sequence[StoredRecord]) -> None:
-        head, last = self._heads.get(session), page[-1]
-        if head is not None and last.position <= head.position and last.epoch <= head.epoch:
-            return
-        keys = await self._load_keys()
+    def _is_known(self, session: str, last: StoredRecord) -> bool:
+        head = self._heads.get(session)
+        return head is not None and last.position <= head.position and last.epoch <= head.epoch
+
+    async def _check(
+        self, session: str, after: int, limit: int, page: Sequence[StoredRecord]
+    ) -> Sequence[StoredRecord]:
+        """Check a page, and return it, or the whole appends at its beginning."""
+        keys, head = await self._load_keys(), self._heads.get(session)
+        checked: CheckedPage | None = None
         if head is not None and head.position == after:
             try:
-                self._keep_head(session, _check_page(keys, session, head.link, after, page))
+                checked = check_behind(keys, session, head, page)
             except StoreDamagedError:
                 self._heads.pop(session, None)  # the session may have been deleted, and begun anew
-            else:
-                return
-        before = None if after == 0 else await self._find_link(session, after)
-        self._keep_head(session, _check_page(keys, session, before, after, page))
+        if checked is None:
+            checked = await read_checked(self._reader, keys, session, after=after, limit=limit)
+        if checked is None:
+            return ()
+        self._keep_head(session, checked.head)
+        return checked.records
 
     async def _load_keys(self) -> ChainKeys:
         if self._keys is None:
@@ -120,11 +128,6 @@ class GuardedReader(StoreReader):
         if self._entries is None:
             self._entries = EntrySeals(await self._load_keys(), self._world)
         return self._entries
-
-    async def _find_link(self, session: str, position: int) -> bytes | None:
-        """Return the link behind the record at a position; None where there is no such record."""
-        found = await self._reader.read(session, after=position - 1, limit=1)
-        return link_behind(found[0]) if found and found[0].position == position else None
 
     def _keep_head(self, session: str, head: Head) -> None:
         self._heads[session] = head
@@ -249,7 +252,10 @@ class GuardedStore(GuardedReader, Store):
         Raises:
             UsageError: There are links already, of a store in front of this one. Nothing was written.
         """
-        linked, head = self._link(session, batch, await self._link_before(session, batch.expected))
+        before = self._known_link(session, batch.expected)
+        if before is None:
+            before = await self._read_link(session, batch.expected)
+        linked, head = self._link(session, batch, before)
         self._keep_head(session, head)  # now: the next append may be called before this one returns
         try:
             return await self._store.append(session, linked)
@@ -289,7 +295,9 @@ class GuardedStore(GuardedReader, Store):
         """See `Transactional.append_within`."""
         behind = self._store.transactional
         assert behind is not None, "this is offered only where the store behind it can"
-        before = await self._link_before(session, expected)
+        before = self._known_link(session, expected)
+        if before is None:
+            before = await self._read_link(session, expected)
         done: list[tuple[Batch, Head]] = []
 
         def linking(attempt: Attempt) -> Batch:
@@ -310,11 +318,11 @@ class GuardedStore(GuardedReader, Store):
         """See `Store.prune`. The link is this store's own."""
         if link is not None:
             raise UsageError("a journal has one chain: guard it once")
-        replaced = await self._find_link(session, position)
-        if replaced is None:
+        folded = await fold_link(
+            self._reader, self.chain_keys, session, position=position, epoch=epoch, body=body
+        )
+        if folded is None:
             return False
-        key = self.chain_keys.newest
-        folded = key.fold_link(replaced, session.encode(), position, epoch, body)
         return await self._store.prune(session, body, position=position, epoch=epoch, link=folded)
 
     @override
@@ -382,19 +390,20 @@ class GuardedStore(GuardedReader, Store):
             raise UsageError("the store is not open: call `await store.open()` first")
         return self._inbox
 
-    async def _link_before(self, session: str, expected: int) -> bytes:
-        """Return the link behind which an append stands."""
+    def _known_link(self, session: str, expected: int) -> bytes | None:
+        """Return the link behind which an append stands; None where it must be read."""
         if expected == 0:
             return NO_LINK
         head = self._heads.get(session)
-        if head is not None and head.position == expected:
-            return head.link
-        return await self._find_link(session, expected) or NO_LINK
+        return head.link if head is not None and head.position == expected else None
+
+    async def _read_link(self, session: str, expected: int) -> bytes:
+        return await link_at(self._reader, session, expected) or NO_LINK
 
     def _link(self, session: str, batch: Batch, before: bytes) -> tuple[Batch, Head]:
         if batch.links:
             raise UsageError("a journal has one chain: guard it once")
-        links = links_of(self.chain_keys, before, session, batch)
+        links = links_of(self.chain_keys.newest, before, session, batch)
         return replace(batch, links=links), Head(batch.end, batch.epoch, links[-1] if links else before)
 
 
@@ -419,12 +428,3 @@ def guard_store(store: Store, *, world: World = World()) -> Store:
         return store
     source = _PlainKeySource(FileKeySource(key_file, world))
     return GuardedStore(store, source, has_plain_blobs=True, world=world)
-
-
-def _check_page(
-    keys: ChainKeys, session: str, before: bytes | None, after: int, page: Sequence[StoredRecord]
-) -> Head:
-    check = LinkCheck(keys, session, before, after)
-    for stored in page:
-        check.take(stored)
-    return check.head

@@ -18,11 +18,11 @@ from msgspec import Struct
 from midstream.environment import World
 from midstream.errors import StoreDamagedError, UnavailableError
 from midstream.store.contract import ForwardedCommand
-from midstream.store.guard.chain import LINK_BYTES, ChainKeys
+from midstream.store.guard.chain import SEAL_BYTES, ChainKeys
 
 NONCE_BYTES = 16
 TIME_BYTES = 8
-HEAD_BYTES = NONCE_BYTES + TIME_BYTES + LINK_BYTES
+HEAD_BYTES = NONCE_BYTES + TIME_BYTES + SEAL_BYTES
 COMMAND_AGE_MAX_S = 60.0
 """Seconds for which a command is accepted. Its sender waits 10 s for the answer; clocks of two machines may differ."""
 NONCES_MAX = 65_536
@@ -67,7 +67,7 @@ class InboxSeals:
         stored = forwarded.body
         nonce, seal, body = (
             stored[:NONCE_BYTES],
-            stored[HEAD_BYTES - LINK_BYTES : HEAD_BYTES],
+            stored[HEAD_BYTES - SEAL_BYTES : HEAD_BYTES],
             stored[HEAD_BYTES:],
         )
         place = _command_place(forwarded.session, forwarded.sender, stored[: NONCE_BYTES + TIME_BYTES])
@@ -103,7 +103,7 @@ class InboxSeals:
         Raises:
             UnavailableError: Another program wrote it, or it answers another command.
         """
-        seal, body = stored[:LINK_BYTES], stored[LINK_BYTES:]
+        seal, body = stored[:SEAL_BYTES], stored[SEAL_BYTES:]
         if not self._keys.has_sealed(seal, b"answer " + nonce + body):
             raise UnavailableError(
                 "the answer of another node is not authentic; try again", retry_after_s=1.0

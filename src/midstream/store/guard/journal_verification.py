@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from midstream.errors import EventsLostError, StoreDamagedError, UsageError
 from midstream.store.contract import StoredRecord, StoreReader
-from midstream.store.guard.chain import LINK_BYTES, ChainKeys, LinkCheck
+from midstream.store.guard.chain import LINK_BYTES, ChainKeys, LinkCheck, is_fold
 
 PAGE = 500
 """Records read at once."""
@@ -100,11 +100,12 @@ async def verify_session(
     try:
         async for stored in _records(store, session):
             check.take(stored)
-            if last.position == 0 and (len(stored.link) > LINK_BYTES or stored.position > 1):
+            if last.position == 0 and (is_fold(stored.link) or stored.position > 1):
                 pruned_to = stored.position
             last = stored
             if against is not None and stored.position == against.position:
                 at_checkpoint = stored
+        check.finish()
     except (StoreDamagedError, EventsLostError) as error:
         return _verdict(session, Verdict.DAMAGED, last, check, pruned_to, error.message)
     if not check.begins_at:

@@ -155,6 +155,7 @@ class Listener:
         on_signal: Callable[[Signal], None],
         on_gap: Callable[[], None],
     ) -> None:
+        self._postgres = postgres
         self._link = ServerLink(postgres, "listener")
         self._channel = channel_of(postgres.address.schema)
         self._node = node
@@ -184,7 +185,8 @@ class Listener:
         connection = await self._link.connection()
         self._lost.clear()
         connection.add_termination_listener(lambda _: self._lost.set())
-        await connection.add_listener(self._channel, self._receive)
+        async with self._postgres.errors():
+            await connection.add_listener(self._channel, self._receive)
 
     async def _keep(self) -> None:
         while True:
@@ -194,6 +196,7 @@ class Listener:
                 await self._listen()
                 self._on_gap()
                 continue
+            self._lost.set()  # also where the connection ended before its end could be observed, or only its answer
             await self._world.sleep(RECONNECT_S)
 
     def _receive(self, _connection: asyncpg.Connection, _pid: int, _channel: str, payload: str) -> None:

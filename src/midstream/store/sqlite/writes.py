@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from itertools import repeat
+from typing import Any, TypeVar
 
 import apsw
+from msgspec import Struct
 
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, MidstreamError
 from midstream.session.child_names import PART_MARK, PART_MARK_END
@@ -52,14 +54,18 @@ DELETE_BLOBS = "delete from blob where session_id = ?"
 DELETE_RECORDS = "delete from record where session_id = ?"
 DELETE_SESSION = "delete from session where id = ?"
 SPEND_EPOCHS = "update ledger set epochs_spent = max(epochs_spent, ?)"
+# Changes whenever another connection has committed something, and only then.
+FIND_DATA_VERSION = "pragma data_version"
 VOID = "update ledger set voided = voided + 1"
 
 
-class _End(NamedTuple):
-    """End of a journal, and the epoch under which it was seen."""
+class _End(Struct, frozen=True, gc=False):
+    """End of a journal, the epoch under which it was seen, and the version of the data at that time."""
 
+    number: int
     position: int
     epoch: int
+    data_version: int
 
 
 class WriteConnection:
@@ -83,6 +89,8 @@ class WriteConnection:
         self._is_full: bool | None = None
         self._ends: dict[str, _End] = {}
         """Where a session's journal ends, as was last seen here."""
+        self._data_version = -1
+        """See `FIND_DATA_VERSION`: as it is in this commit."""
         self._copied_pages = 0
         """Pages that were in the log when it was copied back last, as far as readers allowed."""
         self._effects = Effects(db, partial(file.retry_while_busy, partial(db.execute, BEGIN)), file.world)
@@ -107,6 +115,7 @@ class WriteConnection:
         except apsw.Error as error:
             return [self._file.refusal(error, self._db) for _ in batch]
         try:
+            self._data_version = number_of(self._execute(FIND_DATA_VERSION))
             answers = [_answer(asked.write) for asked in batch]
             is_refused = batch[0].is_alone and isinstance(answers[0], MidstreamError)
             self._execute("rollback" if is_refused else "commit")
@@ -162,17 +171,16 @@ class WriteConnection:
         """See `Store.append`."""
         number = self._require_end(session, batch.expected, batch.epoch)
         end, epoch = batch.expected, batch.epoch
-        links = iter(batch.links)
-        for body in batch.bodies:
+        for body, link in zip(batch.bodies, batch.links or repeat(b""), strict=False):
             end += 1
-            self._execute(APPEND, (number, end, epoch, body, next(links, b"")))
+            self._execute(APPEND, (number, end, epoch, body, link))
         for blob in batch.blobs:
             self._db.execute(KEEP_BLOB, (number, blob.digest, blob.body))
         if (mark := batch.mark) is not None:
             self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
         if batch.seal:
             self._db.execute(SEAL, (batch.seal, number))
-        self._ends[session] = _End(end, epoch)
+        self._ends[session] = _End(number, end, epoch, self._data_version)
         return end
 
     def append_within(
@@ -183,24 +191,32 @@ class WriteConnection:
         batch = work(self._effects.attempt)
         if not self._db.in_transaction:
             raise apsw.BusyError("the transaction of an effect was lost, and no other could be had")
+        self._data_version = number_of(self._execute(FIND_DATA_VERSION))  # it may be another transaction
         self.append(session, batch)
         return batch
 
     def _require_end(self, session: str, expected: int, epoch: int) -> int:
+        known = self._ends.get(session)
+        # No other process has committed anything since, and our own claims and deletions remove what is known: at 100
+        # sessions, reading the epoch for each append anyway costs a twelfth of the steps.
+        if known is None or known.epoch != epoch or known.data_version != self._data_version:
+            known = self._find_end(session, epoch, known)
+        if known.position != expected:
+            raise JournalMovedError(f"session {session!r} ends at {known.position}, not at {expected}")
+        return known.number
+
+    def _find_end(self, session: str, epoch: int, known: _End | None) -> _End:
         row = self._execute(FIND_EPOCH, (session,)).get  # to the end: what is half read stays locked
         if row is None or row[1] != epoch:
             self._ends.pop(session, None)
             raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
         number = row[0]
-        known = self._ends.get(session)
         # Nobody else appends under our epoch, and none is given twice: what was once seen under it still holds.
         if known is None or known.epoch != epoch:
-            end = number_of(self._db.execute(FIND_END, (number,)))
+            position = number_of(self._db.execute(FIND_END, (number,)))
         else:
-            end = known.position
-        if end != expected:
-            raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
-        return int(number)
+            position = known.position
+        return _End(number, position, epoch, self._data_version)
 
     def prune(self, session: str, body: bytes, position: int, epoch: int, link: bytes | None) -> bool:
         """See `Store.prune`."""

@@ -1,0 +1,141 @@
+"""Writes of key-value entries, each under the condition that its subject still has the message that was read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+
+from midstream.environment import World
+from midstream.errors import EntryMovedError, StoreBusyError
+from midstream.store.contract import require_version
+from midstream.store.jetstream.jetstream_errors import SubjectMovedError, UnknownOutcomeError
+from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
+from midstream.store.jetstream.journal_messages import Entry, SpentLedger, encode
+from midstream.store.jetstream.session_reader import SessionReader
+from midstream.store.jetstream.stored_values import write_value
+from midstream.store.jetstream.stream_subjects import StreamSubjects
+
+T = TypeVar("T")
+
+TRIES_MAX = 100
+"""Times that a write is decided anew because others wrote at the same moment."""
+UNKNOWN_PAUSE_S = 0.05
+
+
+class EntryWrites:
+    """Writes of one node to the key-value part.
+
+    Args:
+        new_op: Returns what only one write has.
+    """
+
+    def __init__(
+        self,
+        link: JetStreamLink,
+        subjects: StreamSubjects,
+        reader: SessionReader,
+        world: World,
+        new_op: Callable[[], str],
+    ) -> None:
+        self._link = link
+        self._subjects = subjects
+        self._reader = reader
+        self._world = world
+        self._new_op = new_op
+
+    async def put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `KeyValue.kv_put`."""
+        stream, subject = self._subjects.entry(namespace, key)
+        op = self._new_op()
+        is_unknown = False
+        for _ in range(TRIES_MAX):
+            found = await self._read(lambda: self._reader.entry_head(namespace, key), is_unknown)
+            seq, old = found or (0, None)
+            if old is not None and old.op == op:
+                return old.version
+            version = await self._next_version(stream, key, old, expected, is_unknown)
+            head = Entry(namespace, key, version, at, op)
+            writes = write_value(subject, head, body, expected=seq)
+            last, was_lost = await self._commit(stream, writes, is_unknown)
+            is_unknown = is_unknown or was_lost
+            if last is None:
+                continue
+            if old is not None and old.parts:
+                await self._link.tidy(stream, f"{subject}.p.*", below=last - len(writes) + 1)
+            return version
+        raise EntryMovedError(f"entry {key!r} is written by others all the time")
+
+    async def _next_version(
+        self,
+        stream: str,
+        key: str,
+        old: Entry | None,
+        expected: int,
+        is_unknown: bool,  # noqa: FBT001 - as it is there
+    ) -> int:
+        if old is not None and not old.is_gone:
+            require_version(key, old.version, expected)
+            return expected + 1
+        require_version(key, 0, expected)
+        _, ledger = await self._read(lambda: self._reader.ledger(stream), is_unknown)
+        return max(ledger.versions, 0 if old is None else old.version) + 1
+
+    async def delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """See `KeyValue.kv_delete`."""
+        stream, subject = self._subjects.entry(namespace, key)
+        op = self._new_op()
+        is_unknown = False
+        for _ in range(TRIES_MAX):
+            found = await self._read(lambda: self._reader.entry_head(namespace, key), is_unknown)
+            if found is None or found[1].is_gone or found[1].version != expected:
+                return found is not None and found[1].op == op
+            spent = await self._read(
+                lambda: spend(self._reader, self._subjects, stream, versions=expected), is_unknown
+            )
+            gone = msgspec.structs.replace(found[1], op=op, is_gone=True, parts=0, body=b"")
+            writes = [*spent, SubjectWrite(subject, encode(gone), found[0])]
+            last, was_lost = await self._commit(stream, writes, is_unknown)
+            is_unknown = is_unknown or was_lost
+            if last is not None:
+                await self._link.tidy(stream, subject, below=last + 1)
+                if found[1].parts:
+                    await self._link.tidy(stream, f"{subject}.p.*", below=last + 1)
+                return True
+        raise StoreBusyError(f"entry {key!r} is written by others all the time", retry_after_s=1.0)
+
+    async def _read(self, read: Callable[[], Awaitable[T]], is_unknown: bool) -> T:  # noqa: FBT001 - as it is there
+        """Return what a read returns; it is waited for where it shows whether a write has happened."""
+        return await (self._link.settle(read) if is_unknown else read())
+
+    async def _commit(
+        self,
+        stream: str,
+        writes: list[SubjectWrite],
+        is_unknown: bool,  # noqa: FBT001 - as it is there
+    ) -> tuple[int | None, bool]:
+        """Write, and return the last sequence number, or None and whether the answer was lost."""
+        try:
+            return await self._link.commit(stream, writes), False
+        except SubjectMovedError:
+            return None, False
+        except UnknownOutcomeError:
+            await self._world.sleep(UNKNOWN_PAUSE_S)
+            return None, True
+        except StoreBusyError:
+            if not is_unknown:
+                raise
+            await self._world.sleep(UNKNOWN_PAUSE_S)
+            return None, True
+
+
+async def spend(
+    reader: SessionReader, subjects: StreamSubjects, stream: str, *, epochs: int = 0, versions: int = 0
+) -> list[SubjectWrite]:
+    """Return the write after which new sessions and entries of a stream start above these, if one is needed."""
+    seq, ledger = await reader.ledger(stream)
+    after = SpentLedger(max(ledger.epochs, epochs), max(ledger.versions, versions))
+    return (
+        [] if after == ledger else [SubjectWrite(subjects.ledger(stream), encode(after), seq, is_only=True)]
+    )

@@ -1,0 +1,256 @@
+"""Journals in the streams of a NATS JetStream cluster, on one connection of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+from midstream.environment import World
+from midstream.errors import LeaseLostError, MidstreamError, UsageError
+from midstream.store.contract import Batch, News, Store
+from midstream.store.jetstream.change_watcher import ChangeWatcher, Sign
+from midstream.store.jetstream.command_routes import CommandRoutes
+from midstream.store.jetstream.entry_writes import EntryWrites
+from midstream.store.jetstream.jetstream_address import JetStreamAddress
+from midstream.store.jetstream.jetstream_link import JetStreamLink
+from midstream.store.jetstream.journal_writes import JournalWrites
+from midstream.store.jetstream.node_presence import NodePresence
+from midstream.store.jetstream.session_reader import JetStreamReads, SessionReader
+from midstream.store.jetstream.session_removal import SessionRemoval
+from midstream.store.jetstream.stream_setup import Durability, prepare_streams
+from midstream.store.jetstream.stream_subjects import StreamSubjects
+
+T = TypeVar("T")
+
+LEASE_S = 20.0
+"""Seconds without an answer after which a node that is connected counts as frozen."""
+CLOSE_S = 10.0
+"""Seconds that a store which is closed waits for servers that are away."""
+
+
+class JetStreamStore(JetStreamReads, Store):
+    """A store in a NATS JetStream cluster that any number of processes and machines may share.
+
+    Tools cannot write in the transaction of their outcome: it is not `transactional`.
+
+    Args:
+        url: `nats://host:4222,host:4222,host:4222/?name=midstream`; see `JetStreamAddress`. Its streams are made on
+            first use.
+        lease_s: Seconds after which the sessions of a frozen node may be taken; a dead one's after one.
+        world: Clock, jitter and ids.
+
+    Raises:
+        UsageError: `url` is no such address.
+    """
+
+    def __init__(self, url: str, *, lease_s: float = LEASE_S, world: World = World()) -> None:
+        self.node = ""
+        self._address = JetStreamAddress.parse(url.partition(":")[2])
+        self._lease_s = lease_s
+        self._world = world
+        self._opening = asyncio.Lock()
+        self._opened: _Opened | None = None
+
+    @override
+    async def open(self) -> None:
+        if self.key_file is not None and not self.key_file.exists():
+            raise UsageError(
+                f"{str(self.key_file)!r} is missing: make it once, with 32 random bytes in base64, readable by this "
+                "user only, and copy it to each server"
+            )
+        async with self._opening:
+            if self._opened is None:
+                node = self._world.new_id("node")
+                self._opened = await _Opened.make(self._address, node, self._lease_s, self._world)
+                self.node = node
+
+    @override
+    async def close(self) -> None:
+        async with self._opening:
+            if self._opened is not None:
+                opened, self._opened = self._opened, None
+                self.node = ""
+                await asyncio.shield(opened.close())  # a cancelled close still closes
+
+    @property
+    @override
+    def key_file(self) -> Path | None:
+        return Path(self._address.store_key) if self._address.store_key else None
+
+    @override
+    async def claim(self, session: str, *, at: float) -> int:
+        opened = self._require_open()
+        return await opened.finish(opened.writes.claim(session, at=at))
+
+    @override
+    async def release(self, session: str, *, epoch: int) -> None:
+        opened = self._require_open()
+        await opened.finish(opened.writes.release(session, epoch=epoch))
+
+    @override
+    async def append(self, session: str, batch: Batch) -> int:
+        opened = self._require_open()
+        return await opened.finish(opened.writes.append(session, batch))
+
+    @override
+    async def prune(
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
+    ) -> bool:
+        opened = self._require_open()
+        return await opened.finish(
+            opened.writes.prune(session, body, position=position, epoch=epoch, link=link)
+        )
+
+    @override
+    async def delete(self, session: str) -> bool:
+        opened = self._require_open()
+        return await opened.finish(opened.removal.delete(session))
+
+    @override
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        opened = self._require_open()
+        return await opened.until_closed(opened.watcher.watch(followed))
+
+    @override
+    async def forward(self, session: str, body: bytes) -> bytes:
+        return await self._require_open().routes.forward(session, body)
+
+    @override
+    async def answer(self, forwarded: int, body: bytes) -> None:
+        await self._require_open().routes.answer(forwarded, body)
+
+    @override
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        opened = self._require_open()
+        return await opened.finish(opened.entries.put(namespace, key, body, expected=expected, at=at))
+
+    @override
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        opened = self._require_open()
+        return await opened.finish(opened.entries.delete(namespace, key, expected=expected))
+
+    async def _query(self, question: Callable[[SessionReader], Awaitable[T]]) -> T:
+        return await question(self._require_open().reader)
+
+    def _require_open(self) -> _Opened:
+        if self._opened is None:
+            raise UsageError("the store is not open: call `await store.open()` first")
+        return self._opened
+
+
+class _Opened:
+    """Parts between open and close."""
+
+    def __init__(
+        self,
+        link: JetStreamLink,
+        subjects: StreamSubjects,
+        durability: Durability,
+        node: str,
+        lease_s: float,
+        world: World,
+    ) -> None:
+        self.link = link
+        self.durability = durability
+        self.reader = SessionReader(link, subjects, world)
+        self.presence = NodePresence(
+            link, subjects, world, node, lease_s=lease_s, on_change=lambda: self.watcher.report(Sign.NODES)
+        )
+        self.watcher = ChangeWatcher(link, subjects, self.reader, self.presence, world)
+        self.routes = CommandRoutes(
+            link, subjects, self.reader, self.presence, world, on_received=self.watcher.note
+        )
+        self.writes = JournalWrites(
+            link,
+            subjects,
+            self.reader,
+            self.presence,
+            world,
+            on_moved=self.watcher.report_moved,
+            on_freed=lambda: self.watcher.report(Sign.FREE),
+        )
+        self.removal = SessionRemoval(
+            link,
+            subjects,
+            self.reader,
+            self.presence,
+            world,
+            new_op=self.writes.new_op,
+            on_moved=self.watcher.report_moved,
+        )
+        self.entries = EntryWrites(link, subjects, self.reader, world, self.writes.new_op)
+        self._world = world
+        self._pending = 0
+        self._idle = asyncio.Event()
+        self._watching: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def make(cls, address: JetStreamAddress, node: str, lease_s: float, world: World) -> _Opened:
+        """Become a node. What was begun is undone where that fails."""
+        opened: _Opened | None = None
+
+        def note_all() -> None:
+            if opened is not None:
+                opened.watcher.note_all()
+                opened.routes.note()
+
+        async with contextlib.AsyncExitStack() as undo:
+            link = JetStreamLink(address, world, on_connected=note_all)
+            undo.push_async_callback(link.close)
+            await link.connect()
+            subjects, durability = await prepare_streams(link, address)
+            opened = cls(link, subjects, durability, node, lease_s, world)
+            await opened.watcher.start(opened.routes)
+            await opened.routes.start()
+            await opened.presence.join()
+            undo.pop_all()
+        await opened.watcher.report(Sign.NODES)
+        return opened
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what a write returns; the end of the store waits for it.
+
+        A cancelled write has happened or not: the next one reads what is there. Without a task for each one, an append
+        costs 30 us less.
+        """
+        self._pending += 1
+        try:
+            return await work
+        except MidstreamError:
+            if not self.link.is_open:  # the end of the store did not wait any longer
+                raise LeaseLostError("the store was closed before the outcome of a write was known") from None
+            raise
+        finally:
+            self._pending -= 1
+            if not self._pending:
+                self._idle.set()
+
+    async def until_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what a wait returns; it is cancelled with its caller, and with the store."""
+        task = self._world.spawn(work, name="store watch")
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+        try:
+            return await task
+        finally:
+            task.cancel()
+
+    async def close(self) -> None:
+        for task in self._watching:
+            task.cancel()
+        await self.routes.close()
+        if self._pending:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._idle.wait()
+        await self.presence.leave()  # whoever finds no entry may take our sessions: only after the last write
+        await self.watcher.report(Sign.NODES)
+        with contextlib.suppress(Exception):
+            await self.link.flush()
+        await self.link.close()

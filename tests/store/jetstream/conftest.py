@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from midstream.store.jetstream import JetStreamStore
+from tests.nats_engine import NatsCluster
+from tests.store.jetstream.places import JetStreamPlace
+
+
+@pytest.fixture
+def place(nats_server: NatsCluster) -> JetStreamPlace:
+    """A store of its own."""
+    return JetStreamPlace(nats_server)
+
+
+@pytest.fixture
+async def store(place: JetStreamPlace) -> AsyncIterator[JetStreamStore]:
+    """An open store of its own."""
+    store = place.store()
+    await store.open()
+    yield store
+    await store.close()
