@@ -220,7 +220,7 @@ class Runner:
 
     @property
     def has_lease(self) -> bool:
-        """Whether the session is run here, as far as this process knows."""
+        """Whether this process took the session over and has not noticed another owner since."""
         return self._phase is Phase.RUNNING
 
     @property
