@@ -119,6 +119,21 @@ async def test_the_title_of_a_hidden_tab_tells_that_somebody_is_waited_for(brows
         await expect(chat.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
 
 
+async def test_a_hidden_tab_of_a_session_that_another_one_begins_tells_it_too(browser: Browser) -> None:
+    @tool(needs_approval=True)
+    async def send(amount: int) -> str:
+        """Send money."""
+        return f"sent {amount}"
+
+    app = make_app([calls(("send", '{"amount": 1}')), text("Done.")], tools=[send])
+    async with served(app) as server:
+        first = await opened(browser, server.url)
+        hidden = await another(browser, server.url, first)
+        await hidden.page.evaluate(LOOK_HIDDEN)
+        await first.say("pay")
+        await expect(hidden.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
+
+
 async def test_an_address_that_is_no_encoding_disables_nothing(browser: Browser) -> None:
     async with served(make_app([text("Hello.")])) as server:
         page = await (await browser.new_context()).new_page()

@@ -59,7 +59,7 @@ const FINAL = new Set(["never", "ask"]);
 const UNSENT_BEFORE =
   "The message before has not reached the server yet. This one stays in the box: send it when that has arrived.";
 /** Records that bring something to read. */
-const READ = new Set(["delta", "message_accepted", "question_asked", "response_completed", "tool_finished", "turn_ended"]);
+const READ = new Set(["delta", "message_accepted", "question_asked", "response_completed", "call_ended", "child_delta", "turn_ended"]);
 /** Records with which a message is shown: as a turn, or in the queue. */
 const SAID = new Set(["message_accepted", "message_queued"]);
 const LOCKED =
@@ -258,7 +258,7 @@ class Page {
   /** Another tab, or another person, may begin the session that is shown: then it is opened. */
   async #look() {
     const isIdle = this.#source === null && this.#pending === null && !this.#isKnown && !this.#isOpening;
-    if (!isIdle || this.#isLost || this.#isLocked || this.#isShut || document.hidden) return;
+    if (!isIdle || this.#isLost || this.#isLocked || this.#isShut) return;
     if (performance.now() - this.#lookedAt < LOOK_EVERY_MS) return;
     this.#lookedAt = performance.now();
     const visit = this.#visit;
@@ -421,6 +421,7 @@ class Page {
       if (document.hidden) this.#drawNow();
       else this.#tryNow();
     });
+    globalThis.addEventListener("focus", () => this.#tryNow());
     find("retry").addEventListener("click", () => this.#tryNow());
     globalThis.addEventListener("offline", () => this.#showLight());
     find("new").addEventListener("click", () => {
@@ -501,7 +502,9 @@ class Page {
     if (!this.#isBusy()) return;
     this.#isStopping = find("stop").disabled = true;
     const turn = this.#transcript.running?.number ?? 0;
+    const visit = this.#visit;
     this.#client.cancel(this.#session, turn).catch((error) => {
+      if (visit !== this.#visit) return;
       this.#isStopping = false;
       this.#tell(error.message);
       this.#showAll();
@@ -532,11 +535,12 @@ class Page {
 
   #withdraw(queued, button) {
     button.disabled = true;
+    const visit = this.#visit;
     this.#client.withdraw(this.#session, queued.number).then(
-      () => !find("text").value && this.#write(textOf(queued.message)),
+      () => visit === this.#visit && !find("text").value && this.#write(textOf(queued.message)),
       (error) => {
         button.disabled = false;
-        this.#tell(error.message);
+        if (visit === this.#visit) this.#tell(error.message);
       },
     );
   }
