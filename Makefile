@@ -222,7 +222,7 @@ CONTRACTS := tests/frameworks/test_pydantic_ai_durable.py tests/frameworks/test_
 contract: $(PEERS)/.made  ## Test our hooks with the pinned versions of their frameworks
 	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
 
-frameworks: $(PEERS)/.made  ## Kill programs of the guides of pydantic-ai, OpenAI Agents and LangGraph at random; ARGS="--rounds 500 --seed 1"
+frameworks: $(PEERS)/.made  ## Kill programs of the guides of pydantic-ai, OpenAI Agents and LangGraph at random; ARGS="--kills 500 --jobs 2 --seed 1"
 	PYTHONPATH=src:. $(PEERS)/bin/python -m tests.frameworks.kills $(ARGS)
 
 # Part of `make test`, in an environment of its own, which not every machine can have.

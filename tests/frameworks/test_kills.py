@@ -16,13 +16,27 @@ ROOT = Path(__file__).parents[2]
 WAIT_S = 170.0
 
 
-@pytest.mark.parametrize("framework", KINDS)
-def test_a_program_of_the_guide_is_killed_at_random(framework: str) -> None:
+def play(framework: str, *options: str) -> subprocess.CompletedProcess[str]:
     if not is_installed(KINDS[framework]):
         pytest.skip(f"{framework} is in its own environment: `make frameworks`")
-    command = ("-m", "tests.frameworks.kills", "--rounds", "1", "--frameworks", framework)
-    done = subprocess.run(
+    command = ("-m", "tests.frameworks.kills", "--frameworks", framework, *options)
+    return subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False
     )
+
+
+@pytest.mark.parametrize("framework", KINDS)
+def test_a_program_of_the_guide_is_killed_at_random(framework: str) -> None:
+    done = play(framework, "--rounds", "1")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.count("| 1 |") >= 5
+
+
+@pytest.mark.parametrize("how", [(), ("--fresh",)], ids=["forked", "fresh"])
+@pytest.mark.parametrize("framework", KINDS)
+def test_the_judge_finds_the_faults_of_a_program_that_loses_its_journal(
+    framework: str, how: tuple[str, ...]
+) -> None:
+    done = play(framework, "--modes", "conversation", "--broken", "--kills", "4", "--rounds", "20", *how)
+    assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"
+    assert "took effect 2 times" in done.stderr or "answers are" in done.stderr

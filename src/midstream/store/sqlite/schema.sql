@@ -35,7 +35,7 @@ create table record (
     position integer not null,              -- 1, 2, 3, ... without gap in each session; a pruned one begins later
     epoch integer not null,                 -- under which it was appended
     body blob not null,                     -- JSON, one record of midstream.session.records
-    link blob not null default x'',         -- binds the record to the one before it: docs/spec/security.md
+    link blob not null default x'',         -- of the last record of an append: binds it to the one before; docs/spec/security.md
     primary key (session_id, position)
 ) strict;
 
