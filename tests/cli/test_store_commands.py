@@ -65,6 +65,7 @@ def test_every_command_works_with_the_url_of_a_database(engine: Engine, tmp_path
             (("store", "migrate", url), 0, "up to date"),
             (("store", "copy", url, copy), 0, "the same as in the source"),
             (("doctor", copy), 0, ""),
+            (("restore", copy, "--store", url), 2, "the tools of its database"),
             (("sessions", "delete", "b", "--yes", "--store", url), 4, "use its server with --url"),
         ]
         for words, code, expected in rows:
