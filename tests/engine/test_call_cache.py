@@ -263,7 +263,7 @@ async def test_a_thread_with_a_call_that_waits_or_is_in_doubt_is_not_over() -> N
     started = await asked.call("t", CALL, plan())
     assert isinstance(started, CallContext)
     await asked.finish(started, ToolResult("a", "waits", Outcome.CANCELLED), SUSPENDED)
-    assert status_of(memory) == ("running", 1)
+    assert status_of(memory) == ("waiting", 1)
     await asked.end()
     assert status_of(memory) == ("running", 1)
     again = await asked.call("t", CALL, plan())
@@ -287,7 +287,7 @@ async def test_a_complete_run_settles_what_it_did_not_request_again() -> None:
     asked = book(memory)
     asked.run = await asked.begin_run("t")
     await asked.end()
-    assert status_of(memory) == ("running", 1)  # the call that waits may be requested later
+    assert status_of(memory) == ("waiting", 1)  # the call that waits may be requested later
     asked.run = await asked.begin_run("t")
     overtaken = asked.end_overtaken("t", "b")
     assert overtaken is not None

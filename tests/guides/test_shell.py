@@ -161,6 +161,20 @@ def _encrypted(shell: Shell, install: str, serve: str) -> None:
     assert b"Oslo" not in (shell.folder / "sessions.db").read_bytes()
 
 
+def _decrypted_outside(shell: Shell, backup: str, export: str, *others: str) -> None:
+    """A file has the keys here in the place of the endpoint: tests/cli/test_key_option.py has one."""
+    pytest.importorskip("cryptography")
+    write_agent(shell.folder, "hello:agent", "app")
+    with shell.serving("midstream serve app:agent --store sessions.db --key-file keys"):
+        shell.run("midstream chat --session my-session --message Oslo?")
+    shell.run(backup)
+    assert "Oslo" in shell.run(export)
+    shell.typed.update(others)
+    show, verify = (line.replace("https://keys.example", "keys") for line in others)
+    assert "Oslo" in shell.run(show)
+    shell.run(verify)  # a bad journal is another status
+
+
 def _encrypted_for_clients(shell: Shell, serve: str, chat: str) -> None:
     pytest.importorskip("cryptography")
     write_agent(shell.folder, "hello:agent", "app")
@@ -280,7 +294,8 @@ RUN: dict[tuple[Key, ...], Callable[..., None]] = {
     (("browser.md", "", 2),): _minimal_client,
     (("browser.md", "", 3),): _client_conformance,
     (("encryption.md", "", 0),): _encrypted,
-    (("encryption.md", "", 1),): _encrypted_for_clients,
+    (("encryption.md", "", 1),): _decrypted_outside,
+    (("encryption.md", "", 2),): _encrypted_for_clients,
     (("gateway.md", "", 0),): _upstreams,
     (("gateway.md", "", 2),): _gateway_file,
     (("security.md", "sh", 0),): _security,

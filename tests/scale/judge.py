@@ -22,9 +22,10 @@ from midstream.protocol.frames import (
 )
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
-    AttemptFailed,
+    AttemptStarted,
     CallEnded,
     CommandAccepted,
+    Delta,
     EpochStarted,
     MessageAccepted,
     Record,
@@ -62,7 +63,7 @@ class Verdict(Struct):
         snapshots: Readers that were given a snapshot in the place of events.
         epochs: Times that a session went to another server, or began anew.
         handovers: Those of them that a server which ends arranged.
-        attempts_cut: Model responses that were begun again.
+        attempts_cut: Model responses that were begun again after some of their words.
         problems: Everything that is wrong, these too, in words.
     """
 
@@ -251,4 +252,17 @@ def _judge_turns(name: str, records: Sequence[Record], verdict: Verdict) -> None
     begun = [each for each in records if isinstance(each, EpochStarted)]
     verdict.epochs += len(begun) - 1
     verdict.handovers += sum(each.is_handover for each in begun)
-    verdict.attempts_cut += sum(isinstance(each, AttemptFailed) for each in records)
+    verdict.attempts_cut += _count_cut_attempts(records)
+
+
+def _count_cut_attempts(records: Sequence[Record]) -> int:
+    """Count responses that were asked for again after words of them had come; a handover before any is no cut."""
+    spoken: set[tuple[int, int]] = set()
+    cut = 0
+    for each in records:
+        if isinstance(each, Delta):
+            spoken.add((each.turn, each.response))
+        elif isinstance(each, AttemptStarted) and (each.turn, each.response) in spoken:
+            spoken.discard((each.turn, each.response))
+            cut += 1
+    return cut

@@ -120,6 +120,12 @@ class Scene:
         await asyncio.gather(*self._tasks)
         self.fleet.look()
 
+    async def end(self) -> None:
+        """Start nothing more, also where the run failed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def roll(self, rounds: int) -> None:
         """Restart the servers one by one, as an update does."""
         for _ in range(rounds):
@@ -203,6 +209,7 @@ async def run(
                 logs = "\n".join(f"{each.name}: {each.log()}" for each in fleet.servers)
                 report.verdict.problems.append(f"{type(error).__name__}: {error}\n{logs}")
             finally:
+                await scene.end()
                 with contextlib.suppress(ProcessLookupError):
                     people.kill()
                 await people.wait()

@@ -80,7 +80,7 @@ def restore(
     force: bool,  # noqa: FBT001 - click passes options so
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
-    """Put a copy, made by `midstream backup`, in the place of the database. Stop all servers first.
+    """Put a copy of the sessions, made by `backup`, in the place of the database. Stop all servers first.
 
     The copy is checked. A database that is there is moved aside, under the name that is printed. Clients that have seen
     later events are informed that the server was set back.
