@@ -265,7 +265,7 @@ async def test_a_thread_with_a_call_that_waits_or_is_in_doubt_is_not_over() -> N
     await asked.finish(started, ToolResult("a", "waits", Outcome.CANCELLED), SUSPENDED)
     assert status_of(memory) == ("waiting", 1)
     await asked.end()
-    assert status_of(memory) == ("running", 1)
+    assert status_of(memory) == ("waiting", 1)
     again = await asked.call("t", CALL, plan())
     assert isinstance(again, CallContext)
     asked.leave_in_doubt(again)
