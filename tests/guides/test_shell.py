@@ -311,6 +311,8 @@ NOT_RUN = {
         0,
     ): "a configuration: tests/store/jetstream/test_stream_setup.py gives it to a server",
     ("mcp.md", "", 0): "a package of another registry: tests/cli/test_mcp_servers.py serves with --mcp",
+    ("postgresql.md", "", 0): "a configuration: tests/fault/test_postgres_recovery.py gives it to a server",
+    ("postgresql.md", "", 1): "a configuration: tests/fault/test_postgres_recovery.py gives it to a server",
     ("network.md", "", 0): "output behind one proxy: tests/cli/test_network.py",
     (
         "observability.md",
