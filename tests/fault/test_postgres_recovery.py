@@ -63,6 +63,9 @@ async def test_servers_and_clients_continue_on_a_database_of_an_earlier_moment(t
             },
         )
         engine.start()
+        async with asyncio.timeout(WAIT_S):  # it answers readers before it is promoted
+            while await read_sql(engine, "select pg_is_in_recovery()"):
+                pass
         assert ends(tmp_path, "before") == ["completed"], "the second turn came later"
         async with Worker(tmp_path) as node, connect(node.url, world=HastyWorld(None, 1)) as client:
             found = await until_there(tmp_path, "open", TurnEnded)
