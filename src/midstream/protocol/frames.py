@@ -189,8 +189,8 @@ class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", o
                 raise ValueError(f"the schema of a tool is {TOO_DEEP}")
             if not (0 <= tool.timeout_s <= WAIT_S_MAX and 0 <= tool.answer_s <= WAIT_S_MAX):
                 raise ValueError(f"a time limit of a tool has 0 to {WAIT_S_MAX:g} seconds")
-            if not 1 <= tool.approvers <= (APPROVERS_MAX if tool.needs_approval else 1):
-                raise ValueError(f"a tool that needs approval has 1 to {APPROVERS_MAX} approvers")
+            if not 1 <= tool.approvers <= APPROVERS_MAX:
+                raise ValueError(f"a tool has 1 to {APPROVERS_MAX} approvers")
 
 
 class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type"):
