@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import gc
+import warnings
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -22,3 +24,12 @@ async def store(place: JetStreamPlace) -> AsyncIterator[JetStreamStore]:
     await store.open()
     yield store
     await store.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def left_sockets() -> Iterator[None]:
+    """Collect the sockets that the package leaves behind a failed attempt to connect: no later test warns of them."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

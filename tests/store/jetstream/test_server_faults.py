@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,14 @@ from midstream.store.jetstream import JetStreamStore
 from tests.nats_engine import NatsCluster, NatsServer, find_program, running_cluster
 from tests.store.jetstream.places import JetStreamPlace
 from tests.store.stores import append, bodies
+
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.skipif(
+        os.environ.get("MIDSTREAM_FAULT_FULL") != "1",
+        reason="MIDSTREAM_FAULT_FULL=1 kills the servers of a cluster (`make fault`)",
+    ),
+]
 
 WORLD = World()
 SESSIONS = [f"s{number}" for number in range(12)]
