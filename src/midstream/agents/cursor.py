@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import shutil
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from pathlib import Path
@@ -544,7 +545,8 @@ def _name_owner(command: Sequence[str] | None) -> Sequence[str]:
     """Return the command of a bridge whose environment names its owner: the package takes no environment."""
     words = [resolve_bridge_path()] if command is None else command
     owner = owner_of_new_agents()
-    return ["env", f"{OWNER_VARIABLE}={owner}", *words] if owner else words
+    # A program that is missing is left to the package, which then reports it; behind `env` it would be an exit status.
+    return ["env", f"{OWNER_VARIABLE}={owner}", *words] if owner and shutil.which(words[0]) else words
 
 
 def _read_away(words: IO[str]) -> None:
