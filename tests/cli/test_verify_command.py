@@ -55,7 +55,7 @@ def test_a_changed_record_is_named(run: Run, tmp_path: Path) -> None:
     _tamper(path, "update record set body = cast('{}' as blob) where session_id = 1 and position = 2")
     found = run("verify", path)
     assert (found.exit_code, found.stderr) == (6, "1 damaged, 1 intact\n")
-    assert found.stdout.startswith("a: damaged: record 2 of session 'a' was changed")
+    assert found.stdout.startswith("a: damaged: the append of records 1 to 3 of session 'a' was changed")
     (tmp_path / "x.db.store-key").unlink()
     blind = run("verify", path)
     assert (blind.exit_code, "There is no key file" in blind.stderr) == (0, True)
@@ -72,7 +72,7 @@ def test_an_encrypted_store_needs_the_operators_keys(run: Run, tmp_path: Path) -
     assert (blind.exit_code, "--key-file" in blind.stderr) == (0, True)
     _tamper(path, "update record set epoch = 2 where position = 1")
     found = run("verify", path, "--key-file", keys)
-    assert (found.exit_code, found.stdout.startswith("a: damaged: record 1 ")) == (6, True)
+    assert (found.exit_code, found.stdout.startswith("a: damaged: the append of records 1 to ")) == (6, True)
 
 
 def test_what_is_no_store_or_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
