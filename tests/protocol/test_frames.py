@@ -114,6 +114,16 @@ def test_a_time_limit_out_of_bounds_is_refused(name: str, seconds: float) -> Non
     assert getattr(payload.tools[0], name) == WAIT_S_MAX
 
 
+@spec("SEC-27")
+def test_several_approvers_of_a_tool_that_needs_no_approval_are_refused() -> None:
+    for wrong in ({"approvers": 2}, {"approvers": 0}, {"approvers": 11, "needs_approval": True}):
+        with pytest.raises(MalformedFrameError, match="a tool that needs approval has 1 to 10 approvers"):
+            frames.decode_payload(_sending(**wrong))
+    payload = frames.decode_payload(_sending(approvers=2, needs_approval=True))
+    assert isinstance(payload, SendPayload)
+    assert payload.tools[0].approvers == 2
+
+
 @spec("SEC-75")
 def test_a_tool_whose_schema_is_nested_too_deeply_is_refused() -> None:
     def sending(levels: int) -> bytes:

@@ -168,6 +168,20 @@ ClientFrame = Open | CommandFrame | Close | Ping
 # --- what a command may carry -------------------------------------------------------------------------------------
 
 
+# `SendPayload` refuses more than one approver of a tool that needs no approval, here it is for schemas.
+GivenTool = Annotated[
+    ClientTool,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"properties": {"approvers": {"maximum": 1}}},
+                {"properties": {"needs_approval": {"const": True}}, "required": ["needs_approval"]},
+            ]
+        }
+    ),
+]
+
+
 class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", omit_defaults=True):
     """A user's message, which opens the stream's turn, and the tools the client runs itself in it.
 
@@ -180,7 +194,7 @@ class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", o
     """
 
     parts: Annotated[tuple[UserPart, ...], Meta(min_length=1)]
-    tools: tuple[ClientTool, ...] = ()
+    tools: tuple[GivenTool, ...] = ()
     when_busy: WhenBusy = WhenBusy.QUEUE
 
     def __post_init__(self) -> None:  # msgspec reports a ValueError as one of the form
@@ -189,8 +203,8 @@ class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", o
                 raise ValueError(f"the schema of a tool is {TOO_DEEP}")
             if not (0 <= tool.timeout_s <= WAIT_S_MAX and 0 <= tool.answer_s <= WAIT_S_MAX):
                 raise ValueError(f"a time limit of a tool has 0 to {WAIT_S_MAX:g} seconds")
-            if not 1 <= tool.approvers <= APPROVERS_MAX:
-                raise ValueError(f"a tool has 1 to {APPROVERS_MAX} approvers")
+            if not 1 <= tool.approvers <= (APPROVERS_MAX if tool.needs_approval else 1):
+                raise ValueError(f"a tool that needs approval has 1 to {APPROVERS_MAX} approvers")
 
 
 class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type"):
