@@ -26,6 +26,19 @@ KEYS_MAX = 100
 _log = logging.getLogger(__name__)
 
 
+def require_shared_key(path: Path | None) -> None:
+    """Refuse a missing key file of a store that several machines share: each of them would make another key.
+
+    Raises:
+        UsageError: It is missing; the message has what to do. None means that no key is used, and is not refused.
+    """
+    if path is not None and not path.exists():
+        raise UsageError(
+            f"{str(path)!r} is missing: make it once, with 32 random bytes in base64, readable by this user only, and "
+            "copy it to each server"
+        )
+
+
 class FileKeySource:
     """The keys in a file, created with the first opening of its store.
 

@@ -13,6 +13,7 @@ from typing_extensions import override
 from midstream.environment import World
 from midstream.errors import LeaseLostError, MidstreamError, UsageError
 from midstream.store.contract import Batch, News, Store
+from midstream.store.guard.store_key import require_shared_key
 from midstream.store.jetstream.change_watcher import ChangeWatcher, Sign
 from midstream.store.jetstream.command_routes import CommandRoutes
 from midstream.store.jetstream.entry_writes import EntryWrites
@@ -58,11 +59,7 @@ class JetStreamStore(JetStreamReads, Store):
 
     @override
     async def open(self) -> None:
-        if self.key_file is not None and not self.key_file.exists():
-            raise UsageError(
-                f"{str(self.key_file)!r} is missing: make it once, with 32 random bytes in base64, readable by this "
-                "user only, and copy it to each server"
-            )
+        require_shared_key(self.key_file)
         async with self._opening:
             if self._opened is None:
                 node = self._world.new_id("node")

@@ -18,6 +18,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, StoreBusyError, UsageError
 from midstream.extras import extra
 from midstream.store.contract import Attempt, Batch, News, Store, Transactional
+from midstream.store.guard.store_key import require_shared_key
 from midstream.store.postgres import session_writes
 from midstream.store.postgres.grouped_appends import GroupedAppends
 from midstream.store.postgres.node_locks import BEATS_PER_LEASE, AdvisoryLock, Neighbours
@@ -64,11 +65,7 @@ class PostgresStore(PostgresReads, Store):
 
     @override
     async def open(self) -> None:
-        if self.key_file is not None and not self.key_file.exists():
-            raise UsageError(
-                f"{str(self.key_file)!r} is missing: make it once, with 32 random bytes in base64, readable by this "
-                "user only, and copy it to each server"
-            )
+        require_shared_key(self.key_file)
         async with self._opening:
             if self._opened is None:
                 node = self._world.new_id("node")
