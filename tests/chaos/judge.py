@@ -27,7 +27,7 @@ from midstream.session.turn.states import SUSPECTED_CODE
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
 from tests.chaos.turns import ASK_RESPONSE, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of
-from tests.fault.client_process import Shown, read_notes
+from tests.fault.client_process import read_notes
 from tests.fault.matrix import read_ledger
 from tests.fault.turn import ANSWER_OF_CLIENT, Ledger
 
@@ -70,7 +70,7 @@ def judge(folder: Path, journals: Mapping[str, Sequence[StoredRecord]]) -> Verdi
     begun = {path.stem for way in WAYS for path in (folder / way).glob("*.begun")}
     for name in sorted((begun | executed.keys()) ^ journals.keys()):
         verdict.problems.append(f"session {name!r} is not known to both sides")
-    payloads = _Payloads(Ledger(folder / "ledger"))
+    payloads = SentPayloads(Ledger(folder / "ledger"))
     for name in sorted(begun & journals.keys()):
         _judge_session(folder, name, journals[name], executed.get(name, []), payloads, verdict)
     if verdict.lost or verdict.duplicated or verdict.repeated:
@@ -85,16 +85,17 @@ def _judge_session(
     name: str,
     stored: Sequence[StoredRecord],
     ledger: Sequence[Execution],
-    payloads: _Payloads,
+    payloads: SentPayloads,
     verdict: Verdict,
 ) -> None:
     notes = folder / name.partition("-")[0]
-    seen, read = (read_notes(notes / f"{name}.{what}") for what in ("seen", "read"))
-    records = [decode(each.body) for each in stored]
-    reader = ClientLog(
-        "reader", name, start=0, seen=[ShownEvent(line.id, bytes(line.record)) for line in read]
+    seen, read = (
+        [ShownEvent(line.id, bytes(line.record)) for line in read_notes(notes / f"{name}.{what}")]
+        for what in ("seen", "read")
     )
-    logs = [*_streams(name, seen, records, payloads), reader]
+    records = [decode(each.body) for each in stored]
+    reader = ClientLog("reader", name, start=0, seen=read)
+    logs = [*streams_of(name, seen, records, payloads), reader]
     verdict.problems += map(str, check_ended(Evidence({name: stored}, logs, ledger)))
     verdict.events += len(stored)
     verdict.shown += len(seen) + len(read)
@@ -105,22 +106,23 @@ def _judge_session(
         verdict.lost += len(
             owed(log, records, TURNS) - {EventId.parse(each.event_id).position for each in log.seen}
         )
-    verdict.duplicated += count_repeated(line.id for line in seen) + count_repeated(line.id for line in read)
+    for shown in (seen, read):
+        verdict.duplicated += count_repeated(each.event_id for each in shown)
     verdict.duplicated += count_repeated(
         (each.stream, each.seqno) for each in records if isinstance(each, CommandAccepted)
     )
     _judge_turns(name, records, verdict)
 
 
-def _streams(
-    name: str, seen: Sequence[Shown], records: Sequence[Record], payloads: _Payloads
+def streams_of(
+    name: str, seen: Sequence[ShownEvent], records: Sequence[Record], payloads: SentPayloads
 ) -> Iterator[ClientLog]:
     """Yield what the client was shown of each of its streams, each of which has one turn and ends with it."""
     of_stream: list[ShownEvent] = []
     turn = 0
-    for line in seen:
-        of_stream.append(ShownEvent(line.id, bytes(line.record)))
-        if isinstance(decode(bytes(line.record)), TurnEnded):
+    for each in seen:
+        of_stream.append(each)
+        if isinstance(decode(each.body), TurnEnded):
             first = decode(of_stream[0].body)
             stream = first.stream if isinstance(first, StreamOpened) else ""
             sent = payloads.sent(turn, stream, records)
@@ -130,8 +132,8 @@ def _streams(
             turn += 1
 
 
-class _Payloads:
-    """What the client says in a turn, by digest."""
+class SentPayloads:
+    """What a client sends in a turn, by digest."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._tools = declare(client_tools(ledger))

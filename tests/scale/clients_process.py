@@ -24,9 +24,10 @@ from midstream.client.transport_selection import TransportName
 from midstream.errors import QuestionClosedError
 from midstream.session.calls import Choice
 from midstream.session.records import CallStarted, QuestionAsked, TurnEnded
+from tests.chaos.turns import TURNS, client_tools, is_stopped, message_of
 from tests.fault.client_process import HastyWorld, Shown
 from tests.fault.turn import Ledger
-from tests.scale.served import TURNS, client_tools, is_denied, is_stopped, message_of
+from tests.scale.served import is_denied
 
 ENOUGH = "enough"
 """A file that says to begin no further session."""

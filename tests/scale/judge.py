@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct, field
 
-from midstream.client.local_tools import declare
-from midstream.history.messages import Outcome, ToolResult, UserMessage
+from midstream.history.messages import Outcome, UserMessage
 from midstream.protocol.frames import (
-    CancelPayload,
     EventId,
     Gone,
-    ResultPayload,
-    SendPayload,
-    digest_of,
-    encode,
 )
-from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
     AttemptStarted,
     CallEnded,
@@ -30,7 +23,6 @@ from midstream.session.records import (
     MessageAccepted,
     Record,
     ResponseCompleted,
-    StreamOpened,
     TurnEnded,
     TurnStatus,
     decode,
@@ -39,11 +31,12 @@ from midstream.session.records import (
 from midstream.session.turn.states import SUSPECTED_CODE
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
-from tests.chaos.judge import count_repeated, owed
+from tests.chaos.judge import SentPayloads, count_repeated, owed, streams_of
+from tests.chaos.turns import TURNS, is_stopped, message_of
 from tests.fault.client_process import read_notes
 from tests.fault.matrix import read_ledger
-from tests.fault.turn import ANSWER_OF_CLIENT, Ledger
-from tests.scale.served import ASK_RESPONSE, TURNS, WORDS, client_tools, is_stopped, message_of
+from tests.fault.turn import Ledger
+from tests.scale.served import WORDS
 
 
 class Verdict(Struct):
@@ -133,7 +126,7 @@ def judge(folder: Path, journals: Mapping[str, Sequence[StoredRecord]]) -> Verdi
     begun = {path.stem for path in folder.glob("*.seen")}
     for name in sorted((begun | executed.keys()) ^ journals.keys()):
         verdict.problems.append(f"session {name!r} is not known to clients, tools and store alike")
-    payloads = _Payloads(Ledger(folder / "ledger"))
+    payloads = SentPayloads(Ledger(folder / "ledger"))
     for name in sorted(begun & journals.keys()):
         _judge_session(folder, name, journals[name], executed.get(name, []), payloads, verdict)
     if verdict.lost or verdict.doubled or verdict.repeated:
@@ -148,13 +141,13 @@ def _judge_session(
     name: str,
     stored: Sequence[StoredRecord],
     ledger: Sequence[Execution],
-    payloads: _Payloads,
+    payloads: SentPayloads,
     verdict: Verdict,
 ) -> None:
     both = {what: _read_shown(folder / f"{name}.{what}") for what in ("seen", "read")}
     records = [decode(each.body) for each in stored]
     logs = [
-        *_streams(name, both["seen"].events, records, payloads),
+        *streams_of(name, both["seen"].events, records, payloads),
         ClientLog("reader", name, start=0, seen=both["read"].events),
     ]
     verdict.problems += map(str, check_ended(Evidence({name: stored}, logs, ledger)))
@@ -178,45 +171,6 @@ def _judge_session(
         (each.stream, each.seqno) for each in records if isinstance(each, CommandAccepted)
     )
     _judge_turns(name, records, verdict)
-
-
-def _streams(
-    name: str, seen: Sequence[ShownEvent], records: Sequence[Record], payloads: _Payloads
-) -> Iterator[ClientLog]:
-    """Yield what the client was shown of each of its streams, each of which has one turn and ends with it."""
-    of_stream: list[ShownEvent] = []
-    turn = 0
-    for each in seen:
-        of_stream.append(each)
-        if isinstance(decode(each.body), TurnEnded):
-            first = decode(of_stream[0].body)
-            stream = first.stream if isinstance(first, StreamOpened) else ""
-            sent = payloads.sent(turn, stream, records)
-            yield ClientLog(f"client in turn {turn + 1}", name, stream, sent=sent, acked={0}, seen=of_stream)
-            of_stream = []
-            turn += 1
-
-
-class _Payloads:
-    """What a client sends in a turn, by digest."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._tools = declare(client_tools(ledger))
-
-    def sent(self, turn: int, stream: str, records: Sequence[Record]) -> dict[int, str]:
-        """Return the digest of each command of a stream: first the message, then any of what may follow it."""
-        say = SendPayload(UserMessage.of(message_of(turn)).parts, self._tools)
-        later = (
-            ResultPayload(turn + 1, ASK_RESPONSE, ToolResult("b", ANSWER_OF_CLIENT)),
-            ResultPayload(turn + 1, ASK_RESPONSE, ToolResult("b", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
-            CancelPayload(),
-            CancelPayload(turn + 1),
-        )
-        possible = {digest_of(encode(each)) for each in later}
-        commands = [each for each in records if isinstance(each, CommandAccepted) and each.stream == stream]
-        return {0: digest_of(encode(say))} | {
-            each.seqno: each.digest for each in commands if each.seqno and each.digest in possible
-        }
 
 
 def _judge_turns(name: str, records: Sequence[Record], verdict: Verdict) -> None:

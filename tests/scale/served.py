@@ -15,11 +15,9 @@ from midstream.history.messages import Finish
 from midstream.models.responses import Finished, TextDelta, ToolCallRequested
 from midstream.testing.scripted_model import Pause, ScriptedModel, ScriptedStep
 from midstream.tools.function_tools import Tool, tool
-from tests.fault.turn import ANSWER_OF_CLIENT, Ledger
+from tests.fault.turn import Ledger
 
 LEDGER_VARIABLE = "SCALE_LEDGER"
-TURNS = 3
-"""Turns of a session; in every second session the last one is stopped."""
 WORDS = tuple(
     " ".join(f"{word}{number}ü漢🙂" for number in range(12)) for word in ("look", "work", "ship", "done")
 )
@@ -27,21 +25,8 @@ WORDS = tuple(
 WORD_S = 0.02
 SLOW_S = 0.1
 """Seconds the slow tool takes."""
-ASK_RESPONSE = 1
-"""The response in which the client's tool is called."""
 DEPLOY_RESPONSE = 3
 """The response whose call a person must allow."""
-
-
-def message_of(turn: int) -> str:
-    """Return the message that opens a turn of a session, numbered from 0."""
-    return f"turn {turn}"
-
-
-def is_stopped(session: str, turn: int) -> bool:
-    """Whether a client stops this turn when it sees its first call."""
-    _, client, number = session.split("-")
-    return turn == TURNS - 1 and (int(client) + int(number)) % 2 == 1
 
 
 def is_denied(session: str, turn: int) -> bool:
@@ -91,18 +76,6 @@ def server_tools(ledger: Ledger) -> Sequence[Tool]:
         return "it was deployed"
 
     return [tool(write), tool(work_slowly), tool(needs_approval=True)(deploy)]
-
-
-def client_tools(ledger: Ledger) -> list[Tool]:
-    """Return the tool of the clients, which has effects too."""
-
-    async def ask() -> str:
-        """Ask the user."""
-        ledger.note("ask", "began")
-        ledger.note("ask", "ended")
-        return ANSWER_OF_CLIENT
-
-    return [tool(ask)]
 
 
 def __getattr__(name: str) -> Agent:
