@@ -14,8 +14,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from midstream.cli.nodes_command import HEADINGS, _table
 from midstream.environment import World
 from midstream.local_keys import headers_for
+from midstream.store.node_reports import NodeLine
 from tests.cli.conftest import Run
 from tests.cli.processes import WAIT_S, Serving
 from tests.fault.stored import use_postgres
@@ -150,3 +152,30 @@ def test_streams_of_a_principal_are_counted_at_all_servers(store: str, tmp_path:
         _pause(STALE_S)
         statuses = [follow(other) for _ in range(11)]
         assert statuses == [200] * 10 + [429]
+
+
+def test_a_narrow_terminal_shows_fewer_columns() -> None:
+    line = NodeLine(
+        node="node-1",
+        kind="serve",
+        name="agent",
+        machine="machine-1",
+        pid=12345,
+        worker=1,
+        version="0.1.0",
+        state="serving",
+        started_at=0.0,
+        report_age_s=0.5,
+        streams=1,
+        sessions=2,
+        leases=3,
+        followed=0,
+        turns=4,
+        appends_waiting=5,
+        loop_lag_s=0.001,
+    )
+    assert _table([line], 200)[0].split() == [*HEADINGS]
+    for width in (120, 80, 70):
+        rows = _table([line], width)
+        assert max(map(len, rows)) <= width
+        assert {"SERVER", "STATE", "REPORT", "SESSIONS", "LEASES", "QUEUE"} <= {*rows[0].split()}

@@ -28,7 +28,7 @@ def _report(started_at: float, every_s: float = REPORT_S, **figures: float) -> N
 )
 def test_a_node_is_silent_when_its_newest_report_is_too_old(every_s: float, age_s: float, state: str) -> None:
     (line,) = lines_of([_row("n", _report(0.0, every_s), at=100.0)], now=100.0 + age_s)
-    assert (line.state, line.heard_s) == (state, age_s)
+    assert (line.state, line.report_age_s) == (state, age_s)
 
 
 def test_figures_are_shown_and_the_oldest_server_comes_first() -> None:

@@ -8,7 +8,7 @@ import click
 
 from midstream.cli import Surroundings
 from midstream.cli.session_options import json_of, source_of, source_options
-from midstream.cli.terminal import clean, pad
+from midstream.cli.terminal import clean, columns, pad, width_of
 from midstream.cli.times import duration_of, time_of
 from midstream.store.key_place import KeyPlace
 from midstream.store.node_reports import NodeLine
@@ -19,7 +19,7 @@ HEADINGS = (
     "VERSION",
     "STATE",
     "SINCE",
-    "HEARD",
+    "REPORT",
     "STREAMS",
     "SESSIONS",
     "LEASES",
@@ -27,6 +27,9 @@ HEADINGS = (
     "QUEUE",
     "LAG",
 )
+GAP = "  "
+LEFT_OUT_FIRST = ("VERSION", "STREAMS", "TURNS", "SINCE", "PROCESS", "LAG")
+"""Columns that a narrow terminal does without, in this order."""
 
 
 @click.command(short_help="List the servers that share a store, with their sessions and their lag.")
@@ -41,16 +44,17 @@ def nodes(
 ) -> None:
     """List the servers that share a store: those of SQLite on this machine, those of PostgreSQL on all.
 
-    HEARD is the age of the newest report, which comes every 2 s (30 s of a server that is alone). SESSIONS are in
+    REPORT is the age of the newest report, which comes every 2 s (30 s of a server that is alone). SESSIONS are in
     memory, LEASES of them run there. QUEUE is the number of appends that wait for the store, LAG how late the event
-    loop was. A server that died without giving notice is `silent`, and is listed for an hour.
+    loop was. A server that died without giving notice is `silent`, and is listed for an hour. A
+    narrow terminal shows fewer columns; --json has all.
     """
     found = source_of(surroundings, store, url, key_file).nodes()
     if is_json:
         for line in found:
             click.echo(json_of(line))
     elif surroundings.out.is_terminal:
-        for row in _table(found):
+        for row in _table(found, columns()):
             click.echo(row)
     else:
         for line in found:
@@ -67,7 +71,7 @@ def _cells(line: NodeLine) -> tuple[str, ...]:
         line.version,
         line.state,
         time_of(line.started_at),
-        duration_of(line.heard_s),
+        duration_of(line.report_age_s),
         str(line.streams),
         str(line.sessions),
         str(line.leases),
@@ -77,11 +81,14 @@ def _cells(line: NodeLine) -> tuple[str, ...]:
     )
 
 
-def _table(found: Sequence[NodeLine]) -> Sequence[str]:
+def _table(found: Sequence[NodeLine], width: int) -> Sequence[str]:
+    """Set the servers for `width` columns."""
     if not found:
         return ()
     rows = [HEADINGS, *([clean(cell, is_one_line=True) for cell in _cells(line)] for line in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    return [
-        "  ".join(pad(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    widths = {name: max(width_of(row[number]) for row in rows) for number, name in enumerate(HEADINGS)}
+    for name in LEFT_OUT_FIRST:
+        if sum(widths.values()) + len(GAP) * (len(widths) - 1) > width:
+            del widths[name]
+    shown = [(HEADINGS.index(name), wide) for name, wide in widths.items()]
+    return [GAP.join(pad(row[number], wide) for number, wide in shown).rstrip() for row in rows]

@@ -50,7 +50,7 @@ class NodeLine(Struct, frozen=True):
     Args:
         node: Its name in the store.
         state: `serving`, `draining`, or `silent`: its newest report is too old.
-        heard_s: Seconds since its newest report, by the clocks of both machines.
+        report_age_s: Seconds since its newest report, by the clocks of both machines.
         started_at: In seconds since 1970.
         streams: Open connections of clients.
         sessions: Sessions in memory. `leases` of them are run here, `followed` are followed for readers.
@@ -68,7 +68,7 @@ class NodeLine(Struct, frozen=True):
     worker: int
     version: str
     started_at: float
-    heard_s: float
+    report_age_s: float
     streams: int
     sessions: int
     leases: int
@@ -89,13 +89,13 @@ def lines_of(rows: Sequence[KeyValueEntry], *, now: float) -> Sequence[NodeLine]
     for row in rows:
         report = decode_report(row)
         if report is not None:
-            lines.append(_line_of(row, report, heard_s=max(0.0, now - row.at)))
+            lines.append(_line_of(row, report, report_age_s=max(0.0, now - row.at)))
     return sorted(lines, key=lambda line: (line.started_at, line.node))
 
 
-def _line_of(row: KeyValueEntry, report: NodeReport, *, heard_s: float) -> NodeLine:
+def _line_of(row: KeyValueEntry, report: NodeReport, *, report_age_s: float) -> NodeLine:
     figures = report.figures
-    is_silent = heard_s > SILENT_S + (report.every_s if report.every_s > REPORT_S else 0.0)
+    is_silent = report_age_s > SILENT_S + (report.every_s if report.every_s > REPORT_S else 0.0)
     state = "draining" if figures.get("is_draining") else "serving"
     return NodeLine(
         row.key,
@@ -107,7 +107,7 @@ def _line_of(row: KeyValueEntry, report: NodeReport, *, heard_s: float) -> NodeL
         report.worker,
         report.version,
         report.started_at,
-        round(heard_s, 3),
+        round(report_age_s, 3),
         round(figures.get("streams", 0)),
         round(figures.get("sessions_awake", 0)),
         round(figures.get("leases", 0)),
