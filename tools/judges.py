@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
         case ["node", folder]:
             return fetch_node(NODE, Path(folder))
         case ["programs", folder]:
-            return fetch_node(PROGRAMS, Path(folder)) or put_opencode_in_place(Path(folder))
+            return fetch_programs(Path(folder))
         case ["templates", folder]:
             return fetch_templates(Path(folder))
         case ["lock"]:
@@ -63,16 +63,22 @@ def main(arguments: list[str]) -> int:
 
 
 def fetch_node(source: Path, folder: Path) -> int:
-    """Install what the lock says; no package runs a script of its own.
-
-    `npm ci` refuses a lock that lacks optional packages of other platforms, which not every registry has. `npm install`
-    then takes the locked versions by their hashes.
-    """
+    """Install what the lock says and nothing else; no package runs a script of its own."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in ("package.json", "package-lock.json", ".npmrc"):
         shutil.copy(source / name, folder)
-    return npm("ci", folder) and npm("install", folder, "--no-save")
+    return npm("ci", folder)
+
+
+def fetch_programs(folder: Path) -> int:
+    """Install the agent programs.
+
+    `npm ci` refuses a lock that lacks optional packages of other platforms, which not every registry has. `npm install`
+    then takes the locked versions by their hashes.
+    """
+    code = fetch_node(PROGRAMS, folder) and npm("install", folder, "--no-save")
+    return code or put_opencode_in_place(folder)
 
 
 def put_opencode_in_place(folder: Path) -> int:

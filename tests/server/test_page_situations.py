@@ -11,12 +11,12 @@ from playwright.async_api import Browser, Page, Route, WebSocketRoute, expect
 from midstream.errors import ModelUnavailableError
 from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, ModelRequest, TextDelta
-from midstream.testing.scripted_model import Gate, ScriptedStep, calls, text
-from midstream.tools.function_tools import tool
+from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.server.people import ADA, guarded_app
 from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, HALF, WAIT_MS, WORDS, Chat, opened, two_halves
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page_people import PAY, purse
 
 pytestmark = [
     pytest.mark.browser,
@@ -106,13 +106,7 @@ async def test_stop_stops_and_the_focus_returns_to_the_box(browser: Browser) -> 
 
 
 async def test_the_title_of_a_hidden_tab_tells_that_somebody_is_waited_for(browser: Browser) -> None:
-    @tool(needs_approval=True)
-    async def send(amount: int) -> str:
-        """Send money."""
-        return f"sent {amount}"
-
-    app = make_app([calls(("send", '{"amount": 1}')), text("Done.")], tools=[send])
-    async with served(app) as server:
+    async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await opened(browser, server.url)
         await chat.page.evaluate(LOOK_HIDDEN)
         await chat.say("pay")
@@ -120,13 +114,7 @@ async def test_the_title_of_a_hidden_tab_tells_that_somebody_is_waited_for(brows
 
 
 async def test_a_hidden_tab_of_a_session_that_another_one_begins_tells_it_too(browser: Browser) -> None:
-    @tool(needs_approval=True)
-    async def send(amount: int) -> str:
-        """Send money."""
-        return f"sent {amount}"
-
-    app = make_app([calls(("send", '{"amount": 1}')), text("Done.")], tools=[send])
-    async with served(app) as server:
+    async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         first = await opened(browser, server.url)
         hidden = await another(browser, server.url, first)
         await hidden.page.evaluate(LOOK_HIDDEN)
@@ -300,13 +288,7 @@ async def test_a_draft_stays_with_its_session_and_the_focus_with_the_list(browse
 
 
 async def test_an_answer_given_while_the_server_is_away_says_that_it_is_kept(browser: Browser) -> None:
-    @tool(needs_approval=True)
-    async def send(amount: int) -> str:
-        """Send money."""
-        return f"sent {amount}"
-
-    app = make_app([calls(("send", '{"amount": 1}')), text("Done.")], tools=[send])
-    async with served(app) as server:
+    async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await opened(browser, server.url)
         await chat.say("pay")
         card = chat.page.locator("form.question")
