@@ -7,10 +7,11 @@ import asyncio
 import openai
 import pytest
 
-from midstream.dialects.application_sessions import response_id
+from midstream.dialects import accepted_requests
+from midstream.dialects.application_sessions import REQUESTS, response_id
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.dialects.serving import called, make_gateway, say, served
+from tests.dialects.serving import WAIT_S, called, make_gateway, say, served
 from tests.spec import spec
 
 WORDS = "one two"
@@ -56,6 +57,46 @@ async def test_a_repetition_finds_its_response_at_another_process() -> None:
         assert (again.json(), again.headers["x-midstream-replayed"]) == (made.json(), "true")
         other = await theirs.post("/v1/chat/completions", json=say("ho"), headers=key)
         assert other.status_code == 422
+
+
+class _PausingStore(MemoryStore):
+    """Waits once that requests are noted: its node has not begun their responses then."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self.noted, self.proceed = asyncio.Event(), asyncio.Event()
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        version = await super().kv_put(namespace, key, body, expected=expected, at=at)
+        if namespace == REQUESTS and key.startswith("key "):
+            self.noted.set()
+            await asyncio.wait_for(self.proceed.wait(), WAIT_S)
+        return version
+
+
+@spec("REUSE-70")
+@pytest.mark.parametrize("is_dead", [False, True])
+async def test_a_request_that_another_process_has_noted_and_not_begun_is_awaited_for_a_while(
+    is_dead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepted_requests, "EQUAL_S", 0.5 if is_dead else WAIT_S)
+    store = _PausingStore(memory := Memory())
+    models = [ScriptedModel([text(WORDS)]) for _ in range(2)]
+    first = make_gateway(models[0], store=store)
+    second = make_gateway(models[1], store=MemoryStore(memory))
+    async with called(first) as ours, called(second) as theirs:
+        key = {"idempotency-key": "k"}
+        begun = asyncio.create_task(ours.post("/v1/chat/completions", json=say("hi"), headers=key))
+        await asyncio.wait_for(store.noted.wait(), WAIT_S)
+        other = asyncio.create_task(theirs.post("/v1/chat/completions", json=say("hi"), headers=key))
+        if is_dead:
+            assert (await other).is_success
+            begun.cancel()
+        else:
+            asyncio.get_running_loop().call_later(0.2, store.proceed.set)
+            assert (await begun).json() == (await other).json()
+        assert [len(each.requests) for each in models] == [int(not is_dead), int(is_dead)]
+        store.proceed.set()
 
 
 async def test_two_requests_of_one_conversation_at_once_are_both_answered() -> None:

@@ -13,7 +13,12 @@ from msgspec.structs import replace
 from midstream.agents.attachments import refuse_local_files
 from midstream.dialects.answer_options import AnswerOptions
 from midstream.dialects.api_errors import ApiError
-from midstream.dialects.application_sessions import ApplicationSessions, FoundResponse, response_id
+from midstream.dialects.application_sessions import (
+    ApplicationSessions,
+    FoundResponse,
+    NotedRequest,
+    response_id,
+)
 from midstream.dialects.conversation_index import ConversationPlace, is_ephemeral
 from midstream.dialects.dialect import Asked, Dialect
 from midstream.dialects.fields import bad_field
@@ -41,7 +46,7 @@ COMPARISONS_MAX = 8
 """Comparisons of one transcript with a session that others change meanwhile."""
 
 
-class _Wanted(Struct, frozen=True):
+class _Wanted(Struct):
     """A request, and where it belongs.
 
     Args:
@@ -51,7 +56,9 @@ class _Wanted(Struct, frozen=True):
         place: The place by which the conversation is found by its messages; None where it has a name.
         previous: The stored response that it goes on from.
         is_local: It came from this machine.
-        noted: Versions of the entries by which equal requests are found, as they were read last.
+        noted: Entries by which equal requests are found, as they were read last.
+        is_begun_elsewhere: One of them is new and its session has no response yet: another process is about to begin
+            the response, or died before it did.
     """
 
     asked: Asked
@@ -65,7 +72,8 @@ class _Wanted(Struct, frozen=True):
     is_noted: bool
     previous: FoundResponse | None = None
     is_local: bool = False
-    noted: dict[str, int] = {}
+    noted: dict[str, NotedRequest] = {}
+    is_begun_elsewhere: bool = False
 
 
 class _Repeated(Struct, frozen=True):
@@ -194,10 +202,9 @@ class Accepting:
 
     async def _find_repeated(self, wanted: _Wanted) -> LiveResponse | None:
         request, sessions = wanted.request, wanted.sessions
-        names = []
         for key in _keys_of(request):
-            name, wanted.noted[key] = await sessions.find_noted(key)
-            names.append(name)
+            wanted.noted[key] = await sessions.find_noted(key)
+        names = [each.session for each in wanted.noted.values()]
         if not wanted.is_noted:
             names.append(wanted.session)
         runners: dict[str, tuple[Runner, ApplicationResponse]] = {}
@@ -211,6 +218,8 @@ class Accepting:
                     known.append(
                         (self._responses.describe_run(response, is_named=request.is_named), response.id)
                     )
+        begun = {runner.session_id for runner, _ in runners.values()}
+        wanted.is_begun_elsewhere = any(self._is_awaited(each, begun) for each in wanted.noted.values())
         found = find_repeated(request, [each for each, _ in known])
         if found is None:
             return None
@@ -221,14 +230,25 @@ class Accepting:
         read_again = await sessions.read(runner, response)
         return None if read_again is None else self._responses.add(sessions, read_again, wanted.place)
 
-    # --- a new response ---------------------------------------------------------------------------------------
+    def _is_awaited(self, noted: NotedRequest, begun: Collection[str]) -> bool:
+        """Whether another process noted an equal request and has not begun its response yet.
+
+        Args:
+            begun: The sessions with a response to an equal request.
+        """
+        is_foreign = noted.node not in {"", self._durable.host.store.node}
+        return is_foreign and noted.session not in begun and abs(self._world.now() - noted.at) < EQUAL_S
 
     async def _wait_for_equal(self, wanted: _Wanted) -> LiveResponse | None:
         """Return the response to an equal request that another process has noted; None where none appears."""
         until = self._world.monotonic() + EQUAL_S
-        while (same := await self._find_repeated(wanted)) is None and self._world.monotonic() < until:
+        while (same := await self._find_repeated(wanted)) is None:
+            if not wanted.is_begun_elsewhere or self._world.monotonic() > until:
+                return None
             await self._world.sleep(EQUAL_PAUSE_S)
         return same
+
+    # --- a new response ---------------------------------------------------------------------------------------
 
     async def _begin(self, wanted: _Wanted) -> LiveResponse | _Repeated:
         sessions, session, is_noted = wanted.sessions, wanted.session, wanted.is_noted
@@ -239,10 +259,13 @@ class Accepting:
                 runner = await sessions.host.session(session, create=True)
                 if not await self._is_in_use(runner.state, wanted):
                     if is_noted or wanted.request.key:
-                        if not await sessions.note(session, wanted.noted) and (
-                            same := await self._wait_for_equal(wanted)
-                        ):
-                            return _Repeated(same)
+                        is_first = not wanted.is_begun_elsewhere and await sessions.note(
+                            session, wanted.noted
+                        )
+                        if not is_first:
+                            if same := await self._wait_for_equal(wanted):
+                                return _Repeated(same)
+                            continue
                     live = await self._submit(runner, wanted, whole)
                     if live is not None:
                         return live

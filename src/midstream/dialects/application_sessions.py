@@ -29,6 +29,7 @@ from midstream.session.applications import ApplicationResponse, Beginning, Compa
 from midstream.session.journal_reading import JournalReader
 from midstream.session.records import Record, TranscriptAccepted
 from midstream.session.session import Session, fold
+from midstream.store.contract import KeyValueEntry
 
 REQUESTS = "gateway-requests"
 """Namespace of the sessions of requests that are not found by the name of a conversation: by digest, or by key."""
@@ -57,6 +58,28 @@ class FoundResponse(Struct, frozen=True):
     form: Form
 
 
+class NotedRequest(Struct, frozen=True):
+    """An entry that tells where a request was made.
+
+    Args:
+        session: The session; "" where there is no entry.
+        node: The node that makes it.
+        version: That of the entry; 0 where there is none.
+        at: When it was written, as `World.now`.
+    """
+
+    session: str = ""
+    node: str = ""
+    version: int = 0
+    at: float = 0.0
+
+    @staticmethod
+    def read(entry: KeyValueEntry) -> NotedRequest:
+        """Return what an entry tells."""
+        session, _, node = entry.body.decode().partition(" ")
+        return NotedRequest(session, node, entry.version, entry.at)
+
+
 class ApplicationSessions:
     """The sessions of one host.
 
@@ -80,28 +103,27 @@ class ApplicationSessions:
             SESSION_PREFIX + blake2b(name.encode("utf-8", "replace"), digest_size=_SESSION_BYTES).hexdigest()
         )
 
-    async def find_noted(self, key: str) -> tuple[str, int]:
-        """Return the session in which a request with this digest or key was made, and the version of the entry.
-
-        ("", 0) where none is known.
-        """
+    async def find_noted(self, key: str) -> NotedRequest:
+        """Return where a request with this digest or key was made; nowhere, where that cannot be read."""
         try:
             kept = await self.host.store.kv_get(REQUESTS, key)
         except _OUT_OF_ORDER as error:
             _log.warning("a repeated request cannot be looked up: %s", error.code)
-            return "", 0
-        return ("", 0) if kept is None else (kept.body.decode(), kept.version)
+            return NotedRequest()
+        return NotedRequest() if kept is None else NotedRequest.read(kept)
 
-    async def note(self, session: str, versions: dict[str, int]) -> bool:
+    async def note(self, session: str, noted: dict[str, NotedRequest]) -> bool:
         """Store in which session a request is made; False where an equal request at another process was faster.
 
         Args:
-            versions: Those of the entries that are replaced, by their keys; updated with what is written.
+            noted: The entries that are replaced, by their keys; updated with what is written.
         """
-        for key, version in versions.items():
+        store, now = self.host.store, self._world.now()
+        body = f"{session} {store.node}".encode()
+        for key, before in noted.items():
             try:
-                now, body = self._world.now(), session.encode()
-                versions[key] = await self.host.store.kv_put(REQUESTS, key, body, expected=version, at=now)
+                version = await store.kv_put(REQUESTS, key, body, expected=before.version, at=now)
+                noted[key] = NotedRequest(session, store.node, version, now)
             except EntryMovedError:
                 return False
             except _OUT_OF_ORDER as error:

@@ -341,7 +341,7 @@ def _refuse_to_run(**_: object) -> None:
     raise AssertionError("a person or a client answers this call")
 
 
-Approval = Callable[[ToolCall, Tool], "bool | str | Ask"]
+Approval = Callable[[ToolCall, Tool], bool | str | Ask]
 """A host's own rule: whether a person must allow a call, in words why, or the terms, such as how many people."""
 
 
