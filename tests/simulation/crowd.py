@@ -452,6 +452,8 @@ class Node:
             beats, orphans = answer
             self.silences.observe(beats, now=self.fleet.clock.now)
             self._watch_next()
+            for late in sorted(self.silences.late & self.fleet.without_lock):
+                self.later(GRACE_S, partial(self.bury, late))
             fresh = [name for name in orphans if name not in self._told]
             self._told = set(orphans)
             if self.is_serving:

@@ -22,6 +22,14 @@ def test_a_node_without_a_beat_for_a_whole_lease_is_frozen_until_it_beats_again(
     assert silences.frozen == frozenset()
 
 
+def test_a_node_is_late_before_it_is_frozen() -> None:
+    silences: NodeSilences[str] = NodeSilences(lease_s=20.0, beat_s=2.0)
+    for now in range(5):
+        assert silences.late == frozenset()
+        silences.observe({"a": 7.0, "b": float(now)}, now=float(now))
+    assert (silences.late, silences.frozen) == ({"a"}, frozenset())
+
+
 def test_an_observer_that_was_stopped_counts_the_gap_as_one_beat() -> None:
     silences: NodeSilences[int] = NodeSilences(lease_s=4.0, beat_s=2.0)
     silences.observe({1: 7.0}, now=0.0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Generic, TypeVar
 
+LATE_BEATS = 2
+"""Beats without which a node is late: perhaps it has died, and the node that waits for its end stands still."""
+
 N = TypeVar("N", int, str)
 """Number or name of a node."""
 
@@ -52,6 +55,14 @@ class NodeSilences(Generic[N]):
         return self._silent_s.keys()
 
     @property
+    def late(self) -> frozenset[N]:
+        """Nodes without a beat for `LATE_BEATS`, frozen ones too."""
+        return self._silent_for(LATE_BEATS * self._beat_s)
+
+    @property
     def frozen(self) -> frozenset[N]:
         """Nodes without a beat for a whole lease."""
-        return frozenset(node for node, (_, silent) in self._silent_s.items() if silent >= self._lease_s)
+        return self._silent_for(self._lease_s)
+
+    def _silent_for(self, seconds: float) -> frozenset[N]:
+        return frozenset(node for node, (_, silent) in self._silent_s.items() if silent >= seconds)

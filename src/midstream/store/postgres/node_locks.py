@@ -2,7 +2,8 @@
 
 The server frees the lock when the process dies, however it dies. Each node waits for the lock of the next one in the
 order of their numbers, on a connection of its own, and so notices its end within milliseconds. It then deletes the row
-of that node: a node without a row is dead, and its sessions are free.
+of that node: a node without a row is dead, and its sessions are free. Where the node that waits stands still itself,
+the others look at the lock after two beats.
 
 A connection may also be lost while its process lives. Then the process joins anew under another number, and takes the
 sessions of the old one with it, under the epochs they have. For that it has `GRACE_S`; after a restart of the server,
@@ -295,6 +296,12 @@ class Neighbours:
         own = self._lock.last_number
         beats = {number: beat for number, beat in rows if number != own}
         self._silences.observe(beats, now=self._world.monotonic())
+        for number in self._silences.late - self._silences.frozen:
+            if await self.is_dead(
+                number
+            ):  # the node that waits for its end has not noticed it: it stands still
+                self._silences.drop(number)
+                self._on_death()
         if before != {*self._silences.known}:
             self._changed.set()
         return self._judge()
