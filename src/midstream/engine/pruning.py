@@ -12,13 +12,17 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from midstream.engine.journal import PAGE_RECORDS
 from midstream.environment import Fault, World
 from midstream.errors import (
+    EntryDamagedError,
+    EntryMovedError,
     LeaseHeldError,
     MidstreamError,
     NotFoundError,
@@ -38,7 +42,9 @@ SWEEP_S = 60.0
 """Seconds between two sweeps."""
 SWEEP_SESSIONS_MAX = 250
 """Sessions that one sweep lists at most: those that were changed last, and as many others, so that all have their turn.
-A store with more sessions costs a node no more; what is due may go so many sweeps later as there are such parts."""
+A store with more sessions costs a node no more: what is due there goes later."""
+RETENTION, PLACE = "retention", "place"
+"""Entry that has how far the nodes of a large store have come: they share one round, and a new one goes on with it."""
 SEEN_MAX = 100_000
 """Journals of which is kept how they were found: some 20 MiB. Of others the next look reads them again."""
 SWEEP_RECORDS_MAX = 50_000
@@ -92,8 +98,6 @@ class Pruner:
         self._retention = retention
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         """By session, of those that have something to prune; the longest not read first."""
-        self._place: ListPlace | None = None
-        """How far the others were looked at; None: from the beginning."""
         self._left = 0
         """Records that this sweep may still read."""
 
@@ -115,7 +119,23 @@ class Pruner:
         self._left = SWEEP_RECORDS_MAX
         newest = await self._look_behind(None)
         if newest is not None:
-            self._place = await self._look_behind(self._place or newest)
+            version, place = await self._read_place()
+            place = await self._look_behind(place or newest)
+            body = msgspec.json.encode(place)
+            with suppress(EntryMovedError):  # another node looked at the same ones at this moment
+                await self._store.kv_put(RETENTION, PLACE, body, expected=version, at=self._world.now())
+
+    async def _read_place(self) -> tuple[int, ListPlace | None]:
+        """Return how far the nodes have come, with the version of that; None: they begin anew."""
+        try:
+            found = await self._store.kv_get(RETENTION, PLACE)
+        except EntryDamagedError as error:
+            return error.version, None
+        if found is None:
+            return 0, None
+        with suppress(msgspec.MsgspecError):
+            return found.version, msgspec.json.decode(found.body, type=ListPlace | None)
+        return found.version, None
 
     async def _look_behind(self, place: ListPlace | None) -> ListPlace | None:
         """Look at some sessions behind a place; return the place behind them, or None where there are no more."""
