@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from msgspec import Struct
 from tests.programs.gateway_process import OFFLINE, TOKEN
 from tests.programs.programs import CODEX_SETTINGS, Place
 
+MCP_SERVER = Path(__file__).parents[1] / "programs" / "mcp_server.py"
 INSTALLED = Path(os.environ.get("AGENT_PROGRAMS", ".venv/agents")).resolve()
 
 
@@ -78,7 +80,9 @@ def _codex_settings(place: Place, url: str) -> None:
     folder = place.home / ".codex"
     folder.mkdir(parents=True, exist_ok=True)
     settings = CODEX_SETTINGS.format(url=url, policy="never", sandbox="danger-full-access")
-    (folder / "config.toml").write_text(settings)
+    server = {"command": sys.executable, "args": [str(MCP_SERVER)]}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in server.items()]
+    (folder / "config.toml").write_text("\n".join([settings, "[mcp_servers.weather]", *lines, ""]))
 
 
 def _codex_env(place: Place, _: str) -> Mapping[str, str]:

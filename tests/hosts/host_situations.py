@@ -187,7 +187,17 @@ async def sub_agent(run: HostRun) -> None:
     run.check("R1.done" in await run.send("Q1 {agent}"), "the main agent did not end")
     run.asked("1s")
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
-    run.check("R2.0" not in "".join(run.verdict.facts), "")
+    run.asked("2", "1", "1s")
+
+
+async def mcp_tool(run: HostRun) -> None:
+    """The model calls a tool of an MCP server of the program; Codex declares it in a namespace."""
+    if run.program.name != "codex":
+        run.verdict.facts.append("only played with codex")
+        return
+    run.check("R1.done" in await run.send("Q1 {look}"), "the tool was not called")
+    run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
+    run.asked("2", "1")
 
 
 async def compaction(run: HostRun) -> None:
@@ -209,6 +219,7 @@ SITUATIONS: dict[str, HostSituation] = {
     "gateway killed in an answer": killed_in_answer,
     "gateway killed between turns": killed_between_turns,
     "sub-agent": sub_agent,
+    "tool of an MCP server": mcp_tool,
     "compaction": compaction,
 }
 

@@ -47,12 +47,14 @@ class ToolUse(Struct, frozen=True):
         command: The command, or the task.
         is_escalated: The model requests that it runs outside a sandbox, where the program has a word for that.
         is_sub_agent: It starts a sub-agent.
+        tool: The end of the name of another tool; the command is the JSON of its arguments then.
     """
 
     id: str
     command: str
     is_escalated: bool = False
     is_sub_agent: bool = False
+    tool: str = ""
 
 
 Part = Words | ToolUse
@@ -101,6 +103,8 @@ def _event(data: Json, name: str = "") -> bytes:
 
 
 def _call_of(names: list[str], use: ToolUse) -> tuple[str, dict[str, Any]]:
+    if use.tool:
+        return next((name for name in names if name.endswith(use.tool)), use.tool), json.loads(use.command)
     if use.is_sub_agent:
         name = next(name for name in SUB_AGENTS if name in names)
         return name, SUB_AGENTS[name](use.command)

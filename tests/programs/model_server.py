@@ -5,6 +5,7 @@ A user message contains a directive such as `Q7 {say 4}`: an id that occurs once
     say N               N words, `R7.0 R7.1 …`
     ask                 like `tool`, as a command that needs a permission
     tool [SECONDS]      a shell command that appends the id to the ledger after so long, then the word `R7.done`
+    look                the tool of the MCP server, then the word `R7.done`
     agent               a sub-agent that gets the message `Q7s {say 2}`, then the word `R7.done`
     hang [N] [TIMES]    N words, then silence until the client leaves; only for the first TIMES requests
     cut [N] [TIMES]     N words, then the connection is closed; only for the first TIMES requests
@@ -163,6 +164,11 @@ class ModelServer:
                     return await self._send(request, api, body, [Words([f"R{directive.id}.done"])])
                 use = ToolUse(f"call_{directive.id}_{tries}", command, directive.kind == "ask")
                 return await self._send(request, api, body, [use])
+            case "look" if "rain in" not in whole[whole.rindex(f"Q{directive.id} {{") :]:
+                use = ToolUse(f"call_{directive.id}_{tries}", '{"place": "Basel"}', tool="look_up_weather")
+                return await self._send(request, api, body, [use])
+            case "look":
+                return await self._send(request, api, body, [Words([f"R{directive.id}.done"])])
             case "agent" if f"Q{directive.id}s {{" not in whole:
                 task = f"Q{directive.id}s {{say 2}}"
                 return await self._send(

@@ -18,7 +18,7 @@ from midstream.session.model_settings import ANY_TOOL, DEFAULT_SETTINGS, ModelSe
 _UNSAID: Value = object()
 """What a reader returns for a field whose value is the default anyway."""
 _ANY = ("required", "any")
-_ONE = ("function", "tool")
+_ONE = ("function", "tool", "custom")
 
 
 class AnswerOptions(Struct, frozen=True):

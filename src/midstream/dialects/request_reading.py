@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from midstream.dialects.client_histories import Piece, answers, closes, piece_of
 from midstream.dialects.conversation_index import read_session_name, scope_of
+from midstream.dialects.declared_tools import SEARCH
 from midstream.dialects.dialect import Asked, Dialect
 from midstream.dialects.fields import Fields, fields_of
 from midstream.dialects.reading_cache import Gist, Memo, digests, join_instructions
@@ -150,8 +151,8 @@ def _read_behind(
     if not messages:
         return None
     asked = dialect.read({**fields, dialect.messages: _NOTHING}, len(messages))
-    if asked.is_stored or asked.previous:
-        return None
+    if asked.is_stored or asked.previous or any(kind == SEARCH for kind, _, _ in asked.other_tools.values()):
+        return None  # tools that a search has loaded stand in the messages
     session = read_session_name(headers, asked)
     scope = "" if session else scope_of(asked)
     whose = sha256(msgspec.json.encode([dialect.name, owner.hex(), scope])).digest()
@@ -162,7 +163,7 @@ def _read_behind(
         new = _values_of(messages[known:])
         if known and new and answers(new[0], form):
             continue  # the response before is not whole: what is known ends too late
-        pieces = None if new is None else _pieces(new, form, gist.ids)
+        pieces = None if new is None else _pieces(dialect.in_functions(new), form, gist.ids)
         if new is None or pieces is None:
             return None
         count, gists, entries = known, [(known, gist)] if known else [], list[Entry]()
