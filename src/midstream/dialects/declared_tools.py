@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +21,7 @@ NAME_CHARS_MAX = 64
 """Characters of a function's name: the limit of OpenAI's and Anthropic's APIs."""
 INPUT = "input"
 """Parameter of the function that stands for a custom tool."""
-SEARCH = "tool_search"
+SEARCH: Final = "tool_search"
 _FORMAT = "Its input has this format:"
 
 ToolKind = Literal["function", "custom", "tool_search"]
