@@ -41,15 +41,14 @@ class HostRun(Struct):
     chance: random.Random
     verdict: Verdict = field(default_factory=Verdict)
 
-    async def send(self, words: str, *, is_continued: bool = False, folder: str = "work") -> str:
-        """Send a message with the program; return what it printed on its standard output."""
-        work = self.place.folder / folder
-        work.mkdir(exist_ok=True)
+    async def send(self, words: str, *, is_continued: bool = False, place: Place | None = None) -> str:
+        """Send a message with the program, at another place where one is given; return its standard output."""
+        place = place or self.place
         process = await asyncio.create_subprocess_exec(
             self.program.path(),
             *self.program.arguments(words, is_continued),
-            env=environment(self.program, self.place, self.relay.url),
-            cwd=work,
+            env=environment(self.program, place, self.relay.url),
+            cwd=place.work,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -119,15 +118,15 @@ async def two_turns(run: HostRun) -> None:
 
 
 async def two_conversations(run: HostRun) -> None:
-    """Two conversations at once, with equal words in one respect: both send the same second message."""
-    screens = await asyncio.gather(
-        run.send("Q1 {say 20}", folder="one"), run.send("Q2 {say 20}", folder="two")
-    )
+    """Two people have a conversation each, at once."""
+    other = place_in(run.place.folder / "other", run.model)
+    run.program.prepare(other, run.relay.url)
+    screens = await asyncio.gather(run.send("Q1 {say 20}"), run.send("Q2 {say 20}", place=other))
     run.shown_once(screens[0], "1", 20)
     run.shown_once(screens[1], "2", 20)
     await asyncio.gather(
-        run.send("Q3 {say 2}", folder="one", is_continued=True),
-        run.send("Q4 {say 2}", folder="two", is_continued=True),
+        run.send("Q3 {say 2}", is_continued=True),
+        run.send("Q4 {say 2}", is_continued=True, place=other),
     )
     run.asked("1")
     run.asked("2")
