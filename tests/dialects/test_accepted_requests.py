@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
 from midstream.history.messages import Text, UserMessage
 from midstream.models.responses import ModelRequest, TextDelta
@@ -144,6 +145,29 @@ async def test_a_pooled_upstream_hears_each_message_once_and_side_calls_apart() 
     assert [[words_of(heard.said) for heard in talk.heard] for talk in talks if len(talk.heard) > 1] == [
         ["one", "two", "three"]
     ]
+
+
+@spec("REUSE-74")
+@pytest.mark.parametrize(("is_stored", "heard"), [(True, ["one", "two"]), (False, ["one", "one … two"])])
+async def test_a_conversation_that_the_provider_may_not_keep_is_sent_whole_each_time(
+    *, is_stored: bool, heard: list[str]
+) -> None:
+    upstream = ScriptedUpstream(abilities=Abilities(grants=frozenset({"store"})))
+    app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)
+    async with called(app) as client:
+        messages: list[dict[str, str]] = []
+        for words in ("one", "two"):
+            messages.append({"role": "user", "content": words})
+            body = {"model": "m", "store": is_stored, "messages": messages}
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            messages.append(
+                {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
+            )
+    arrived = [words_of(said) for _, said in upstream.memory.arrived]
+    assert [each if each in ("one", "two") else "one … two" for each in arrived] == heard
+    assert "one" in arrived[-1] or is_stored
+    assert "two" in arrived[-1]
 
 
 async def test_the_time_between_finding_nothing_and_beginning_is_nobodys() -> None:

@@ -18,25 +18,23 @@ from midstream.history.messages import Finish, ToolCall, Usage
 from midstream.history.rendering import arguments_of
 from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
-_IGNORED = frozenset(
-    {
-        "context_management",
-        "include",
-        "max_tool_calls",
-        "parallel_tool_calls",
-        "prompt",
-        "reasoning",
-        "top_logprobs",
-        "truncation",
-    }
-)
 _WISHES = {
     "temperature": "temperature",
     "top_p": "top_p",
     "max_output_tokens": "tokens_max",
     "text": "response_format",
     "tool_choice": "forced_tool",
+    "parallel_tool_calls": "parallel_calls",
+    "reasoning": "effort",
+    "store": "store",
 }
+_READ = frozenset(
+    {
+        *("background", "client_metadata", "conversation", "input", "instructions", "metadata", "model"),
+        *("previous_response_id", "prompt_cache_key", "safety_identifier", "stream", "stream_options"),
+        *("tools", "user", *_WISHES),
+    }
+)
 _ECHOED = (
     "instructions",
     "max_output_tokens",
@@ -103,7 +101,7 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
     is_background = bool(field(fields, "background", bool))
     if is_background and not is_stored:
         raise bad_field("background", "`background` needs `store`, because the answer is requested later")
-    ignored = [name for name in fields if name in _IGNORED]
+    ignored = sorted(fields.keys() - _READ)
     loaded = loaded_tools(sent)
     tools = tools_of(fields, ignored, loaded=loaded)
     wished = read_options(fields, _WISHES, tools)
@@ -359,7 +357,7 @@ def usage_in_responses(counted: Usage | None) -> Json | None:
             "cache_write_tokens": counted.cache_write_tokens,
         },
         "output_tokens": counted.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
         "total_tokens": counted.input_tokens + counted.output_tokens,
     }
 
