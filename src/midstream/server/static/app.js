@@ -7,7 +7,7 @@
  */
 
 import { refusalOf } from "./client/lines.js";
-import { MidstreamError, connect, randomText } from "./client/midstream.js";
+import { MidstreamError, TurnFailedError, connect, randomText } from "./client/midstream.js";
 import { OPEN } from "./client/stream.js";
 import { Transcript } from "./transcript.js";
 import { TurnView, element, statusWord, textOf } from "./view.js";
@@ -362,8 +362,11 @@ class Page {
     } catch (error) {
       if (!isCurrent()) return;
       if (!(error instanceof MidstreamError)) throw error;
-      this.#refused(error);
-      isFinal = !source.key; // a follower that is refused would be refused again
+      // A failed turn is shown with its words; a follower that is refused would be refused again.
+      if (!(error instanceof TurnFailedError)) {
+        this.#refused(error);
+        isFinal = !source.key;
+      }
     }
     if (!isCurrent()) return;
     if (source.key && this.#pending?.key === source.key) this.#showPending(null); // its turn is over
