@@ -125,8 +125,8 @@ WORKER_BACKOFF = Backoff(first_s=0.1, most_s=30.0, jitter=0.25)
 # --- clients (the JavaScript client has the same) --------------------------------------------------------------------
 
 RECONNECT_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=1.0)
-"""Between reconnects of a client, after a first one at once: 1 s to 30 s with full jitter. None is longer than the outage
-so far, or 1 s: short pauses by chance would else double the next ones within a second."""
+"""Between reconnects of a client, after a first one at once: 1 s to 30 s with full jitter. None is longer than the
+outage so far, or 1 s: short pauses by chance would else double the next ones within a second."""
 STOPPED_PATIENCE_S = 30.0
 """How long a client tries to read the end of a turn that was stopped, when the server has the stop (STREAM-77)."""
 HEARTBEATS_MISSED_MAX = 3

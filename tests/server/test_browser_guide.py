@@ -30,6 +30,8 @@ A_FRAME = "new Promise(requestAnimationFrame)"
 """Let the page run before it is looked at again."""
 KILLED_SEEDS, KILLS = (range(1, 7), 25) if os.environ.get("MIDSTREAM_FAULT_FULL") == "1" else (range(1, 2), 5)
 KILLS_OF_A_TURN_MAX = 4
+START_S = 90.0
+"""For a server to start, beside browsers and on a busy machine."""
 END_S = 6 * WAIT_S
 """Seconds for the end of a turn after its last kill: the client is back after twice its server's absence."""
 
@@ -72,7 +74,7 @@ class Lives:
             *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
         )
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), WAIT_S)
+        line = await asyncio.wait_for(self._process.stdout.readline(), START_S)
         self.url = line.decode().strip()
         return self
 
