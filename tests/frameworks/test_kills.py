@@ -61,4 +61,4 @@ def test_a_program_that_cannot_be_played_is_a_fault_and_hides_no_other() -> None
     assert (first, last) == ("one, first, a fault of first", "two, last, a fault of last")
     assert unplayable.startswith("one, unplayable could not be played:")
     assert "RuntimeError: no one here" in unplayable
-    assert len(done.stdout.splitlines()) == 3  # noqa: PLR2004 - a line for each program
+    assert len(done.stdout.splitlines()) == 3
