@@ -87,11 +87,19 @@ class PostgresStore(PostgresReads, Store):
         return Path(named) if named else None
 
     @override
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         opened = self._require_open(session)
         node = await opened.lock.number()
         return await opened.write(
-            lambda db, _: session_writes.claim(db, session, node=node, frozen=opened.frozen, at=at)
+            lambda db, is_repeated: session_writes.claim(
+                db,
+                session,
+                node=node,
+                frozen=opened.frozen,
+                at=at,
+                is_free=is_free,
+                is_repeated=is_repeated,
+            )
         )
 
     @override
