@@ -242,9 +242,9 @@ async def _run_node(url: str) -> None:
 # --- sizes
 
 
-async def measure_sizes(server: Server, sizes: Sequence[int] = SIZES) -> list[Size]:
-    """Grow one store, and measure it at each size."""
-    found, made = [], 0
+async def measure_sizes(server: Server, sizes: Sequence[int] = SIZES) -> tuple[list[Size], Idle]:
+    """Grow one store, and measure it at each size; at one of them a node that does nothing."""
+    found, made, idle = [], 0, Idle(0.0, 0.0)
     for size in sizes:
         async with _opened(server.url("sizes")) as store:
             await fill(store, [f"session-{number:09}" for number in range(made, size)])
@@ -258,7 +258,9 @@ async def measure_sizes(server: Server, sizes: Sequence[int] = SIZES) -> list[Si
             page_ms = await _median_ms(lambda store=store: _list(store, live=None, limit=PAGE))  # type: ignore[misc]
             orphans_ms = await _median_ms(lambda store=store: _list(store, live=True, limit=None))  # type: ignore[misc]
         found.append(Size(size, table, index, round(start_s, 3), memory, page_ms, orphans_ms))
-    return found
+        if size == IDLE_SIZE:
+            idle = await measure_idle(server, "sizes")
+    return found, idle
 
 
 @asynccontextmanager
@@ -292,14 +294,12 @@ def slope(sizes: Sequence[Size]) -> float:
     return statistics.linear_regression(counts, stored).slope
 
 
-async def measure_idle(server: Server) -> Idle:
+async def measure_idle(server: Server, name: str) -> Idle:
     """Let a node do nothing beside sleeping sessions."""
-    async with _opened(server.url("idle")) as store:
-        await fill(store, [f"session-{number:09}" for number in range(IDLE_SIZE)])
     quiet = cpu_s(server.pids)
     await asyncio.sleep(SETTLE_S)
     quiet = (cpu_s(server.pids) - quiet) / SETTLE_S
-    with node_process(server.url("idle")) as (pid, _):
+    with node_process(server.url(name)) as (pid, _):
         await asyncio.sleep(SETTLE_S)
         node, store_s, began_at = cpu_s([pid]), cpu_s(server.pids), time.monotonic()
         await asyncio.sleep(IDLE_S)
@@ -420,8 +420,8 @@ class _Counted:
 
 @contextmanager
 def postgres() -> Iterator[Server]:
-    """Run PostgreSQL, with its default durability."""
-    with running_engine(is_synced=True) as engine:
+    """Run PostgreSQL without syncs: what is measured are bytes and CPU."""
+    with running_engine() as engine:
 
         async def ask(statement: str, *values: object) -> asyncpg.Record:
             operator = await asyncpg.connect(engine.url)
@@ -444,8 +444,8 @@ def postgres() -> Iterator[Server]:
 
 @contextmanager
 def jetstream() -> Iterator[Server]:
-    """Run one NATS server that syncs each message; the bytes of three are three times as many."""
-    with running_cluster(1) as cluster:
+    """Run one NATS server without syncs; the bytes of three are three times as many."""
+    with running_cluster(1, is_synced=False) as cluster:
         [server] = cluster.servers
 
         async def stored(name: str) -> tuple[float, float]:
@@ -493,10 +493,9 @@ async def measure(server: Server, *, has_peers: bool) -> StorePoint:
         for body in batch_of(records, (), before, after, epoch=1).bodies
     ]
     print(f"  {server.name}: sizes, idle, tokens", flush=True)
-    sizes = await measure_sizes(server)
+    sizes, idle = await measure_sizes(server)
     tokens = await measure_tokens(server)
     signals = [await measure_signals(server, count) for count in NODES] if has_peers else []
-    idle = await measure_idle(server)
     return StorePoint(
         server.name,
         sum(map(len, bodies)),

@@ -28,7 +28,8 @@ from midstream.session import session as sessions
 from midstream.session.records import decode
 from midstream.session.session import Received
 from tests.session.stories import say
-from tests.simulation.crowd import GREEDY_MOST, LATENCY_S, STORE_CORES, Fleet, Node, Rules
+from tests.simulation.crowd import GREEDY_MOST, Fleet, Node
+from tests.simulation.crowd_store import LATENCY_S, STORE_CORES, Rules
 
 SILENCE_S = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
 CONNECT_S = 10.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.simulation.crowd import Rules
 from tests.simulation.crowd_run import FAULTS, SHORT, run
+from tests.simulation.crowd_store import Rules
 
 SEEDS = (1, 2, 3, 4)
 

@@ -27,7 +27,8 @@ def test_a_node_is_late_before_it_is_frozen() -> None:
     for now in range(5):
         assert silences.late == frozenset()
         silences.observe({"a": 7.0, "b": float(now)}, now=float(now))
-    assert (silences.late, silences.frozen) == ({"a"}, frozenset())
+    assert silences.late == {"a"}
+    assert silences.frozen == frozenset()
 
 
 def test_an_observer_that_was_stopped_counts_the_gap_as_one_beat() -> None:
