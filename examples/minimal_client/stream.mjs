@@ -122,7 +122,8 @@ export class Stream {
     const isTooLong = this.failures > 1 && now - this.#lostAt >= PATIENCE_MS;
     if (this.isDegraded || isTooLong) return this.#stop("connection_lost");
     this.phase = "waiting";
-    const pause = this.failures === 1 ? 0 : this.chance() * Math.min(30_000, 1000 * 2 ** (this.failures - 2));
+    const longest = Math.min(30_000, 1000 * 2 ** (this.failures - 2), Math.max(1000, now - this.#lostAt));
+    const pause = this.failures === 1 ? 0 : this.chance() * longest;
     this.#within(Math.max(Math.min(pause, this.#lostAt + PATIENCE_MS - now), 1000 * Math.min(120, retryAfterS)));
   }
   #disconnect() {

@@ -27,12 +27,17 @@ class Backoff(Struct, frozen=True, gc=False):
     factor: float = 2.0
     jitter: float = 0.0
 
-    def wait_s(self, failures: int, *, chance: float) -> float:
-        """Return the seconds to wait after `failures` failures in a row; `chance` is in [0, 1)."""
+    def wait_s(self, failures: int, *, chance: float, outage_s: float = math.inf) -> float:
+        """Return the seconds to wait after `failures` failures in a row.
+
+        Args:
+            chance: A random number in [0, 1).
+            outage_s: Seconds since the first of these failures. A pause above `first_s` is not longer.
+        """
         if failures <= 0:
             return 0.0
         exponent = min(failures - 1, 64)
-        wait = min(self.most_s, self.first_s * self.factor**exponent)
+        wait = min(self.most_s, self.first_s * self.factor**exponent, max(self.first_s, outage_s))
         return wait * (1.0 - self.jitter * chance)
 
 
@@ -120,7 +125,8 @@ WORKER_BACKOFF = Backoff(first_s=0.1, most_s=30.0, jitter=0.25)
 # --- clients (the JavaScript client has the same) --------------------------------------------------------------------
 
 RECONNECT_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=1.0)
-"""Between reconnects of a client, after a first one at once: 1 s to 30 s with full jitter."""
+"""Between reconnects of a client, after a first one at once: 1 s to 30 s with full jitter. None is longer than the
+outage so far, or 1 s: short pauses by chance would else double the next ones within a second."""
 STOPPED_PATIENCE_S = 30.0
 """How long a client tries to read the end of a turn that was stopped, when the server has the stop (STREAM-77)."""
 HEARTBEATS_MISSED_MAX = 3

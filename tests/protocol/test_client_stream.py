@@ -416,15 +416,29 @@ def test_the_first_reconnect_is_at_once_then_the_waits_grow_to_30_s() -> None:
         assert stream.is_reconnecting
         waits.append(due_at(stream) - now)
         now = due_at(stream)
-    assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert waits == [0.0, 1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
 
 
 def test_chance_spreads_the_waits() -> None:
     stream = ClientStream("a", "secret", now=0.0)
-    for _ in range(3):
-        stream.handle_deadline(now=100.0)
-        stream.end_connection(chance=0.75, now=0.0)
-    assert due_at(stream) == 0.5
+    for now in (0.0, 10.0, 20.0):
+        stream.handle_deadline(now=now)
+        stream.end_connection(chance=0.75, now=now)
+    assert due_at(stream) == 20.5
+
+
+@spec("STREAM-29")
+def test_no_wait_is_longer_than_the_server_was_away_also_after_short_ones_by_chance() -> None:
+    stream = ClientStream("a", "secret", now=0.0)
+    now = 0.0
+    for _ in range(6):  # all within a quarter of a second
+        stream.handle_deadline(now=now)
+        stream.end_connection(chance=0.95, now=now)
+        now = due_at(stream)
+    assert now < 0.3
+    stream.handle_deadline(now=now)
+    stream.end_connection(chance=0.0, now=now)
+    assert due_at(stream) == now + 1.0
 
 
 @spec("STREAM-29")
@@ -432,11 +446,12 @@ def test_a_welcome_alone_is_no_progress_but_an_event_is() -> None:
     stream = begun()
     stream.end_connection(chance=0.0, now=0.0)
     for _ in range(2):
-        stream.handle_deadline(now=due_at(stream))
-        stream.begin_connection(now=0.0)
+        now = due_at(stream)
+        stream.handle_deadline(now=now)
+        stream.begin_connection(now=now)
         receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1))
         assert not stream.is_reconnecting
-        stream.end_connection(chance=0.0, now=0.0)
+        stream.end_connection(chance=0.0, now=now)
     assert due_at(stream) == 2.0
     stream.handle_deadline(now=2.0)
     stream.begin_connection(now=2.0)

@@ -37,12 +37,14 @@ DONE = ResultPayload(1, 1, ToolResult("c", "done"))
 def test_an_ack_and_a_heartbeat_are_progress_too(progress: ServerFrame) -> None:
     stream = begun()
     stream.submit(DONE)
+    now = 0.0
     for _ in range(3):
-        stream.end_connection(chance=0.0, now=0.0)
-        stream.handle_deadline(now=due_at(stream))
-        stream.begin_connection(now=0.0)
+        stream.end_connection(chance=0.0, now=now)
+        now = due_at(stream)
+        stream.handle_deadline(now=now)
+        stream.begin_connection(now=now)
         receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1))
-    stream.end_connection(chance=0.0, now=0.0)
+    stream.end_connection(chance=0.0, now=now)
     assert due_at(stream) == 4.0
     stream.handle_deadline(now=4.0)
     stream.begin_connection(now=4.0)
@@ -94,14 +96,13 @@ def test_a_stop_waits_for_the_next_try_only_as_long_as_the_server_asked(
     asked_s: float | None, due: float
 ) -> None:
     stream = begun()
-    for _ in range(5):
-        stream.end_connection(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
-        before = due_at(stream)
-        stream.handle_deadline(now=before)
-    stream.end_connection(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
-    assert due_at(stream) == max(16.0, due)
+    for now in (0.0, 100.0, 200.0, 300.0, 400.0):
+        stream.end_connection(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=now)
+        stream.handle_deadline(now=due_at(stream))
+    stream.end_connection(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=500.0)
+    assert due_at(stream) == 500.0 + max(16.0, due)
     stream.abort()
-    assert due_at(stream) == due
+    assert due_at(stream) == 500.0 + due
 
 
 @spec("STREAM-15", "STREAM-77")

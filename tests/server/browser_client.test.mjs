@@ -349,14 +349,16 @@ test("a stop waits for the next try only as long as the server asked", () => {
     [5000, 5000],
   ]) {
     const { stream } = saying();
+    let now = NOW;
     for (let lost = 0; lost < 5; lost += 1) {
-      stream.lost(0, NOW, { notBefore: NOW + askedMs });
-      open(stream, NOW);
+      stream.lost(0, now, { notBefore: now + askedMs });
+      open(stream, now);
+      now += 10_000;
     }
-    stream.lost(0, NOW, { notBefore: NOW + askedMs });
-    assert.equal(stream.deadlineAt, NOW + 16_000);
-    stream.abort(0, NOW);
-    assert.equal(stream.deadlineAt, NOW + dueMs);
+    stream.lost(0, now, { notBefore: now + askedMs });
+    assert.equal(stream.deadlineAt, now + 16_000);
+    stream.abort(0, now);
+    assert.equal(stream.deadlineAt, now + dueMs);
   }
 });
 
@@ -418,6 +420,19 @@ test("the first reconnect is at once, later ones wait up to 1, 2, 4 .. 30 s, pro
   stream.receive(events(["1-2", accepted()]), NOW);
   stream.lost(0, NOW);
   assert.equal(stream.deadlineAt, NOW);
+});
+
+test("no pause is longer than the server was away, also after short ones by chance", () => {
+  const { stream } = saying();
+  let now = NOW;
+  for (let failures = 0; failures < 6; failures += 1) {
+    stream.lost(0.95, now); // all within a quarter of a second
+    now = stream.deadlineAt;
+    open(stream, now);
+  }
+  assert.ok(now < NOW + 300);
+  stream.lost(0, now);
+  assert.equal(stream.deadlineAt, now + 1000);
 });
 
 test("whatever comes off the wire, receive does not throw", () => {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Self
 
 import pytest
@@ -25,6 +28,12 @@ ASK = next(program for program in PROGRAMS if "client.ask" in program)
 RECORDS = "fetch('/v1/sessions/my-session/records').then((answer) => answer.text())"
 A_FRAME = "new Promise(requestAnimationFrame)"
 """Let the page run before it is looked at again."""
+KILLED_SEEDS, KILLS = (range(1, 7), 25) if os.environ.get("MIDSTREAM_FAULT_FULL") == "1" else (range(1, 2), 5)
+KILLS_OF_A_TURN_MAX = 4
+START_S = 90.0
+"""For a server to start, beside browsers and on a busy machine."""
+END_S = 6 * WAIT_S
+"""Seconds for the end of a turn after its last kill: the client is back after twice its server's absence."""
 
 pytestmark = [
     pytest.mark.browser,
@@ -65,7 +74,7 @@ class Lives:
             *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
         )
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), WAIT_S)
+        line = await asyncio.wait_for(self._process.stdout.readline(), START_S)
         self.url = line.decode().strip()
         return self
 
@@ -123,6 +132,46 @@ async def test_the_chat_of_the_guide_shows_each_word_once_while_its_server_is_ki
         await server.kill()
         await server.begin()
         await expect(answer).to_have_text(words_of(2), timeout=WAIT_MS, use_inner_text=False)
+
+
+async def answers(page: Page) -> list[str]:
+    """Return the text of each answer that ended, as the journal has it."""
+    records = [json.loads(line)["record"] for line in (await page.evaluate(RECORDS)).splitlines()]
+    ended = sum(record["type"] == "turn_ended" for record in records)
+    return [
+        "".join(part["text"] for part in record["body"]["parts"])
+        for record in records
+        if record["type"] == "response_completed"
+    ][:ended]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", KILLED_SEEDS)
+async def test_the_chat_of_the_guide_shows_each_word_once_whenever_its_server_is_killed(
+    browser: Browser, tmp_path: Path, seed: int
+) -> None:
+    random, kills = Random(seed), 0
+    async with lives(tmp_path) as server:
+        page, _ = await running(browser, server, CHAT)
+        shown = page.locator("p:visible")
+        for turn in range(1, KILLS + 1):
+            await page.fill("input", f"turn {turn}")
+            await page.press("input", "Enter")
+            for _ in range(random.randint(1, KILLS_OF_A_TURN_MAX)):
+                await page.wait_for_timeout(
+                    2000 * random.random()
+                )  # a moment by chance: nothing is waited for
+                await server.kill()
+                await server.begin()
+                kills += 1
+            async with asyncio.timeout(END_S):
+                while len(ended := await answers(page)) < turn:
+                    await page.evaluate(A_FRAME)
+            await expect(shown).to_have_text(ended, timeout=1000 * END_S, use_inner_text=False)
+            if kills >= KILLS:
+                break
+        print(f"seed {seed}: {kills} kills in {turn} turns")  # noqa: T201
+        await page.context.close()
 
 
 async def test_the_chat_of_the_guide_goes_on_after_a_reload_with_the_whole_answer(

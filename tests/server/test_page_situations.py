@@ -94,6 +94,17 @@ async def test_a_double_click_on_send_stops_nothing(browser: Browser) -> None:
         await chat.sees_end("completed")
 
 
+async def test_a_click_on_send_leaves_the_focus_in_the_box(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.page.fill("#text", "go on")
+        await chat.page.click("#send")
+        await chat.sees_some(WORDS[0])
+        assert await chat.page.evaluate(ACTIVE) == "text"
+        gate.set()
+
+
 async def test_stop_stops_and_the_focus_returns_to_the_box(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
@@ -230,7 +241,9 @@ async def test_a_lost_session_is_not_at_work(browser: Browser) -> None:
 
         await chat.page.route_web_socket("**/stream", lose)
         await chat.page.click("#cut")
-        await chat.page.click("#retry")
+        await expect(chat.page.locator("#notice")).to_contain_text(
+            "no longer has this session", timeout=WAIT_MS
+        )
         await chat.sees_end("lost")
         await expect(chat.turn.locator(".how").last).to_have_text("Lost with its session")
         await expect(chat.page.locator("#stop")).to_be_hidden()
@@ -267,7 +280,7 @@ async def test_words_that_become_void_move_no_reader_further_up(browser: Browser
         await expect(chat.page.locator("#to-end")).to_be_hidden(timeout=WAIT_MS)
 
 
-async def test_a_draft_stays_with_its_session_and_the_focus_with_the_list(browser: Browser) -> None:
+async def test_a_draft_stays_with_its_session(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         chat = await opened(browser, server.url)
         await chat.say("begin")
@@ -276,9 +289,16 @@ async def test_a_draft_stays_with_its_session_and_the_focus_with_the_list(browse
         await chat.page.fill("#text", "a draft")
         await chat.page.click("#new")
         assert await chat.page.input_value("#text") == ""
-        link = chat.page.locator(f'#sessions a[href="#{one}"]')
-        await link.click()
+        await chat.page.click(f'#sessions a[href="#{one}"]')
         await expect(chat.page.locator("#text")).to_have_value("a draft")
+
+
+async def test_the_focus_stays_in_the_list_when_that_is_refreshed(browser: Browser) -> None:
+    async with served(make_app(numbered)) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("begin")
+        await chat.sees_end("completed")
+        link = chat.page.locator(f'#sessions a[href="#{chat.session}"]')
         await link.focus()
         async with chat.page.expect_response("**/v1/questions"):
             await chat.page.evaluate(

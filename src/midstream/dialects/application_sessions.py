@@ -59,7 +59,7 @@ class FoundResponse(Struct, frozen=True):
 
 
 class NotedRequest(Struct, frozen=True):
-    """An entry that tells where a request was made.
+    """An entry that has the session in which a request was made.
 
     Args:
         session: The session; "" where there is no entry.
@@ -75,7 +75,7 @@ class NotedRequest(Struct, frozen=True):
 
     @staticmethod
     def read(entry: KeyValueEntry) -> NotedRequest:
-        """Return what an entry tells."""
+        """Return the facts of an entry of the store."""
         session, _, node = entry.body.decode().partition(" ")
         return NotedRequest(session, node, entry.version, entry.at)
 

@@ -147,7 +147,7 @@ class Link:
         patience_s = min(self._patience_s, STOPPED_PATIENCE_S) if is_cancelled else self._patience_s
         if self._failures > 1 and now - self._lost_at >= patience_s:
             return ConnectionLostError(f"no connection could be kept for {patience_s:g} s")
-        wait_s = self._backoff.wait_s(self._failures - 1, chance=chance)
+        wait_s = self._backoff.wait_s(self._failures - 1, chance=chance, outage_s=now - self._lost_at)
         wait_s = min(wait_s, self._lost_at + patience_s - now)
         asked_s = max(self._retry_after_s, (error.retry_after_s or 0.0) if error else 0.0)
         self._retry_after_s = 0.0

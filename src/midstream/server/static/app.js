@@ -6,27 +6,21 @@
  * the other neither loses nor repeats anything.
  */
 
-import { refusalOf } from "./client/lines.js";
-import { MidstreamError, connect, randomText } from "./client/midstream.js";
-import { OPEN } from "./client/stream.js";
+import { MidstreamError, TurnFailedError, connect, randomText } from "./client/midstream.js";
+import { BASE, WRONG_SECRET, answered } from "./requests.js";
+import { SessionList } from "./session_list.js";
 import { Transcript } from "./transcript.js";
-import { TurnView, element, statusWord, textOf } from "./view.js";
+import { TurnView, element, textOf } from "./view.js";
 import { visible } from "./visible.js";
 
-const BASE = new URL("..", import.meta.url).href.replace(/\/+$/, "");
 /** Sessions with more records than this are opened from a snapshot instead of from their whole journal. */
 const RECORDS_READ_MAX = 5000;
-const LIST_EVERY_MS = 15_000;
 /** How often a page asks whether another one has begun the session that is shown. */
 const LOOK_EVERY_MS = 2000;
 /** The second click of a double click on Send comes within this time, where Stop has appeared. */
 const DOUBLE_CLICK_MS = 700;
 /** The event id before all others. */
 const BEGINNING = "0-0";
-/** Sessions that each press of “Older sessions” adds. */
-const LISTED_PER_PAGE = 50;
-/** Between a key in the search and its answer. */
-const SEARCH_AFTER_MS = 150;
 const CUT_MS = 2500;
 /** Shown while no agent that may continue the open turn is served (TURN-86, TURN-90). */
 const HELD_TURN =
@@ -47,11 +41,6 @@ const LISTED = new Set([
   "question_answered",
   "question_closed",
 ]);
-/** How a session is listed of which its time says more than its status. */
-const TELLS_NO_MORE = new Set(["completed", ""]);
-/** With fewer sessions there is nothing to search. */
-const SEARCHED_MIN = 8;
-const WRONG_SECRET = "wrong_secret";
 const STRANGER =
   "This server does not know this browser. Run \u201cmidstream login\u201d beside it, and open the link it prints.";
 /** Refusals that the same request would meet again. */
@@ -66,9 +55,6 @@ const LOCKED =
   "There is nothing here that this browser can open. A session that was begun in another browser opens only there.";
 /** In the place of what another tab does not let this one read. */
 const HELD = Symbol("held");
-/** Stands in the id of every sub-agent's session, behind that of the session that called it. */
-const CHILD_MARK = "::";
-
 const SUGGESTIONS = [
   "Tell me a long story about a river.",
   "Count from one to fifty, one number a line.",
@@ -94,7 +80,6 @@ class Page {
   #clickedAt = -Infinity; // when Send was clicked
   #hasNews = false; // something came that a reader further up has not seen
   #isLocked = false; // the server opens it to no secret that this browser has, or there is no such session
-  #titles = new Map(); // of the sessions that were shown here: a server that encrypts them keeps none
   #unborn = new Set(); // sessions made here in which nothing was said yet
   #pending = null; // {text, key, stream, node} of a message that is neither a turn nor in the queue yet
   #isStopping = false; // a stop was asked for and the turn has not ended
@@ -105,9 +90,7 @@ class Page {
   #connection = { phase: "ended", retryAt: null };
   #trouble = ""; // the notice of the server's trouble that is shown
   #lightTimer = null;
-  #listPages = 1;
-  #listings = 0; // raised by every listing: an older one that comes later is dropped
-  #searchTimer = null;
+  #sessions = new SessionList(() => ({ session: this.#session, isAsking: this.#transcript.asking.length > 0 }));
   #shownQueue = "";
   #resumable = null;
   #actions = {
@@ -136,7 +119,6 @@ class Page {
     await this.#open();
     await this.#tellStranger();
     this.#takeUp();
-    setInterval(() => document.visibilityState === "visible" && this.#list(), LIST_EVERY_MS);
     setInterval(() => this.#tick(), 500);
   }
 
@@ -211,7 +193,7 @@ class Page {
     this.#reset(new Transcript());
     this.#showAll(); // from here on somebody may speak, also while the rest of this is under way
     this.#showLight();
-    this.#list();
+    this.#sessions.refresh();
     const isNew = this.#unborn.has(named);
     const unsent = isNew ? null : await this.#client.unsent(named).catch(unlessHeld(HELD));
     if (visit !== this.#visit) return undefined;
@@ -362,13 +344,16 @@ class Page {
     } catch (error) {
       if (!isCurrent()) return;
       if (!(error instanceof MidstreamError)) throw error;
-      this.#refused(error);
-      isFinal = !source.key; // a follower that is refused would be refused again
+      // A failed turn is shown with its words; a follower that is refused would be refused again.
+      if (!(error instanceof TurnFailedError)) {
+        this.#refused(error);
+        isFinal = !source.key;
+      }
     }
     if (!isCurrent()) return;
     if (source.key && this.#pending?.key === source.key) this.#showPending(null); // its turn is over
     this.#source = null;
-    this.#list();
+    this.#sessions.refresh();
     if (this.#isKnown && !isFinal) {
       this.#feedFrom(this.#client.follow(this.#session, this.#transcript.cursor));
       return;
@@ -386,7 +371,7 @@ class Page {
     if (turn !== null) this.#dirty.add(turn);
     this.#hasNews ||= READ.has(record.type);
     this.#draw();
-    if (LISTED.has(record.type)) this.#list();
+    if (LISTED.has(record.type)) this.#sessions.refresh();
   }
 
   /** Tell a refusal, and give back what was not said. */
@@ -434,15 +419,7 @@ class Page {
     );
     find("scrim").addEventListener("click", () => this.#showSidebar(false));
     find("sessions").addEventListener("click", () => this.#showSidebar(false));
-    find("more").addEventListener("click", () => {
-      this.#listPages += 1;
-      this.#list();
-    });
-    find("search").addEventListener("input", () => {
-      this.#listPages = 1;
-      clearTimeout(this.#searchTimer);
-      this.#searchTimer = setTimeout(() => this.#list(), SEARCH_AFTER_MS);
-    });
+    this.#sessions.start();
     find("cut").addEventListener("click", () => this.#client.cut(CUT_MS));
     find("send").addEventListener("click", ({ detail }) => (this.#clickedAt = detail ? performance.now() : -Infinity));
     find("stop").addEventListener("click", ({ detail }) => {
@@ -641,7 +618,7 @@ class Page {
     const first = this.#transcript.turns.values().next().value;
     const title = textOf(first?.message).split("\n", 1)[0].slice(0, TITLE_CHARS);
     find("title").textContent = title || "New session";
-    if (title) this.#titles.set(this.#session, title);
+    if (title) this.#sessions.entitle(this.#session, title);
     const asks = this.#transcript.asking.length > 0 ? "Waiting for you: " : "";
     document.title = title ? `${asks}${visible(title)} \u2013 midstream` : "midstream"; // nothing isolates it there
   }
@@ -740,41 +717,6 @@ class Page {
     if (find("light-text").textContent !== text) find("light-text").textContent = text;
   }
 
-  async #list() {
-    const listing = (this.#listings += 1);
-    const words = find("search").value.trim();
-    let page;
-    let waiting;
-    try {
-      [page, waiting] = await Promise.all([listed(words, this.#listPages), ask("/v1/questions")]);
-    } catch {
-      return; // the list of before stands; the light tells
-    }
-    if (listing !== this.#listings) return;
-    const asking = new Set(waiting.questions.map((question) => question.session.split(CHILD_MARK, 1)[0]));
-    const lines = page.sessions.map((session) => {
-      const name = session.title || this.#titles.get(session.id) || "Untitled";
-      const link = element("a", "", element("bdi", "name", name));
-      link.href = `#${encodeURIComponent(session.id)}`;
-      const isShown = session.id === this.#session;
-      const isAsking = asking.has(session.id) || (isShown && this.#transcript.asking.length > 0);
-      const isOpen = OPEN.has(session.status);
-      const status = isAsking && isOpen ? "waiting" : session.status;
-      const when = element("span", "when", isOpen || !TELLS_NO_MORE.has(status) ? statusWord(status) : ago(session.updated_at));
-      when.title = `${statusWord(status)}, changed ${new Date(session.updated_at * 1000).toLocaleString()}`;
-      link.append(when);
-      if (isShown) link.setAttribute("aria-current", "page");
-      return element("li", isAsking ? `${session.status} asking` : session.status, link);
-    });
-    const focused = document.activeElement?.closest("#sessions a")?.hash;
-    find("sessions").replaceChildren(...lines);
-    if (focused) lines.map((line) => line.firstChild).find((link) => link.hash === focused)?.focus({ preventScroll: true });
-    find("more").hidden = page.next === null;
-    find("search").hidden = !words && page.next === null && lines.length < SEARCHED_MIN;
-    find("sessions-none").hidden = !words || lines.length > 0;
-    find("sessions-empty").hidden = lines.length > 0 || words !== "";
-  }
-
   #showSidebar(isShown) {
     document.body.classList.toggle("has-sidebar", isShown);
     find("scrim").hidden = !isShown;
@@ -834,32 +776,6 @@ function unlessHeld(otherwise) {
   };
 }
 
-/** Ask the server; null where there is no such thing. */
-async function ask(path) {
-  return answered(await fetch(BASE + path, { cache: "no-store" }));
-}
-
-/** Return the sessions of the first pages of the list, last changed first, in which `words` are found. */
-async function listed(words, pages) {
-  const sessions = new Map(); // by id: one that changes meanwhile is listed once
-  let next = `?${new URLSearchParams({ limit: LISTED_PER_PAGE, children: 0, q: words })}`;
-  for (let page = 0; page < pages && next !== null; page += 1) {
-    const found = await ask(`/v1/sessions${next}`);
-    for (const session of found.sessions) if (!sessions.has(session.id)) sessions.set(session.id, session);
-    next = found.next;
-  }
-  return { sessions: [...sessions.values()], next };
-}
-
-/** Return what an answer says; null where there is no such thing, `WRONG_SECRET` where the session is locked. */
-async function answered(response, kind = "json") {
-  if (response.status === 404) return null;
-  if (response.ok) return response[kind]();
-  const refusal = await refusalOf(response);
-  if (refusal.code === WRONG_SECRET) return WRONG_SECRET;
-  throw refusal;
-}
-
 /** Return the session that an address names; what is no encoding stands for itself. */
 function sessionIn(fragment) {
   try {
@@ -867,14 +783,6 @@ function sessionIn(fragment) {
   } catch {
     return fragment;
   }
-}
-
-function ago(seconds) {
-  const passed = Date.now() / 1000 - seconds;
-  if (passed < 60) return "now";
-  if (passed < 3600) return `${Math.floor(passed / 60)} min`;
-  if (passed < 86_400) return `${Math.floor(passed / 3600)} h`;
-  return new Date(seconds * 1000).toLocaleDateString(undefined, { month: "short", day: "numeric" });
 }
 
 await new Page().start();

@@ -154,23 +154,32 @@ export class AnswerText {
   }
 }
 
-/** Return the text of the answer whose stream ended with the event `last`; throw where its turn did not complete. */
-export function completed(session, last) {
+/** How a turn can be over; a snapshot of a session with an open turn has none of these. */
+const COMPLETED = "completed";
+
+/** Return the error of the turn whose stream ended with the event `last`; null where it completed, or is not over. */
+export function failureOf(session, last) {
   const record = last?.type === "record" ? last.record : {};
-  if (record.type === "turn_ended") {
-    if (record.status === "completed") return last.transcript;
+  if (record.type === "turn_ended" && record.status !== COMPLETED) {
     const why = record.code ? `: ${record.message} [${record.code}]` : "";
     const message = `turn ${record.turn} of session '${session}' was not completed (${record.status})${why}`;
-    throw new TurnFailedError(message, { ...record, cause: record.code ?? "", transcript: last.transcript });
+    return new TurnFailedError(message, { ...record, cause: record.code ?? "", transcript: last.transcript });
   }
   if (record.type === "message_withdrawn")
-    throw new TurnFailedError(`message ${record.number} of session '${session}' was withdrawn`, { status: "withdrawn" });
-  if (last?.type === "snapshot") {
+    return new TurnFailedError(`message ${record.number} of session '${session}' was withdrawn`, { status: "withdrawn" });
+  if (last?.type === "snapshot" && last.session.last !== COMPLETED) {
     const { last: status, turns } = last.session;
-    if (status === "completed") return last.transcript;
     const message = `the turn of session '${session}' was not completed (${status})`;
-    throw new TurnFailedError(message, { status, transcript: last.transcript, turn: last.turn || turns });
+    return new TurnFailedError(message, { status, transcript: last.transcript, turn: last.turn || turns });
   }
+  return null;
+}
+
+/** Return the text of the answer whose stream ended with the event `last`; throw where its turn did not complete. */
+export function completed(session, last) {
+  const failure = failureOf(session, last);
+  if (failure !== null) throw failure;
+  if (last?.type === "snapshot" || last?.record?.type === "turn_ended") return last.transcript;
   throw new MidstreamError("connection_lost", `the turn of session '${session}' continues without this client`, "later");
 }
 

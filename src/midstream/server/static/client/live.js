@@ -1,6 +1,6 @@
 /** One stream of a page at work: its half of the protocol, a connection, a timer, and what is written down. */
 
-import { AnswerText, completed } from "./answer.js";
+import { AnswerText, completed, failureOf } from "./answer.js";
 import { letGo } from "./lines.js";
 import { MidstreamError } from "./stream.js";
 
@@ -11,7 +11,8 @@ const LATE_MS = 2000;
 
 /**
  * One stream over as many connections as it takes: an async iterable of events that ends with the turn (or never,
- * when it only follows) and throws `MidstreamError` where the server refused for good.
+ * when it only follows) and throws `MidstreamError` where the server refused for good, `TurnFailedError` after the last
+ * event of a turn that did not complete.
  */
 export class LiveStream {
   #stream;
@@ -202,7 +203,8 @@ export class LiveStream {
         await new Promise((resolve) => (this.#reader = resolve));
       }
       isWhole = this.#isRead = true;
-      if (this.#stream.error) throw this.#stream.error;
+      const failure = this.#stream.error ?? (this.#stream.isOver ? failureOf(this.session, this.#last) : null);
+      if (failure) throw failure;
     } finally {
       if (!isWhole) this.detach();
       else await this.#finished();

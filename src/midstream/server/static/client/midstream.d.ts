@@ -337,8 +337,8 @@ export interface Connection {
 /**
  * One stream over as many connections as it takes.
  *
- * Iterating ends with the turn (never, when it only follows) and throws `MidstreamError` where the server refused
- * for good. An event counts as seen when the loop asks for the next. Leaving the loop says that this page wants no more
+ * Iterating ends with the turn (never, when it only follows). It throws `MidstreamError` where the server refused for good, and
+ * `TurnFailedError` after the last event of a turn that failed, was stopped or interrupted, or whose message was withdrawn. An event counts as seen when the loop asks for the next. Leaving the loop says that this page wants no more
  * of it (`detach`): the turn goes on, and nothing of it is kept here.
  */
 export class LiveStream implements AsyncIterable<StreamEvent> {

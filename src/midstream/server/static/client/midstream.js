@@ -109,7 +109,8 @@ export class Client {
   }
 
   /**
-   * Say something in a session; the stream gives every event from here to the turn's end.
+   * Say something in a session; the stream gives every event from here to the turn's end. A loop over it throws
+   * `TurnFailedError` after the last event of a turn that did not complete, as `answer()` does.
    *
    * `after` is the last event the caller has of this session: it is given all that follows. Without it events begin with
    * this stream, and those of turns before its own are left out. While a turn runs, the message waits for its end, or is

@@ -74,10 +74,14 @@ export function parseEventId(text) {
   return { epoch: Number(match[1]), position: Number(match[2]) };
 }
 
-/** Return the milliseconds to wait after `failures` failures in a row; `chance` is in [0, 1). */
-export function backoffMs(failures, chance) {
+/**
+ * Return the milliseconds to wait after `failures` failures in a row, the first of them `outageMs` ago; `chance` is in [0, 1).
+ * Short pauses by chance must not double the next ones within a second: none is longer than the outage so far (STREAM-29).
+ */
+export function backoffMs(failures, chance, outageMs = Infinity) {
   if (failures <= 0) return 0;
-  const most = Math.min(RECONNECT_MOST_MS, RECONNECT_FIRST_MS * 2 ** Math.min(failures - 1, 16));
+  const doubled = RECONNECT_FIRST_MS * 2 ** Math.min(failures - 1, 16);
+  const most = Math.min(RECONNECT_MOST_MS, doubled, Math.max(RECONNECT_FIRST_MS, outageMs));
   return Math.round(most * (1 - chance));
 }
 
@@ -227,6 +231,11 @@ export class Stream {
   /** Whether every command is in the server's journal. */
   get isAcknowledged() {
     return this.#commands.length === 0;
+  }
+
+  /** Whether it ended with its turn, and not because its reader let go of it. */
+  get isOver() {
+    return this.#isOver && this.key !== "" && !this.isDetached;
   }
 
   /** Whether its message waits for the turns before it. */
@@ -388,7 +397,8 @@ export class Stream {
     this.isReconnecting = true;
     this.#askedToWait(error, now);
     // The first try comes at once: most cuts are short. The last one comes when patience ends, and not after that.
-    this.deadlineAt = Math.min(now + backoffMs(this.#failures - 1, chance), this.#lostAt + patienceMs);
+    const pauseMs = backoffMs(this.#failures - 1, chance, now - this.#lostAt);
+    this.deadlineAt = Math.min(now + pauseMs, this.#lostAt + patienceMs);
     return this.#keepAway(notBefore);
   }
 
