@@ -174,7 +174,8 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 fault: $(VENV)/.dev  ## The full kill matrix: processes are killed at every fault point, in every way
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault tests/store/jetstream
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -q tests/cli/test_conformance.py
-	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/server/test_page_chaos.py
+	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/server/test_page_chaos.py \
+		tests/server/test_page_firefox.py tests/server/test_browser_guide.py
 
 attack: $(VENV)/.dev  ## Attack running servers on loopback: credentials, keys, scopes, input, redirects, memory; ARGS=WORDS chooses attacks by name
 	$(BIN)/python -m tests.attack $(ARGS)

@@ -31,7 +31,16 @@ RUN_S = 50.0
     NODE is None, reason="the browser client is tested by node (20 or newer), which is not here"
 )
 @pytest.mark.parametrize(
-    "suite", ["answer", "browser_client", "browser_kept", "browser_lifecycle", "browser_reach", "transcript"]
+    "suite",
+    [
+        "answer",
+        "browser_client",
+        "browser_kept",
+        "browser_lifecycle",
+        "browser_reach",
+        "minimal_client",
+        "transcript",
+    ],
 )
 async def test_the_browser_client_keeps_its_promises(suite: str) -> None:
     assert NODE is not None
