@@ -29,6 +29,5 @@ pytestmark = [
 async def test_an_unmodified_program_goes_through_the_situation(
     program: str, situation: str, tmp_path: Path
 ) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    verdict = await play(PROGRAMS[program], situation, tmp_path, random.Random(seed))
-    assert verdict.faults == [], f"seed {seed}: {verdict}"
+    verdict = await play(PROGRAMS[program], situation, tmp_path, random.Random(f"{program} {situation}"))
+    assert verdict.faults == [], verdict

@@ -69,6 +69,7 @@ CHANCE = re.compile(r"random\.(?!Random$)\w+|secrets\.\w+|uuid\.uuid[14]|os\.ura
 SETTINGS_OF_ALL = {"derandomize", "database", "deadline", "print_blob"}
 # Test file: why nothing that it draws decides whether it fails.
 MAY_DRAW: dict[str, str] = {
+    "tests/hosts/__main__.py": "only `make hosts` draws its seed, and prints it",
     "tests/fault/test_nodes.py": "only `make fault` draws its seed, and prints it",
     "tests/fault/test_postgres_nodes.py": "likewise",
     "tests/fault/test_jetstream_nodes.py": "likewise",
