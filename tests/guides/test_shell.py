@@ -218,7 +218,7 @@ def _gateway_file(shell: Shell, gateway: str) -> None:
     pytest.importorskip("claude_agent_sdk")
     shell.environment["MAIL_TOKEN"] = "t"
     (shell.folder / "project").mkdir()
-    (shell.folder / "gateway.toml").write_text(BLOCKS["gateway.md", "toml", 0].code)
+    (shell.folder / "gateway.toml").write_text(BLOCKS["gateway.md", "toml", 1].code)
     (shell.folder / "mcp.json").write_text(BLOCKS["gateway.md", "json", 1].code)
     (shell.folder / "gateway.key").write_text("the-key-of-our-clients\n")
     (shell.folder / "gateway.key").chmod(0o600)
