@@ -428,20 +428,6 @@ def test_chance_spreads_the_waits() -> None:
 
 
 @spec("STREAM-29")
-def test_no_wait_is_longer_than_the_server_was_away_also_after_short_ones_by_chance() -> None:
-    stream = ClientStream("a", "secret", now=0.0)
-    now = 0.0
-    for _ in range(6):  # all within a quarter of a second
-        stream.handle_deadline(now=now)
-        stream.end_connection(chance=0.95, now=now)
-        now = due_at(stream)
-    assert now < 0.3
-    stream.handle_deadline(now=now)
-    stream.end_connection(chance=0.0, now=now)
-    assert due_at(stream) == now + 1.0
-
-
-@spec("STREAM-29")
 def test_a_welcome_alone_is_no_progress_but_an_event_is() -> None:
     stream = begun()
     stream.end_connection(chance=0.0, now=0.0)
