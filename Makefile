@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check attack agents format-check lint types arrows fmt fault chaos scale soak search fuzz explore golden-record api-search sim pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test check attack agents hosts format-check lint types arrows fmt fault chaos scale soak search fuzz explore golden-record api-search sim sim-fleet pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -189,6 +189,9 @@ scale: $(VENV)/.dev  ## Kill servers, backends and the database under 50 clients
 agents: $(VENV)/.programs  ## Play every situation with the agent programs that people run, offline; ARGS="--programs claude,codex"
 	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.programs $(ARGS)
 
+hosts: $(VENV)/.programs  ## Play situations with Claude Code, Codex and opencode as clients of the gateway, offline; ARGS="--programs codex --times 3 --seed 1"
+	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.hosts $(ARGS)
+
 soak: $(VENV)/.dev  ## Run turns for an hour and assert that memory, descriptors, tasks and timers stay flat; ARGS=MINUTES
 	$(BIN)/python -m tests.soak $(ARGS)
 
@@ -213,6 +216,9 @@ explore: $(VENV)/.dev  ## Explore all states of the stream protocol in small sce
 
 sim: $(VENV)/.dev  ## Run simulations of the whole runtime for minutes; ARGS=SEED repeats one and prints its trace
 	$(BIN)/python -m tests.simulation $(ARGS)
+
+sim-fleet: $(VENV)/.dev  ## Simulate 100 nodes and a million sessions with failures, for two minutes; ARGS=SEED repeats a run, "1 --nodes 300"
+	$(BIN)/python -m tests.simulation.crowd_run $(ARGS)
 
 pool-search: $(VENV)/.dev  ## Test the pool with 100,000 generated client applications; ARGS=SEED repeats one and prints its trace
 	$(BIN)/python -m tests.reuse $(ARGS)

@@ -24,6 +24,7 @@ from bench import (
     histories,
     loop,
     peers,
+    population,
     recovery,
     rendering,
     reuse,
@@ -53,6 +54,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "takeover": takeover.run,
     "fleet": fleet.run,
     "fleet_jetstream": fleet_jetstream.run,
+    "population": population.run,
     "recovery": recovery.run,
     "startup": startup.run,
     "streaming": streaming.run,
@@ -68,8 +70,8 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "peers": peers.run,
 }
 """What it is called, and what measures it in a scratch folder."""
-ON_DEMAND = frozenset({"peers", "commands"})
-"""Needs an environment of its own: `make bench-peers`, `make bench-streams`."""
+ON_DEMAND = frozenset({"peers", "commands", "population"})
+"""Need an environment of their own (`make bench-peers`, `make bench-streams`), or 20 minutes."""
 
 
 def main() -> None:

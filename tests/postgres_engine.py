@@ -84,6 +84,12 @@ class Engine:
         """The database `postgres`, as its superuser."""
         return f"postgresql://postgres@/postgres?host={self.folder}"
 
+    @property
+    def pid(self) -> int:
+        """The process whose children serve the connections."""
+        assert self._server is not None
+        return self._server.pid
+
     def start(self) -> None:
         """Start the server, and wait until it answers."""
         given = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]

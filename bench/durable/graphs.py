@@ -1,4 +1,4 @@
-"""LangGraph with its SQLite checkpointer, alone and with midstream around its tools."""
+"""LangGraph with its checkpointer for SQLite or PostgreSQL, alone and with midstream around its tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -25,9 +25,10 @@ def contestant_with(guard_of: Any) -> Contestant:
 
         async def model(state: MessagesState) -> dict[str, Any]:
             asked = sum(len(each.tool_calls) for each in state["messages"] if isinstance(each, AIMessage))
+            results = [str(each.content) for each in state["messages"] if isinstance(each, ToolMessage)]
             calls = [
                 {"name": "act", "id": name, "args": {"name": name, "text": STEP_ARGUMENT}}
-                for name in play.calls(asked)
+                for name in play.calls(asked, results)
             ]
             return {"messages": [AIMessage("" if calls else ANSWER, tool_calls=calls)]}
 
@@ -40,7 +41,7 @@ def contestant_with(guard_of: Any) -> Contestant:
             "model", lambda state: "tools" if state["messages"][-1].tool_calls else END
         )
         graph.add_edge("tools", "model")
-        async with AsyncSqliteSaver.from_conn_string(str(play.folder / "graph.db")) as saver:
+        async with _saver(play) as saver:
             compiled = graph.compile(checkpointer=saver)
 
             async def turn(session: str) -> str:
@@ -55,10 +56,24 @@ def contestant_with(guard_of: Any) -> Contestant:
     return contestant
 
 
+@asynccontextmanager
+async def _saver(play: Play) -> AsyncIterator[Any]:
+    """The checkpointer, as its documentation opens it."""
+    if not play.database:
+        async with AsyncSqliteSaver.from_conn_string(str(play.folder / "graph.db")) as saver:
+            yield saver
+        return
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver  # noqa: PLC0415 - only where it is measured
+
+    async with AsyncPostgresSaver.from_conn_string(play.database) as saver:
+        await saver.setup()
+        yield saver
+
+
 def _guard(play: Play) -> Any:
     from midstream.frameworks.langgraph import at_most_once  # noqa: PLC0415 - only where it is measured
 
-    return at_most_once(play.folder / "calls.db")
+    return at_most_once(play.store("calls.db"))
 
 
 CONTESTANTS: dict[str, Contestant] = {

@@ -15,7 +15,6 @@ from midstream.history.messages import Finish, Step, UserMessage
 from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.session.records import TurnEnded, decode
 from midstream.session.turn.commands import SendMessage
-from midstream.store.sqlite import SQLiteStore
 from midstream.tools.function_tools import tool
 
 
@@ -30,7 +29,8 @@ class PlayedModel:
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """See `midstream.models.model.Model`."""
         steps = [each for each in request.history.entries if isinstance(each, Step)]
-        names = self._play.calls(sum(len(each.response.calls) for each in steps))
+        results = [result.content for each in steps for result in each.results]
+        names = self._play.calls(sum(len(each.response.calls) for each in steps), results)
         for name in names:
             arguments = msgspec.json.encode({"name": name, "text": STEP_ARGUMENT}).decode()
             yield ToolCallRequested(name, "act", arguments)
@@ -47,7 +47,7 @@ async def native(play: Play) -> AsyncIterator[Turn]:
     async def act(name: str, text: str) -> str:  # noqa: ARG001 - it has the size of a real argument
         return await play.work(name)
 
-    host = Host(Agent(PlayedModel(play), tools=[act]), SQLiteStore(play.folder / "host.db"))
+    host = Host(Agent(PlayedModel(play), tools=[act]), play.store("host.db"))
     await host.start()
 
     async def turn(session: str) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Literal
@@ -23,22 +24,44 @@ SETTLES_S = {"p2": 0.5, "p3": 1.5}
 
 
 class Play:
-    """One contestant's world in one process."""
+    """One contestant's world in one process.
+
+    Args:
+        database: URL of an empty PostgreSQL database for all that a contestant stores; "" means files in the folder.
+    """
 
     def __init__(
-        self, folder: Path, scenario: str, *, dies: Where = "", is_resumed: bool = False, steps: int = 50
+        self,
+        folder: Path,
+        scenario: str,
+        *,
+        dies: Where = "",
+        is_resumed: bool = False,
+        steps: int = 50,
+        database: str = "",
     ) -> None:
         self.folder = folder
+        self.database = database
         self.is_resumed = is_resumed
+        self.first_noted_at = 0.0
         self._scenario = scenario
         self._dies = dies
         self._steps = steps
 
-    def calls(self, asked: int) -> list[str]:
-        """Return the names of the calls in the model's next response, none for the answer. `asked` were before."""
+    def store(self, name: str) -> str:
+        """Return where midstream keeps its journals: a file of this name, or the database."""
+        return self.database or str(self.folder / name)
+
+    def calls(self, asked: int, results: Iterable[str] = ()) -> list[str]:
+        """Return the names of the calls in the model's next response, none for the answer. `asked` were before.
+
+        `results` are the texts of the results in the request; those of the last request are counted.
+        """
         if self._scenario == "steps":
             return [f"s{asked}"] if asked < self._steps else []
         self._note(f"model {asked}")
+        for text in results:
+            self._note(f"seen {' '.join(text.split())}")
         if self._dies == "in_model" and asked:
             _die()
         if self._scenario == "par":
@@ -59,6 +82,7 @@ class Play:
         return f"result of {name}"
 
     def _note(self, line: str) -> None:
+        self.first_noted_at = self.first_noted_at or time.perf_counter()
         ledger = os.open(self.folder / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(ledger, f"{line}\n".encode())
         os.fsync(ledger)

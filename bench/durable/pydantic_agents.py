@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import UsageLimits
 
@@ -21,7 +21,11 @@ def agent_of(
 ) -> Agent[None, str]:
     def model(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
         responses = [each for each in messages if isinstance(each, ModelResponse)]
-        names = play.calls(sum(isinstance(part, ToolCallPart) for each in responses for part in each.parts))
+        results = [
+            str(part.content) for each in messages for part in each.parts if isinstance(part, ToolReturnPart)
+        ]
+        asked = sum(isinstance(part, ToolCallPart) for each in responses for part in each.parts)
+        names = play.calls(asked, results)
         calls: list[Any] = [
             ToolCallPart("act", {"name": name, "text": STEP_ARGUMENT}, name) for name in names
         ]
@@ -54,7 +58,7 @@ async def midstream(play: Play) -> AsyncIterator[Turn]:
     """The same run in the same turn; nobody says whether it is the first time."""
     from midstream.frameworks.pydantic_ai_durable import DurableTurns  # noqa: PLC0415 - not in every environment
 
-    durable: DurableTurns[None] = DurableTurns(play.folder / "agent.db")
+    durable: DurableTurns[None] = DurableTurns(play.store("agent.db"))
     agent = agent_of(play, [durable])
 
     async def turn(session: str) -> str:
@@ -71,7 +75,7 @@ def dbos(wrap_tools: Callable[[Any], Callable[[Any], Any]]) -> Contestant:
         from dbos import DBOS, SetWorkflowID  # noqa: PLC0415 - not in every environment
         from pydantic_ai.durable_exec.dbos import DBOSDurability  # noqa: PLC0415
 
-        database = f"sqlite:///{play.folder / 'dbos.sqlite'}"
+        database = play.database or f"sqlite:///{play.folder / 'dbos.sqlite'}"
         DBOS(
             config={
                 "name": "bench",

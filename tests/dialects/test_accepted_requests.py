@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
 from midstream.history.messages import Text, UserMessage
 from midstream.models.responses import ModelRequest, TextDelta
@@ -15,6 +16,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedStep, text
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
 from tests.dialects.serving import Served, called, chat, make_gateway, served
+from tests.dialects.test_live_responses import WORDS, gated, until
 from tests.spec import spec
 
 
@@ -145,6 +147,29 @@ async def test_a_pooled_upstream_hears_each_message_once_and_side_calls_apart() 
     ]
 
 
+@spec("REUSE-74")
+@pytest.mark.parametrize(("is_stored", "heard"), [(True, ["one", "two"]), (False, ["one", "one … two"])])
+async def test_a_conversation_that_the_provider_may_not_keep_is_sent_whole_each_time(
+    *, is_stored: bool, heard: list[str]
+) -> None:
+    upstream = ScriptedUpstream(abilities=Abilities(grants=frozenset({"store"})))
+    app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)
+    async with called(app) as client:
+        messages: list[dict[str, str]] = []
+        for words in ("one", "two"):
+            messages.append({"role": "user", "content": words})
+            body = {"model": "m", "store": is_stored, "messages": messages}
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            messages.append(
+                {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
+            )
+    arrived = [words_of(said) for _, said in upstream.memory.arrived]
+    assert [each if each in ("one", "two") else "one … two" for each in arrived] == heard
+    assert "one" in arrived[-1] or is_stored
+    assert "two" in arrived[-1]
+
+
 async def test_the_time_between_finding_nothing_and_beginning_is_nobodys() -> None:
     """Two equal retries at the same instant, of which neither can have seen the other's run, are one run."""
     async with served([[TextDelta("x")]]) as gateway:
@@ -156,3 +181,106 @@ async def test_the_time_between_finding_nothing_and_beginning_is_nobodys() -> No
             )
         )
         assert len(gateway.model.requests) == 1
+
+
+@spec("REUSE-73")
+@pytest.mark.parametrize(
+    ("main", "other"),
+    [
+        (
+            {"x-claude-code-session-id": "s"},
+            {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a1"},
+        ),
+        ({"session-id": "s", "thread-id": "s"}, {"session-id": "s", "thread-id": "t"}),
+        (
+            {"session-id": "s", "thread-id": "s"},
+            {"session-id": "s", "thread-id": "s", "x-openai-subagent": "compact"},
+        ),
+    ],
+    ids=["claude", "codex", "codex-compaction"],
+)
+async def test_a_sub_agent_is_a_conversation_of_its_own(main: dict[str, str], other: dict[str, str]) -> None:
+    async with served(echo) as gateway:
+        (ours,) = await sessions_of(gateway, FIRST, **main)
+        (theirs,) = await sessions_of(gateway, FIRST, **other)
+        assert ours != theirs
+        assert await sessions_of(gateway, SECOND, **main) == [ours]
+
+
+@spec("REUSE-74")
+@pytest.mark.parametrize(
+    ("fields", "headers"),
+    [
+        ({"properties": {"title": {"type": "string"}}}, {}),
+        ({"properties": {"title": {"type": "string"}, "branch": {"type": "string"}}}, {}),
+        (None, {"x-claude-code-request-class": "auxiliary"}),
+    ],
+)
+async def test_a_request_for_a_title_is_aside_whatever_its_words(
+    fields: dict[str, Any] | None, headers: dict[str, str]
+) -> None:
+    named = {"x-claude-code-session-id": "s"}
+    schema = {"type": "object", **(fields or {})}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = {**chat(("user", "Fasse zusammen")), **({"response_format": form} if fields else {})}
+    async with served(echo) as gateway:
+        answer = await gateway.http.post("/v1/chat/completions", json=body, headers=named | headers)
+        assert answer.is_success
+        assert gateway.model.requests[0].is_ephemeral
+        answered = {**chat(("user", "Fasse zusammen")), "response_format": form}
+        answered["response_format"]["json_schema"]["schema"] = {"properties": {"title": {}, "text": {}}}
+        assert (await gateway.http.post("/v1/chat/completions", json=answered, headers=named)).is_success
+        assert not gateway.model.requests[1].is_ephemeral
+
+
+SHUFFLED: dict[str, Any] = {
+    "client_metadata": {"b": "2", "a": "1"},
+    "metadata": {"b": "2", "a": "1"},
+    "input": "hi",
+    "model": "m",
+}
+"""A request as Codex sends it twice: its keys come in another order, and so do those within an object."""
+
+
+@spec("REUSE-70")
+async def test_a_repetition_may_have_its_keys_in_another_order_and_be_read_whole() -> None:
+    """Claude Code repeats without `stream` where a stream was cut; both readers join one run."""
+    gate = asyncio.Event()
+    async with served([gated(gate)]) as gateway:
+        again = {
+            "model": "m",
+            "stream": True,
+            "metadata": {"a": "1", "b": "2"},
+            "input": "hi",
+            "client_metadata": {"turn": "another"},
+        }
+        named = {"x-claude-code-session-id": "s"}
+        async with gateway.http.stream(
+            "POST", "/v1/responses", json={**SHUFFLED, "stream": True}, headers=named
+        ) as cut:
+            async for line in cut.aiter_lines():
+                if "output_text.delta" in line:
+                    break
+            whole = asyncio.create_task(gateway.http.post("/v1/responses", json=SHUFFLED, headers=named))
+            streamed = asyncio.create_task(gateway.http.post("/v1/responses", json=again, headers=named))
+            await until(lambda: any(live.readers == 3 for live in gateway.gateway.responses.all()))
+            gate.set()
+            assert (await whole).json()["output"][0]["content"][0]["text"] == WORDS
+            assert (await whole).headers["content-type"] == "application/json"
+            events = await streamed
+            assert events.headers["content-type"].startswith("text/event-stream")
+            assert "response.completed" in events.text
+        assert len(gateway.model.requests) == 1
+
+
+@spec("REUSE-71")
+async def test_an_equal_request_of_a_named_conversation_just_after_the_end_is_a_repetition() -> None:
+    async with served(echo) as gateway:
+        named = {"x-claude-code-session-id": "s"}
+        first = await gateway.http.post("/v1/chat/completions", json=FIRST, headers=named)
+        again = await gateway.http.post("/v1/chat/completions", json=FIRST, headers=named)
+        assert again.json() == first.json()
+        assert again.headers["x-midstream-replayed"] == "true"
+        other = await gateway.http.post("/v1/chat/completions", json=FIRST)
+        assert "x-midstream-replayed" not in other.headers
+        assert len(gateway.model.requests) == 2

@@ -25,8 +25,10 @@ Json = dict[str, Any]
 
 SCHEMA: Json = {"type": "object"}
 TOOLS: list[Json] = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
-FORM: Json = {"type": "json_schema", "name": "place", "schema": SCHEMA}
-ALL = ModelSettings(0.5, 0.9, 3, 7, 0.1, 0.2, 99, ("a", "b"), FORM, "look")
+FORM: Json = {"type": "json_schema", "name": "answer", "schema": SCHEMA}
+ALL = ModelSettings(
+    0.5, 0.9, 3, 7, 0.1, 0.2, 99, ("a", "b"), FORM, "look", parallel_calls=False, effort="low"
+)
 
 
 def chat(**fields: Any) -> Asked:  # noqa: ANN401 - what a body may hold
@@ -106,3 +108,25 @@ def test_any_tool_may_have_to_be_called(choice: object) -> None:
 def test_what_makes_no_sense_is_named_and_refuses_nothing(fields: Json) -> None:
     asked = chat(tools=TOOLS, **fields)
     assert (asked.wished.settings, asked.ignored) == (ModelSettings(), tuple(fields))
+
+
+def test_a_field_that_is_not_known_is_named() -> None:
+    assert chat(service_tier="flex", logit_bias={"1": 2}, model="m").ignored == ("logit_bias", "service_tier")
+    assert responses(include=["x"], client_metadata={"a": "b"}).ignored == ("include",)
+    assert messages(context_management={}, max_tokens=5).ignored == ("context_management",)
+
+
+def test_what_a_provider_may_not_keep_is_a_wish() -> None:
+    assert chat(store=False).wished.settings.store is False
+    assert responses(store=False).wished.settings.store is False
+    assert chat(store=True).wished.fields == chat().wished.fields == {}
+
+
+def test_several_calls_at_once_are_forbidden_in_each_api() -> None:
+    read = [
+        chat(parallel_tool_calls=False, tools=TOOLS),
+        responses(parallel_tool_calls=False, tools=TOOLS),
+        messages(tool_choice={"type": "auto", "disable_parallel_tool_use": True}, tools=TOOLS),
+    ]
+    assert [each.wished.settings.parallel_calls for each in read] == [False] * 3
+    assert chat(parallel_tool_calls=False).wished.settings.parallel_calls is None  # no tool can be called

@@ -77,7 +77,7 @@ class _PausingStore(MemoryStore):
 @spec("REUSE-70")
 @pytest.mark.parametrize("is_dead", [False, True])
 async def test_a_request_that_another_process_has_noted_and_not_begun_is_awaited_for_a_while(
-    is_dead: bool, monkeypatch: pytest.MonkeyPatch
+    *, is_dead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accepted_requests, "EQUAL_S", 0.5 if is_dead else WAIT_S)
     store = _PausingStore(memory := Memory())

@@ -9,7 +9,7 @@ import pytest
 
 from midstream.engine.agent import Agent, sub_agent
 from midstream.engine.forwarding import encode_answer
-from midstream.engine.host import Host, HostPhase
+from midstream.engine.host import HAND_ON_S, Host, HostPhase
 from midstream.engine.runner import Runner, StopMode
 from midstream.errors import (
     DrainingError,
@@ -63,8 +63,14 @@ class Scripted(StoreInFront):
         self._holds: dict[str, Hold] = {}
 
     def hold(self, operation: str) -> Hold:
+        """Let the next one wait; `claimed` is the return of a claim that has happened."""
         self._holds[operation] = Hold()
         return self._holds[operation]
+
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
+        epoch = await super().claim(session, at=at, is_free=is_free)
+        await self.before_operation("claimed", session)
+        return epoch
 
     async def before_operation(self, operation: str, session: str) -> None:
         if hold := self._holds.pop(operation, None):
@@ -102,6 +108,10 @@ class Places:
     async def stop(self) -> None:
         for host in self._hosts:
             await host.stop(grace_s=0.1)
+
+    def handovers(self) -> list[bool]:
+        """Return the marks of all epochs of the session."""
+        return [each.is_handover for each in self.records() if isinstance(each, EpochStarted)]
 
     def records(self, session: str = "s") -> list[Record]:
         return [decode(each.body) for each in self.memory.sessions[session].records]
@@ -378,6 +388,61 @@ async def test_readers_of_an_node_that_lets_go_are_told_once_another_process_has
     with pytest.raises(JournalMovedError, match="deleted"):
         await reading
     reader.detach()
+
+
+@spec("TURN-54")
+async def test_a_session_that_is_given_up_while_another_node_claims_it_counts_as_handed_over(
+    places: Places,
+) -> None:
+    claiming = Scripted(places.memory)
+    here = await places.host([[Stall()]])
+    there = await places.host([[Stall()]], store=claiming)
+    await _say(here, "hi")
+    theirs = await there.session("s")
+    claim = claiming.hold("claim")
+    second = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
+    asking = asyncio.ensure_future(theirs.submit(second))
+    await claim.was_asked.wait()  # the session was found held
+    await here.stop(grace_s=0.01)
+    claim.may_go_on.set()
+    await asking
+    assert places.handovers() == [False, True]
+
+
+@spec("TURN-54")
+async def test_a_host_that_stops_gives_up_a_session_that_it_was_just_claiming(places: Places) -> None:
+    claiming = Scripted(places.memory)
+    first = await places.host([[Stall()]])
+    await _say(first, "hi")
+    await first.stop(grace_s=0.01)
+    claimed = claiming.hold("claimed")
+    second = Host(Agent(ScriptedModel([[Stall()]])), claiming)
+    await second.start()
+    await claimed.was_asked.wait()
+    await second.stop(grace_s=0.01)
+    third = await places.host([[Stall()]])
+    assert (await third.session("s")).state.is_live
+    assert places.handovers() == [False, True]
+
+
+@spec("TURN-54")
+async def test_a_session_that_a_busy_store_gives_up_late_counts_as_handed_over(places: Places) -> None:
+    busy = Scripted(places.memory)
+    go = asyncio.Event()
+    here = await places.host([[Gate(go), TextDelta("a"), Finished()]], store=busy)
+    there = await places.host([text("b")])
+    await _until(lambda: here.has_peers)
+    await _say(here, "hi")
+    releasing = busy.hold("release")
+    stopping = asyncio.ensure_future(here.stop(grace_s=WAIT_S))
+    go.set()
+    await releasing.was_asked.wait()
+    done, _ = await asyncio.wait({stopping}, timeout=HAND_ON_S + 0.1)
+    assert not done, "the rest of the grace is left"
+    releasing.may_go_on.set()
+    await stopping
+    await run_turn(there, "s", "and?")
+    assert places.handovers() == [False, True]
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["command", "deletion"])

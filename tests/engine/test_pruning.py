@@ -119,6 +119,31 @@ async def _until(is_true: Callable[[], bool]) -> None:
     raise TimeoutError
 
 
+async def test_a_sweep_costs_no_more_in_a_large_store_and_all_sessions_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pruning_module, "SWEEP_SESSIONS_MAX", 4)
+    async with keeping(AGE, [text("one two three four", tokens=9)]) as on:
+        names = [f"s{number:02}" for number in range(20)]
+        for name in names:
+            await on.turns(1, name)
+            await on.world.advance(1.0)
+        await on.world.advance(7200.0)
+        pruned = []
+        for _ in range(4):
+            await on.sweep()
+            on.pruner = Pruner(
+                on.host, on.host.store, on.world, AGE
+            )  # another process goes on where this one was
+            pruned.append([name for name in names if on.positions(name)[0] > 1])
+        assert pruned[0] == names[-8:]  # those that were changed last, and some others
+        assert [len(each) for each in pruned] == [8, 12, 16, 20]
+        await on.turns(1, "new")
+        await on.world.advance(7200.0)
+        await on.sweep()
+        assert on.positions("new")[0] > 1
+
+
 @spec("STREAM-60", "STREAM-61", "STREAM-62")
 @pytest.mark.parametrize("retention", [AGE, COUNT, BYTES], ids=["age", "count", "bytes"])
 async def test_what_is_too_old_or_too_much_goes_and_the_conversation_stays(

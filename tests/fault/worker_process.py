@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -34,9 +35,17 @@ TALK = ("work", "look")
 
 
 class WorkerWorld(KillingWorld):
-    """Dies, or stands still, at a named point."""
+    """Dies, or stands still, at a named point. Its wall clock may be wrong."""
 
     freeze_at: tuple[Fault | None, int] = (None, 1)
+    clock_error_s = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.clock_error_s
+
+    def jump(self, by_s: float) -> None:
+        """Set the wall clock, as an operator or a virtual machine that is resumed does."""
+        self.clock_error_s += by_s
 
     def reach(self, point: Fault) -> None:
         super().reach(point)
@@ -143,10 +152,18 @@ async def main() -> None:
     parser.add_argument("--kill-at", type=Fault)
     parser.add_argument("--freeze-at", type=Fault)
     parser.add_argument("--count", type=int, default=1)
+    parser.add_argument(
+        "--clock-error", type=float, default=0.0, help="seconds by which its wall clock is wrong"
+    )
+    parser.add_argument(
+        "--jump", type=float, default=0.0, help="seconds by which SIGUSR2 sets its wall clock"
+    )
     given = parser.parse_args()
     session_work.HELD_FOR_S = given.lease / 4
     world = WorkerWorld(given.kill_at, given.count)
     world.freeze_at = (given.freeze_at, given.count)
+    world.clock_error_s = given.clock_error
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, world.jump, given.jump)
     store = make_store(given.folder, world, name=given.store, lease_s=given.lease)
     go = Go(given.folder / "go", world)
     looking = world.spawn(go.look(), name="go")

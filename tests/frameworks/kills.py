@@ -445,7 +445,10 @@ def _measure(kind: Kind, mode: str, how: How) -> float:
 
 
 def run_all(programs: Sequence[tuple[str, str]], play: Callable[[str, str], Tally], jobs: int) -> list[str]:
-    """Play programs, so many at once in processes of their own; print a line for each, and return the faults."""
+    """Play programs, so many at once in processes of their own; print a line for each, and return the faults.
+
+    A program that cannot be played is a fault too; the others are played.
+    """
     place = Path(tempfile.mkdtemp(prefix="kills-tallies-", dir=MEMORY))
     waiting, playing = list(enumerate(programs)), dict[int, int]()
     faults: list[str] = []
@@ -454,16 +457,20 @@ def run_all(programs: Sequence[tuple[str, str]], play: Callable[[str, str], Tall
             number, (name, mode) = waiting.pop(0)
 
             def work(number: int = number, name: str = name, mode: str = mode) -> None:
-                (place / f"{number}").write_bytes(msgspec.json.encode(play(name, mode)))
+                (place / f"{number}" / "tally").write_bytes(msgspec.json.encode(play(name, mode)))
 
-            playing[fork(work, place)] = number
+            (place / f"{number}").mkdir()
+            playing[fork(work, place / f"{number}")] = number
             continue
         pid, status = os.wait()
         number = playing.pop(pid)
         name, mode = programs[number]
         if status != 0:
-            raise RuntimeError(f"{name}, {mode} could not be played:\n{(place / 'log').read_text()[-3000:]}")
-        tally = msgspec.json.decode((place / f"{number}").read_bytes(), type=Tally)
+            log = (place / f"{number}" / "log").read_text()[-3000:]
+            print_line(f"| {name} | {mode} | could not be played | | | | | | 1 |")
+            faults.append(f"{name}, {mode} could not be played:\n{log}")
+            continue
+        tally = msgspec.json.decode((place / f"{number}" / "tally").read_bytes(), type=Tally)
         cells = (tally.rounds, tally.kills, tally.effects, tally.in_doubt, tally.refused, tally.cancelled)
         print_line(f"| {name} | {mode} | {' | '.join(map(str, cells))} | {len(tally.faults)} |")
         faults += [f"{name}, {mode}, {fault}" for fault in tally.faults]

@@ -37,3 +37,28 @@ def test_the_judge_finds_the_faults_of_a_program_that_loses_its_journal(framewor
     done = play(framework, "--modes", "conversation", "--broken", "--kills", "15", "--seconds", "120")
     assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"
     assert "took effect 2 times" in done.stderr or "answers are" in done.stderr
+
+
+PLAYS = """
+import sys
+from tests.frameworks.kills import Tally, run_all
+
+def play(framework, mode):
+    if mode == "unplayable":
+        raise RuntimeError(f"no {framework} here")
+    return Tally(rounds=1, faults=[f"a fault of {mode}"])
+
+programs = [("one", "first"), ("one", "unplayable"), ("two", "last")]
+print(*(fault.replace(chr(10), " ") for fault in run_all(programs, play, 1)), sep=chr(10), file=sys.stderr)
+"""
+
+
+def test_a_program_that_cannot_be_played_is_a_fault_and_hides_no_other() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PLAYS], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    first, unplayable, last = done.stderr.splitlines()
+    assert (first, last) == ("one, first, a fault of first", "two, last, a fault of last")
+    assert unplayable.startswith("one, unplayable could not be played:")
+    assert "RuntimeError: no one here" in unplayable
+    assert len(done.stdout.splitlines()) == 3

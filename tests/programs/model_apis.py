@@ -21,6 +21,11 @@ SHELLS: Mapping[str, Callable[[str], Json]] = {
     "shell_command": lambda command: {"command": command},
 }
 """How each program's shell tool takes a command."""
+SUB_AGENTS: Mapping[str, Callable[[str], Json]] = {
+    "Agent": lambda prompt: {"description": "a side task", "prompt": prompt, "run_in_background": False},
+    "task": lambda prompt: {"description": "a side task", "prompt": prompt, "subagent_type": "general"},
+}
+"""How each program's tool for sub-agents takes a task."""
 ESCALATIONS: Mapping[str, Json] = {
     "exec_command": {"sandbox_permissions": "require_escalated", "justification": "it writes a file"},
     "shell": {"sandbox_permissions": "require_escalated", "justification": "it writes a file"},
@@ -36,12 +41,20 @@ class Words(Struct, frozen=True):
 
 
 class ToolUse(Struct, frozen=True):
-    """A call of the program's shell."""
+    """A call of the program's shell, or of its tool for sub-agents.
+
+    Args:
+        command: The command, or the task.
+        is_escalated: The model requests that it runs outside a sandbox, where the program has a word for that.
+        is_sub_agent: It starts a sub-agent.
+        tool: The end of the name of another tool; the command is the JSON of its arguments then.
+    """
 
     id: str
     command: str
     is_escalated: bool = False
-    """The model requests that it runs outside a sandbox, where the program has a word for that."""
+    is_sub_agent: bool = False
+    tool: str = ""
 
 
 Part = Words | ToolUse
@@ -89,7 +102,12 @@ def _event(data: Json, name: str = "") -> bytes:
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
-def _shell(names: list[str], use: ToolUse) -> tuple[str, dict[str, Any]]:
+def _call_of(names: list[str], use: ToolUse) -> tuple[str, dict[str, Any]]:
+    if use.tool:
+        return next((name for name in names if name.endswith(use.tool)), use.tool), json.loads(use.command)
+    if use.is_sub_agent:
+        name = next(name for name in SUB_AGENTS if name in names)
+        return name, SUB_AGENTS[name](use.command)
     name = next((name for name in SHELLS if name in names), "Bash")
     return name, SHELLS[name](use.command) | (ESCALATIONS.get(name, {}) if use.is_escalated else {})
 
@@ -128,7 +146,7 @@ def _messages_stream(body: Json, parts: list[Part], *, is_whole: bool) -> Iterat
             block: Any = {"type": "text", "text": ""}
             deltas: list[Any] = [{"type": "text_delta", "text": piece} for piece in part.pieces]
         else:
-            name, given = _shell(_messages_tools(body), part)
+            name, given = _call_of(_messages_tools(body), part)
             block = {"type": "tool_use", "id": "toolu_" + part.id, "name": name, "input": {}}
             deltas = [{"type": "input_json_delta", "partial_json": json.dumps(given)}]
             reason = "tool_use"
@@ -157,7 +175,7 @@ def _messages_whole(body: Json, parts: list[Part]) -> Json:
         if isinstance(part, Words):
             content.append({"type": "text", "text": "".join(part.pieces)})
         else:
-            name, given = _shell(_messages_tools(body), part)
+            name, given = _call_of(_messages_tools(body), part)
             content.append({"type": "tool_use", "id": "toolu_" + part.id, "name": name, "input": given})
     return {
         "id": _new_id("msg"),
@@ -242,7 +260,7 @@ def _chat_stream(body: Json, parts: list[Part], *, is_whole: bool) -> Iterator[b
 
 
 def _chat_call(body: Json, part: ToolUse) -> Json:
-    name, given = _shell(_chat_tools(body), part)
+    name, given = _call_of(_chat_tools(body), part)
     return {"id": part.id, "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
 
 
@@ -317,7 +335,7 @@ def _responses_items(body: Json, parts: list[Part]) -> list[Any]:
                 }
             )
         else:
-            name, given = _shell(_responses_tools(body), part)
+            name, given = _call_of(_responses_tools(body), part)
             items.append(
                 {
                     "type": "function_call",
@@ -426,7 +444,7 @@ def _gemini_chunk(parts: list[Any], finish: str = "") -> Json:
 
 
 def _gemini_call(body: Json, part: ToolUse) -> Json:
-    name, given = _shell(_gemini_tools(body), part)
+    name, given = _call_of(_gemini_tools(body), part)
     return {"functionCall": {"name": name, "args": given, "id": part.id}}
 
 

@@ -5,6 +5,8 @@ A user message contains a directive such as `Q7 {say 4}`: an id that occurs once
     say N               N words, `R7.0 R7.1 …`
     ask                 like `tool`, as a command that needs a permission
     tool [SECONDS]      a shell command that appends the id to the ledger after so long, then the word `R7.done`
+    look                the tool of the MCP server, then the word `R7.done`
+    agent               a sub-agent that gets the message `Q7s {say 2}`, then the word `R7.done`
     hang [N] [TIMES]    N words, then silence until the client leaves; only for the first TIMES requests
     cut [N] [TIMES]     N words, then the connection is closed; only for the first TIMES requests
     status CODE [TIMES] an error of this status; only for the first TIMES requests, then two words
@@ -71,9 +73,16 @@ class ModelRequest(Struct, frozen=True):
 
 
 class ModelServer:
-    """Serves the APIs of OpenAI, Anthropic and Google; `requests` has what came."""
+    """Serves the APIs of OpenAI, Anthropic and Google; `requests` has what came.
 
-    def __init__(self, ledger: Path) -> None:
+    Args:
+        ledger: The file in which tools note their effects.
+        continues: An answer to `say` goes on behind those of its words that stand in the transcript already, as a
+            model's does that is requested to finish an answer.
+    """
+
+    def __init__(self, ledger: Path, *, continues: bool = False) -> None:
+        self._continues = continues
         self.requests: list[ModelRequest] = []
         self.url = ""
         self.tries: Counter[str] = Counter()
@@ -120,7 +129,7 @@ class ModelServer:
             Directive(match[1], match[2], tuple(map(float, match[3].split())))
             for match in DIRECTIVE.finditer(whole)
         ]
-        newest = found[-1] if found else None
+        newest = _newest(found)
         tools = tuple(api.tools(body))
         is_main = bool(tools)
         self.requests.append(
@@ -155,10 +164,25 @@ class ModelServer:
                     return await self._send(request, api, body, [Words([f"R{directive.id}.done"])])
                 use = ToolUse(f"call_{directive.id}_{tries}", command, directive.kind == "ask")
                 return await self._send(request, api, body, [use])
+            case "look" if "rain in" not in whole[whole.rindex(f"Q{directive.id} {{") :]:
+                use = ToolUse(f"call_{directive.id}_{tries}", '{"place": "Basel"}', tool="look_up_weather")
+                return await self._send(request, api, body, [use])
+            case "look":
+                return await self._send(request, api, body, [Words([f"R{directive.id}.done"])])
+            case "agent" if f"Q{directive.id}s {{" not in whole:
+                task = f"Q{directive.id}s {{say 2}}"
+                return await self._send(
+                    request, api, body, [ToolUse(f"call_{directive.id}_{tries}", task, is_sub_agent=True)]
+                )
+            case "agent":
+                return await self._send(request, api, body, [Words([f"R{directive.id}.done"])])
             case "hang" if tries <= directive.number(1, 1e9):
                 return await self._send(request, api, body, [Words(_words(directive, 0))], end="hang")
             case "cut" if tries <= directive.number(1, 1e9):
                 return await self._send(request, api, body, [Words(_words(directive, 2))], end="cut")
+            case "say" if self._continues:
+                known = whole[whole.rindex(f"Q{directive.id} {{") :].count(f"R{directive.id}.")
+                return await self._send(request, api, body, [Words(_words(directive, 2)[known:])])
             case "say" | "hang":
                 return await self._send(request, api, body, [Words(_words(directive, 2))])
             case _:  # an error or a loss that is over
@@ -182,6 +206,13 @@ class ModelServer:
         if end == "cut" and request.transport is not None:
             request.transport.abort()
         return answer
+
+
+def _newest(found: list[Directive]) -> Directive | None:
+    """Return the newest message of the user; the task of a sub-agent is none in the conversation that started it."""
+    if len(found) > 1 and found[-2].kind == "agent" and found[-1].id == f"{found[-2].id}s":
+        return found[-2]
+    return found[-1] if found else None
 
 
 def _words(directive: Directive, otherwise: int) -> list[str]:

@@ -110,16 +110,15 @@ name = "scripted"
 base_url = "{url}/v1"
 env_key = "SCRIPTED_KEY"
 wire_api = "responses"
-request_max_retries = 2
-stream_max_retries = 2
 """
+FEW_RETRIES = "request_max_retries = 2\nstream_max_retries = 2\n"
 
 
 def _codex_settings(place: Place, policy: str = "never", sandbox: str = "danger-full-access") -> None:
     folder = place.home / ".codex"
     folder.mkdir(parents=True, exist_ok=True)
     settings = CODEX_SETTINGS.format(url=place.model_url, policy=policy, sandbox=sandbox)
-    (folder / "config.toml").write_text(settings)
+    (folder / "config.toml").write_text(settings + FEW_RETRIES)
 
 
 def _codex_asking_settings(place: Place) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from starlette.types import Scope
 
@@ -25,6 +27,45 @@ async def test_a_rate_runs_out_and_comes_back_evenly() -> None:
     rate.count("ada")
     with pytest.raises(LimitReachedError):
         rate.count("ada")
+
+
+async def test_a_rate_holds_for_all_servers_of_a_store_also_where_a_caller_is_spread_over_them() -> None:
+    world = FakeWorld()
+    servers = [Rate(60, "requests", world) for _ in range(10)]
+    passed = 0
+    for second in range(600):  # ten requests a second, one at each server: one a second is allowed
+        for server in servers:
+            with contextlib.suppress(LimitReachedError):
+                server.count("ada")
+                passed += 1
+        if second % 2:
+            reports = [server.own_counts() for server in servers]
+            for server, own in zip(servers, reports, strict=True):
+                others = [each for each in reports if each is not own]
+                sums = {
+                    caller: sum(each.get(caller, 0.0) for each in others)
+                    for each in others
+                    for caller in each
+                }
+                server.set_elsewhere(sums)
+        await world.advance(1.0)
+    most = 60 + 600 + 9 * 3  # what nine servers let pass before they know of each other
+    assert 600 <= passed <= most
+
+
+async def test_a_caller_that_rests_may_go_on_at_all_servers_as_soon_as_at_one() -> None:
+    world = FakeWorld()
+    here, there = Rate(60, "requests", world), Rate(60, "requests", world)
+    here.add("ada", 20)
+    there.add("ada", 40)
+    for _ in range(30):
+        here_counts, there_counts = here.own_counts(), there.own_counts()
+        here.set_elsewhere(there_counts)
+        there.set_elsewhere(here_counts)
+        await world.advance(1.0)
+    here.check("ada", 29)
+    with pytest.raises(LimitReachedError):
+        here.check("ada", 32)
 
 
 async def test_what_is_added_without_asking_is_paid_for_later() -> None:

@@ -12,6 +12,7 @@ from midstream.session.model_settings import (
     CHAT_NAMES,
     DEFAULT_SETTINGS,
     MESSAGES_GRANTS,
+    MESSAGES_NAMES,
     RESPONSES_GRANTS,
     RESPONSES_NAMES,
     ModelSettings,
@@ -33,6 +34,9 @@ ALL = ModelSettings(
     stop=("END",),
     response_format=FORM,
     forced_tool="look",
+    parallel_calls=False,
+    effort="low",
+    store=False,
 )
 
 
@@ -48,6 +52,8 @@ def test_each_api_is_told_what_it_has_a_field_for() -> None:
         "stop": ["END"],
         "response_format": {"type": "json_schema", "json_schema": nested},
         "tool_choice": {"type": "function", "function": {"name": "look"}},
+        "parallel_tool_calls": False,
+        "reasoning_effort": "low",
     }
     assert responses_fields(ALL.only(RESPONSES_GRANTS)) == {
         "temperature": 0.0,
@@ -55,6 +61,8 @@ def test_each_api_is_told_what_it_has_a_field_for() -> None:
         "max_output_tokens": 9,
         "text": {"format": FORM},
         "tool_choice": {"type": "function", "name": "look"},
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "low"},
     }
     assert messages_fields(ALL.only(MESSAGES_GRANTS)) == {
         "temperature": 0.0,
@@ -62,7 +70,11 @@ def test_each_api_is_told_what_it_has_a_field_for() -> None:
         "top_k": 3,
         "max_tokens": 9,
         "stop_sequences": ["END"],
-        "tool_choice": {"type": "tool", "name": "look"},
+        "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
+        "output_config": {
+            "effort": "low",
+            "format": {"type": "json_schema", "schema": {"type": "object"}},
+        },
     }
 
 
@@ -89,10 +101,11 @@ def test_any_tool_and_any_json() -> None:
 @pytest.mark.parametrize(
     ("model", "extra", "missing"),
     [
-        ("qwen3", {}, set()),
-        ("qwen3", {"temperature": 1, "response_format": None}, {"temperature", "response_format"}),
-        ("gpt-4o", {}, set()),
-        ("gpt-5-chat-latest", {}, set()),
+        ("qwen3", {}, {"effort"}),
+        ("qwen3", {"temperature": 1, "response_format": None}, {"temperature", "response_format", "effort"}),
+        ("gpt-4o", {}, {"effort"}),
+        ("gpt-5-chat-latest", {}, {"effort"}),
+        ("openai/gpt-oss-120b", {}, set()),
         ("gpt-5-mini", {}, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
         ("openai/o3", {}, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
     ],
@@ -108,4 +121,21 @@ def test_a_field_of_another_name_is_known_by_it() -> None:
     assert RESPONSES_GRANTS - select_granted(RESPONSES_GRANTS, "m", extra, RESPONSES_NAMES) == {
         "tokens_max",
         "response_format",
+        "effort",
     }
+
+
+@pytest.mark.parametrize(
+    ("model", "missing"),
+    [
+        ("claude-3-5-sonnet-latest", {"effort", "response_format"}),
+        ("claude-sonnet-4-5", {"effort"}),
+        ("claude-opus-4-6", set()),
+        ("claude-sonnet-5", set()),
+        ("agent", {"effort"}),
+    ],
+)
+def test_a_model_of_anthropic_gets_a_schema_and_an_effort_if_it_takes_them(
+    model: str, missing: set[str]
+) -> None:
+    assert MESSAGES_GRANTS - select_granted(MESSAGES_GRANTS, model, {}, MESSAGES_NAMES) == missing

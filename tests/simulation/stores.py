@@ -73,9 +73,9 @@ class WeatheredStore(StoreInFront):
             await self._is_quiet.wait()
         await self.store.close()
 
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         try:
-            epoch = await super().claim(session, at=at)
+            epoch = await super().claim(session, at=at, is_free=is_free)
         except LeaseHeldError:
             self._note("claim", session, "held")
             raise

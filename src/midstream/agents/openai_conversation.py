@@ -193,7 +193,10 @@ class _ResponsesUpstream:
         world: World = World(),
     ) -> None:
         self.name = f"openai:{model}"
-        grants = select_granted(RESPONSES_GRANTS, model, extra or {}, RESPONSES_NAMES)
+        # A conversation object, and what is made in the background, are stored by the provider.
+        is_kept = is_background or self._memory == "conversation"
+        wishes = RESPONSES_GRANTS - {"store"} if is_kept else RESPONSES_GRANTS
+        grants = select_granted(wishes, model, extra or {}, RESPONSES_NAMES)
         self.abilities = Abilities(
             takes_tools=True,
             takes_history=True,
@@ -445,7 +448,7 @@ class OpenAIAgent:
             "instructions": self._setup.instructions or None,
             "tools": render_tools(self._setup.tools) or None,
             "stream": True,
-            "store": True,
+            "store": said.settings.only(way.grants).store is not False,
             "background": way.is_background or None,
             way.named_by: self._came_from or None,
         }

@@ -239,6 +239,10 @@ class Pooled(StoredModel):
             ModelError: The agent failed, and so did a fresh one where that was worth a try (then the first error is the
                 cause of this one).
         """
+        if request.settings.store is False and "store" in self._upstream.abilities.grants:
+            request = replace(
+                request, is_ephemeral=True
+            )  # what the provider must not keep cannot be continued there
         chain = self._chains.get(request.session, Chain()).then(request.history)
         setup, outline = self._read(request, chain.heard)
         can_drop = bool(request.session) and not (request.is_resent or request.is_ephemeral)

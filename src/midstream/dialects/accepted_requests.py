@@ -20,7 +20,7 @@ from midstream.dialects.application_sessions import (
     response_id,
 )
 from midstream.dialects.conversation_index import ConversationPlace, is_ephemeral
-from midstream.dialects.dialect import Asked, Dialect
+from midstream.dialects.dialect import Asked, Dialect, Form
 from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import Arrived, RefusedError, digest_key
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
@@ -76,6 +76,20 @@ class _Wanted(Struct):
     is_begun_elsewhere: bool = False
 
 
+class Reply(Struct, frozen=True):
+    """A response that answers a POST.
+
+    Args:
+        live: The response; the POST is counted as one of its readers.
+        form: How this client reads it: as a stream or whole, whatever the client that began it wished.
+        is_repeated: It was there before.
+    """
+
+    live: LiveResponse
+    form: Form
+    is_repeated: bool
+
+
 class _Repeated(Struct, frozen=True):
     """The response to an equal request, which another process began meanwhile."""
 
@@ -116,8 +130,8 @@ class Accepting:
         """One for each request that is being judged, since two equal ones at once cannot both find nothing; and one for
         each session that is being compared."""
 
-    async def response_to(self, dialect: Dialect, arrived: Arrived) -> tuple[LiveResponse, bool]:
-        """Return the response to a POST, and whether it was there before. It has one more reader: see `leave`.
+    async def response_to(self, dialect: Dialect, arrived: Arrived) -> Reply:
+        """Return the response to a POST. It has one more reader: see `LiveResponses.leave`.
 
         Raises:
             RefusedError: The key belongs to another request, or there is no such model.
@@ -135,10 +149,11 @@ class Accepting:
                 self._responses.refuse_too_many()
                 begun = await self._begin(wanted)
                 if isinstance(begun, LiveResponse):
-                    return begun, False
+                    return Reply(begun, begun.found.form, is_repeated=False)
                 same = begun.same
             self._responses.join(same)
-            return same, True
+            delivery = {"is_stream": asked.is_stream, "includes_usage": asked.includes_usage}
+            return Reply(same, replace(same.found.form, **delivery), is_repeated=True)
 
     def check_model(self, name: str) -> None:
         """Let a name pass that applications may request.

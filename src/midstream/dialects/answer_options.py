@@ -18,7 +18,7 @@ from midstream.session.model_settings import ANY_TOOL, DEFAULT_SETTINGS, ModelSe
 _UNSAID: Value = object()
 """What a reader returns for a field whose value is the default anyway."""
 _ANY = ("required", "any")
-_ONE = ("function", "tool")
+_ONE = ("function", "tool", "custom")
 
 
 class AnswerOptions(Struct, frozen=True):
@@ -34,12 +34,14 @@ class AnswerOptions(Struct, frozen=True):
         return tuple(name for wish, name in self.fields.items() if wish not in grants)
 
 
-def read_options(fields: Fields, known: Mapping[str, str], tools: Collection[ToolSpec]) -> AnswerOptions:
+def read_options(
+    fields: Fields, known: Mapping[str, str | tuple[str, ...]], tools: Collection[ToolSpec]
+) -> AnswerOptions:
     """Read the wishes of a request.
 
     Args:
         fields: The request's.
-        known: The API's names of wishes: the wish by its field.
+        known: The API's names of wishes: the wish by its field, or several.
         tools: What may be called.
     """
     settings: dict[str, Any] = {}
@@ -50,11 +52,13 @@ def read_options(fields: Fields, known: Mapping[str, str], tools: Collection[Too
         if wish is None:
             continue
         value = field(fields, name, object)
-        found = _read_tool_choice(value, tools) if wish == "forced_tool" else _READERS[wish](value)
-        if found is None:
-            odd.append(name)
-        elif found is not _UNSAID:
-            settings[wish], names[wish] = found, name
+        wishes = wish if isinstance(wish, tuple) else (wish,)
+        for each in wishes:
+            found = _read_tool_choice(value, tools) if each == "forced_tool" else _READERS[each](value)
+            if found is None:
+                odd.append(name)
+            elif found is not _UNSAID and (tools or each != "parallel_calls"):
+                settings[each], names[each] = found, name
     return AnswerOptions(ModelSettings(**settings), names, tuple(odd))
 
 
@@ -78,6 +82,8 @@ def _form(value: Value) -> Value:
     if not isinstance(value, dict):
         return None
     form = value.get("format", {"type": "text"}) if "type" not in value else value
+    if isinstance(form, dict) and "schema" in form and "name" not in form:
+        form = {**form, "name": "answer"}  # Anthropic's schemas have no name, and OpenAI's APIs require one
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "text":
         return _UNSAID
@@ -85,6 +91,26 @@ def _form(value: Value) -> Value:
         return None
     inner = form.get(kind)
     return {"type": kind, **inner} if isinstance(inner, dict) else form
+
+
+def _false(value: Value) -> Value:
+    """Read a field that is true by default."""
+    return None if not isinstance(value, bool) else _UNSAID if value else False
+
+
+def _parallel_calls(value: Value) -> Value:
+    """Read `parallel_tool_calls` of OpenAI's APIs, or the `tool_choice` of Anthropic's."""
+    if isinstance(value, dict):
+        value = value.get("disable_parallel_tool_use") is not True
+    return _false(value)
+
+
+def _effort(value: Value) -> Value:
+    """Read `reasoning_effort`, or `reasoning` or `output_config` that have it beside other fields."""
+    word = value.get("effort") if isinstance(value, dict) else value
+    if isinstance(value, dict) and word is None:
+        return _UNSAID
+    return word if isinstance(word, str) else None
 
 
 def _read_tool_choice(value: Value, tools: Collection[ToolSpec]) -> Value:
@@ -111,4 +137,7 @@ _READERS: Mapping[str, Callable[[Value], Value]] = {
     "tokens_max": _whole_number,
     "stop": _texts,
     "response_format": _form,
+    "parallel_calls": _parallel_calls,
+    "effort": _effort,
+    "store": _false,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -20,15 +21,17 @@ from midstream.models.responses import Finished, ModelEvent, TextDelta, Thinking
 
 CHARS_PER_TOKEN = 4
 """How tokens are estimated before they are counted; real tokenizers are within a third of it for prose."""
-_IGNORED = frozenset({"context_management", "mcp_servers", "output_config", "output_format"})
-_WISHES = {
+_WISHES: Mapping[str, str | tuple[str, ...]] = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
     "max_tokens": "tokens_max",
     "stop_sequences": "stop",
-    "tool_choice": "forced_tool",
+    "tool_choice": ("forced_tool", "parallel_calls"),
+    "output_config": ("effort", "response_format"),
+    "output_format": "response_format",
 }
+_READ = frozenset({"messages", "metadata", "model", "stream", "system", "thinking", "tools", *_WISHES})
 _STOPS = {
     Finish.STOP: "end_turn",
     Finish.CALLS: "tool_use",
@@ -65,7 +68,7 @@ def read_messages(fields: Fields, known: int = 0) -> Asked:
     messages = field(fields, "messages", list[Any])
     if messages is None or not (messages or known):
         raise bad_field("messages", "`messages` is a list with at least one message")
-    ignored = [name for name in fields if name in _IGNORED]
+    ignored = sorted(fields.keys() - _READ)
     tools = tools_of(fields, ignored)
     wished = read_options(fields, _WISHES, tools)
     thinking = field(fields, "thinking", object)

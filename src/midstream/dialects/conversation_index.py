@@ -14,6 +14,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +33,13 @@ SESSION_HEADERS = (
     "x-conversation-id",  # what LibreChat's documentation calls its own
 )
 """Headers that name a conversation; the first that is there counts."""
+AGENT_HEADERS = ("x-claude-code-agent-id", "thread-id", "x-openai-subagent")
+"""Headers that name an agent, or a task such as a compaction, within a conversation: the sub-agents of Claude Code and
+of Codex send the session header of the main agent. The thread of Codex's main agent has the name of the session."""
+SIDE_HEADERS: Mapping[str, frozenset[str]] = {
+    "x-claude-code-request-class": frozenset({"auxiliary", "side_reply"}),
+}
+"""Headers by which a client application marks a request that it makes beside the conversation, and their values."""
 SESSION_NOTES = ("session_id", "conversation_id", "thread_id", "chat_id")
 """Keys of `metadata` that name a conversation."""
 EPHEMERAL_HEADER = "x-midstream-ephemeral"
@@ -64,6 +72,8 @@ SIDE_CALLS: tuple[str, ...] = (
 )
 """How the requests begin or go on that client applications make beside a conversation, in lower case; in a
 request without tools."""
+TITLE_PROPERTIES = frozenset({"title", "branch", "isNewTopic", "is_new_topic", "emoji", "summary"})
+"""Properties of an answer that names a conversation."""
 SIDE_CALLS_KEPT = 256
 """System prompts of which it is kept whether they are those of side calls: a few megabytes at most."""
 SIDE_CALL_CHARS = 4000
@@ -72,9 +82,10 @@ SIDE_CALL_CHARS = 4000
 
 def read_session_name(headers: Mapping[str, str], asked: Asked) -> str:
     """Return the conversation's name where the client application gives one, else ""."""
+    agents = [value for name in AGENT_HEADERS if (value := headers.get(name, "").strip())]
     for header in SESSION_HEADERS:
         if value := headers.get(header, "").strip():
-            return _shorten_name(f"h:{value}")
+            return _shorten_name("\0".join([f"h:{value}", *(agent for agent in agents if agent != value)]))
     for note in SESSION_NOTES:
         if value := asked.metadata.get(note, "").strip():
             return _shorten_name(f"m:{value}")
@@ -104,9 +115,20 @@ def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, ne
     marked = headers.get(EPHEMERAL_HEADER, asked.metadata.get(EPHEMERAL_NOTE))
     if marked is not None:
         return marked.strip().lower() not in _FALSE
+    if any(headers.get(name, "").strip() in values for name, values in SIDE_HEADERS.items()):
+        return True
     if asked.tools:
         return False
+    if _wants_title(asked.wished.settings.response_format):
+        return True
     return _asks_beside(instructions[:SIDE_CALL_CHARS]) or _has_side_call(newest)
+
+
+def _wants_title(response_format: Mapping[str, Any] | None) -> bool:
+    """Whether the answer is an object with a title, or with what such requests ask beside it, and nothing else."""
+    schema = (response_format or {}).get("schema")
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return isinstance(properties, dict) and "title" in properties and properties.keys() <= TITLE_PROPERTIES
 
 
 @functools.lru_cache(SIDE_CALLS_KEPT)

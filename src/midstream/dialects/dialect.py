@@ -38,6 +38,7 @@ class Form(Struct, frozen=True, kw_only=True, omit_defaults=True):
         is_background: The response is made whether or not a client reads it, and requested later.
         is_stored: The response can be requested by its id.
         echo: Fields that this API repeats in its response.
+        other_tools: Tools for which functions stand, by the names of these: their kind, namespace and name.
         ignored: Fields that could not be granted, for the response to name.
     """
 
@@ -51,6 +52,7 @@ class Form(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_background: bool = False
     is_stored: bool = False
     echo: Mapping[str, Any] = {}
+    other_tools: Mapping[str, tuple[str, str, str]] = {}
     ignored: tuple[str, ...] = ()
 
 
@@ -90,6 +92,7 @@ class Dialect(Struct, frozen=True, kw_only=True, eq=False):
         error: Returns a refusal as the object that this API has for errors.
         status: Returns the HTTP status of a refusal.
         keep_alive: An event that keeps an open stream alive.
+        in_functions: Returns messages, one for one, with calls of functions in the place of those of other tools.
         is_retrievable: Responses can be requested by their id.
     """
 
@@ -103,6 +106,7 @@ class Dialect(Struct, frozen=True, kw_only=True, eq=False):
     error: Callable[[ApiError], Mapping[str, Any]]
     status: Callable[[ApiError], int] = lambda refusal: refusal.status
     keep_alive: bytes = COMMENT
+    in_functions: Callable[[Sequence[Value]], list[Value]] = list
     is_retrievable: bool = False
 
     def error_body(self, refusal: ApiError) -> bytes:
@@ -119,7 +123,8 @@ class Asked(Struct, frozen=True, kw_only=True):
         messages: As they came; `transcript` reads them. Of a request that was read behind known ones only the others.
         instructions: The system prompt that came beside them.
         tools: What the application will run.
-        is_stream, includes_usage, shows_thinking, is_background, is_stored, echo, ignored: See `Form`.
+        is_stream, includes_usage, shows_thinking, is_background, is_stored, echo, other_tools, ignored: See
+            `Form`.
         is_private: Nothing of it may be kept on disk (`store: false`).
         previous: The id of a stored response that this goes on from, or "".
         metadata: The application's own notes that are texts.
@@ -143,12 +148,14 @@ class Asked(Struct, frozen=True, kw_only=True):
     user: str = ""
     cache_key: str = ""
     echo: Mapping[str, Any] = {}
+    other_tools: Mapping[str, tuple[str, str, str]] = {}
     wished: AnswerOptions = AnswerOptions()
     ignored: tuple[str, ...] = ()
 
     def transcript(self, before: Sequence[Value] = ()) -> Transcript:
         """Read the messages, behind others where there are some."""
-        return transcript_of([*before, *self.messages], self.dialect.format, self.instructions)
+        messages = self.dialect.in_functions([*before, *self.messages])
+        return transcript_of(messages, self.dialect.format, self.instructions)
 
     def form(self, response_id: str, model: str, created_at: int) -> Form:
         """Return what is journaled for the response."""
@@ -163,5 +170,6 @@ class Asked(Struct, frozen=True, kw_only=True):
             is_background=self.is_background,
             is_stored=self.is_stored,
             echo=self.echo,
+            other_tools=self.other_tools,
             ignored=self.ignored,
         )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from midstream.dialects.application_sessions import ApplicationSessions, FoundResponse
 from midstream.dialects.conversation_index import ConversationPlace
-from midstream.dialects.dialect import Dialect
+from midstream.dialects.dialect import Dialect, Form
 from midstream.dialects.dialect_registry import find_dialect
 from midstream.dialects.projection import Projection
 from midstream.dialects.request_repeats import KnownRun, Request
@@ -31,6 +31,10 @@ GRACE_S = 5.0
 who pressed "stop" looks the same, and pays for these seconds."""
 KEPT_S = 60.0
 """Seconds that a finished response answers an equal request: longer than any SDK waits between its tries."""
+REPEATED_S = 5.0
+"""Seconds after the end of a response in which an equal request of the same named conversation gets that response: its
+last bytes may have been lost behind the connection that took them, and Codex and Claude Code mark no repetition. A
+person who wants another answer takes longer."""
 FAILED_S = 30.0
 """Seconds after the failure of a response that had begun in which an equal request gets that failure: clients that do
 not obey `x-should-retry` repeat theirs within this time. Afterwards it counts as a person's wish."""
@@ -62,7 +66,7 @@ class LiveResponse:
         """When its last reader left, in seconds since 1970; 0 before."""
         self.readers = 0
         self.is_delivered = False
-        """A client was sent its end."""
+        """The connection of a client took its last byte."""
         self.grace: asyncio.Task[None] | None = None
         self.marking = asyncio.Lock()
         """Held while the other nodes of the store are notified of readers here."""
@@ -99,10 +103,9 @@ class LiveResponse:
         turn = None if runner is None else runner.state.turn
         return self.response.has_begun or (isinstance(turn, AwaitingModel) and bool(turn.said))
 
-    def projection(self, *, shows_upstream_calls: bool) -> Projection:
-        """Return what turns its records into events, for one reader."""
-        found = self.found
-        return Projection(self.dialect, found.form, found.response, shows_upstream_calls=shows_upstream_calls)
+    def projection(self, form: Form, *, shows_upstream_calls: bool) -> Projection:
+        """Return what turns its records into events, for one reader and as it reads them."""
+        return Projection(self.dialect, form, self.found.response, shows_upstream_calls=shows_upstream_calls)
 
     async def settle(self, model_response: Response | None, world: World) -> None:
         """Keep where the conversation goes on, before a client is sent the end of the response."""
@@ -175,7 +178,7 @@ class LiveResponses:
         readers = live.readers if live else 0
         is_left = not (readers or (live and live.is_delivered) or response.is_background)
         is_failed = response.status not in (None, TurnStatus.COMPLETED)
-        is_late = self._world.now() - response.ended_at >= FAILED_S
+        since_s = self._world.now() - response.ended_at
         request = Request(bytes.fromhex(response.digest), response.key, is_retry=False, is_named=is_named)
         return KnownRun(
             request,
@@ -183,7 +186,8 @@ class LiveResponses:
             has_readers=readers > 0,
             at=response.at,
             is_failed=is_failed,
-            is_failed_lately=response.status is TurnStatus.FAILED and not is_late,
+            is_failed_lately=response.status is TurnStatus.FAILED and since_s < FAILED_S,
+            is_completed_lately=response.status is TurnStatus.COMPLETED and since_s < REPEATED_S,
         )
 
     def repeatable(self, responses: Sequence[ApplicationResponse]) -> list[ApplicationResponse]:

@@ -15,21 +15,6 @@ from midstream.dialects.tool_specs import tools_of
 from midstream.history.messages import Finish, Usage
 from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
-_IGNORED = frozenset(
-    {
-        "audio",
-        "function_call",
-        "logit_bias",
-        "logprobs",
-        "modalities",
-        "parallel_tool_calls",
-        "prediction",
-        "reasoning_effort",
-        "top_logprobs",
-        "verbosity",
-        "web_search_options",
-    }
-)
 _WISHES = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -41,7 +26,16 @@ _WISHES = {
     "stop": "stop",
     "response_format": "response_format",
     "tool_choice": "forced_tool",
+    "parallel_tool_calls": "parallel_calls",
+    "reasoning_effort": "effort",
+    "store": "store",
 }
+_READ = frozenset(
+    {
+        *("functions", "messages", "metadata", "model", "n", "prompt_cache_key", "safety_identifier"),
+        *("stream", "stream_options", "tools", "user", *_WISHES),
+    }
+)
 FINISHES = {
     Finish.STOP: "stop",
     Finish.CALLS: "tool_calls",
@@ -68,7 +62,7 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
         raise bad_field("messages", "`messages` is a list with at least one message")
     if (field(fields, "n", int) or 1) != 1:
         raise bad_field("n", "one answer a request: `n` is 1")
-    ignored = [name for name in fields if name in _IGNORED]
+    ignored = sorted(fields.keys() - _READ)
     tools = tools_of(fields, ignored)
     wished = read_options(fields, _WISHES, tools)
     options = field(fields, "stream_options", dict[str, Any]) or {}
@@ -207,7 +201,7 @@ def usage_in_chat(counted: Usage | None) -> dict[str, Any] | None:
             "cached_tokens": counted.cached_tokens,
             "cache_write_tokens": counted.cache_write_tokens,
         },
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
     }
 
 

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from typing_extensions import override
 
 from midstream.dialects.answer_options import read_options
 from midstream.dialects.api_errors import RATE_LIMITED, ApiError, openai_error
+from midstream.dialects.declared_tools import SEARCH, in_functions, list_others, loaded_tools, read_input
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.dialects.tool_specs import tools_of
 from midstream.history.codecs.codec_spec import Json, Value
-from midstream.history.messages import Finish, Usage
+from midstream.history.messages import Finish, ToolCall, Usage
+from midstream.history.rendering import arguments_of
 from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
-_IGNORED = frozenset(
-    {
-        "context_management",
-        "include",
-        "max_tool_calls",
-        "parallel_tool_calls",
-        "prompt",
-        "reasoning",
-        "top_logprobs",
-        "truncation",
-    }
-)
 _WISHES = {
     "temperature": "temperature",
     "top_p": "top_p",
     "max_output_tokens": "tokens_max",
     "text": "response_format",
     "tool_choice": "forced_tool",
+    "parallel_tool_calls": "parallel_calls",
+    "reasoning": "effort",
+    "store": "store",
 }
+_READ = frozenset(
+    {
+        *("background", "client_metadata", "conversation", "input", "instructions", "metadata", "model"),
+        *("previous_response_id", "prompt_cache_key", "safety_identifier", "stream", "stream_options"),
+        *("tools", "user", *_WISHES),
+    }
+)
 _ECHOED = (
     "instructions",
     "max_output_tokens",
@@ -67,6 +67,14 @@ _UNSAID: Json = {
 }
 _CUT = {Finish.LENGTH: "max_output_tokens", Finish.FILTER: "content_filter"}
 
+_ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "tool_search_call": "tsc",
+}
+
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 _json = msgspec.json.encode
@@ -93,8 +101,9 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
     is_background = bool(field(fields, "background", bool))
     if is_background and not is_stored:
         raise bad_field("background", "`background` needs `store`, because the answer is requested later")
-    ignored = [name for name in fields if name in _IGNORED]
-    tools = tools_of(fields, ignored)
+    ignored = sorted(fields.keys() - _READ)
+    loaded = loaded_tools(sent)
+    tools = tools_of(fields, ignored, loaded=loaded)
     wished = read_options(fields, _WISHES, tools)
     return Asked(
         dialect=RESPONSES,
@@ -102,6 +111,11 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
         messages=sent,
         instructions=field(fields, "instructions", str) or "",
         tools=tools,
+        other_tools={
+            each.function_name: (each.kind, each.namespace, each.name)
+            for tool in [*(field(fields, "tools", list[Any]) or ()), *loaded]
+            for each in list_others(tool)
+        },
         is_stream=bool(field(fields, "stream", bool)),
         is_background=is_background,
         is_stored=is_stored,
@@ -136,6 +150,7 @@ class ResponsesWriter(Writer):
 
     def __init__(self, form: Form) -> None:
         self._suffix = form.id.removeprefix("resp_")
+        self._other_tools = form.other_tools
         self._fixed: Json = {
             "id": form.id,
             "object": "response",
@@ -226,7 +241,7 @@ class ResponsesWriter(Writer):
     # --- items ------------------------------------------------------------------------------------------------
 
     def _item_id(self, kind: str = "") -> str:
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind or self._open]
+        prefix = _ID_PREFIXES[kind or self._open]
         return f"{prefix}_{self._suffix}_{len(self._output)}"
 
     def _item(self, status: str, words: str | None) -> Json:
@@ -278,27 +293,48 @@ class ResponsesWriter(Writer):
         return pieces
 
     def _call(self, event: ToolCallRequested) -> list[bytes]:
-        item: Json = {
-            "id": self._item_id("function_call"),
-            "type": "function_call",
-            "status": "in_progress",
-            "call_id": event.id,
-            "name": event.name,
-            "arguments": "",
-        }
+        kind, namespace, name = self._other_tools.get(event.name, ("function", "", event.name))
+        if kind == SEARCH:
+            return self._search(event)
+        group = {"namespace": namespace} if namespace else {}
+        item: Json = {"status": "in_progress", "call_id": event.id, "name": name, **group}
         at = len(self._output)
+        if kind == "custom":
+            text = read_input(event.arguments)
+            item = {"id": self._item_id("custom_tool_call"), "type": "custom_tool_call", **item, "input": ""}
+            whole = {**item, "status": "completed", "input": text}
+            delta, done = "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"
+            ended: Json = {"input": text}
+        else:
+            text = event.arguments
+            item = {"id": self._item_id("function_call"), "type": "function_call", **item, "arguments": ""}
+            whole = {**item, "status": "completed", "arguments": text}
+            delta, done = "response.function_call_arguments.delta", "response.function_call_arguments.done"
+            ended = {"name": name, "arguments": text}
         place = {"item_id": item["id"], "output_index": at}
-        whole = {**item, "status": "completed", "arguments": event.arguments}
         pieces = [
             self._event("response.output_item.added", {"output_index": at, "item": item}),
-            self._event("response.function_call_arguments.delta", {**place, "delta": event.arguments}),
-            self._event(
-                "response.function_call_arguments.done",
-                {**place, "name": event.name, "arguments": event.arguments},
-            ),
+            self._event(delta, {**place, "delta": text}),
+            self._event(done, {**place, **ended}),
             self._item_done(whole),
         ]
         self._output.append(whole)
+        return pieces
+
+    def _search(self, event: ToolCallRequested) -> list[bytes]:
+        """Return the call of the application's search for tools; its arguments are an object."""
+        _, arguments = arguments_of(ToolCall(event.id, event.name, event.arguments))
+        item: Json = {
+            "id": self._item_id("tool_search_call"),
+            "type": "tool_search_call",
+            "status": "completed",
+            "call_id": event.id,
+            "execution": "client",
+            "arguments": msgspec.Raw(arguments.encode()),
+        }
+        begun = {"output_index": len(self._output), "item": {**item, "status": "in_progress"}}
+        pieces = [self._event("response.output_item.added", begun), self._item_done(item)]
+        self._output.append(item)
         return pieces
 
     def _item_done(self, item: Json) -> bytes:
@@ -321,7 +357,7 @@ def usage_in_responses(counted: Usage | None) -> Json | None:
             "cache_write_tokens": counted.cache_write_tokens,
         },
         "output_tokens": counted.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
         "total_tokens": counted.input_tokens + counted.output_tokens,
     }
 
@@ -339,5 +375,6 @@ RESPONSES = Dialect(
     read=read_responses,
     writer=ResponsesWriter,
     error=openai_error,
+    in_functions=in_functions,
     is_retrievable=True,
 )

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from midstream.dialects.client_histories import Piece, answers, closes, piece_of
 from midstream.dialects.conversation_index import read_session_name, scope_of
+from midstream.dialects.declared_tools import SEARCH
 from midstream.dialects.dialect import Asked, Dialect
 from midstream.dialects.fields import Fields, fields_of
 from midstream.dialects.reading_cache import Gist, Memo, digests, join_instructions
@@ -29,9 +30,14 @@ provider's cache on the last two of the user's; what stands before them is known
 CUTS_MAX = 12
 """Messages at the end among which the place before these is looked for."""
 
+DELIVERY_FIELDS = frozenset({"stream", "stream_options", "client_metadata"})
+"""Fields that do not change what is asked."""
+
 _NOTHING = msgspec.Raw(b"[]")
 _raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _values = msgspec.json.Decoder(list[Any]).decode
+_value = msgspec.json.Decoder().decode
+_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 class Read(Struct, frozen=True):
@@ -57,8 +63,8 @@ class Read(Struct, frozen=True):
 
     @property
     def digest(self) -> bytes:
-        """Digest of the body, equal for equal bodies only."""
-        return sha256(self.body).digest()
+        """Digest of what is asked, equal for requests that ask the same: see `digest_of_fields`."""
+        return digest_of_fields(fields_of(self.body), self.asked.dialect.messages)
 
     @property
     def instructions(self) -> str:
@@ -98,6 +104,32 @@ def read(
     return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, body)
 
 
+def digest_of_fields(fields: Fields, messages: str) -> bytes:
+    """Return a digest that is equal for requests which ask the same.
+
+    Neither the order of keys counts nor how the answer is delivered: Codex sends `client_metadata` in another order in
+    each of its tries, and Claude Code repeats without `stream` where a stream failed. The messages count byte for byte:
+    sorting the keys of a long transcript would cost more than reading it.
+
+    Args:
+        messages: The field that holds them.
+    """
+    whole = sha256()
+    for name in sorted(fields.keys() - DELIVERY_FIELDS):
+        raw = bytes(fields[name])
+        for piece in (name.encode("utf-8", "replace"), raw if name == messages else _with_sorted_keys(raw)):
+            whole.update(b"%d:" % len(piece))
+            whole.update(piece)
+    return whole.digest()
+
+
+def _with_sorted_keys(raw: bytes) -> bytes:
+    try:
+        return _sorted(_value(raw))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return raw
+
+
 def _raws_of(fields: Fields, name: str) -> list[msgspec.Raw]:
     """Return the messages as their bytes; none where the field is something else."""
     try:
@@ -119,8 +151,8 @@ def _read_behind(
     if not messages:
         return None
     asked = dialect.read({**fields, dialect.messages: _NOTHING}, len(messages))
-    if asked.is_stored or asked.previous:
-        return None
+    if asked.is_stored or asked.previous or any(kind == SEARCH for kind, _, _ in asked.other_tools.values()):
+        return None  # tools that a search has loaded stand in the messages
     session = read_session_name(headers, asked)
     scope = "" if session else scope_of(asked)
     whose = sha256(msgspec.json.encode([dialect.name, owner.hex(), scope])).digest()
@@ -131,7 +163,7 @@ def _read_behind(
         new = _values_of(messages[known:])
         if known and new and answers(new[0], form):
             continue  # the response before is not whole: what is known ends too late
-        pieces = None if new is None else _pieces(new, form, gist.ids)
+        pieces = None if new is None else _pieces(dialect.in_functions(new), form, gist.ids)
         if new is None or pieces is None:
             return None
         count, gists, entries = known, [(known, gist)] if known else [], list[Entry]()

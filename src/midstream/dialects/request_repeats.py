@@ -7,9 +7,10 @@ once. Only the first joins the run there is. They are distinguished by, in this 
 1. `Idempotency-Key`: the same key is the same run. With another body it is refused.
 2. `x-stainless-retry-count` above 0 (the SDKs of OpenAI and Anthropic count so): a repetition, first of a run that was
    not read to its end.
-3. Without either, the same body in the same conversation: it joins a run whose reader left before its end. A run that
-   was read to its end was answered: the request means another answer. A run that still has a reader is joined only
-   where the client application names the conversation, which cannot have two turns at once.
+3. Without either, the same request in the same conversation: it joins a run whose reader left before its end. A run
+   that was read to its end was answered: the request means another answer. Where the client application names the
+   conversation, which cannot have two turns at once, it also joins a run that has a reader, and one that was completed
+   a few seconds ago: Codex and Claude Code mark no repetition.
 
 An answer that had begun and then failed is joined too: its upstream may have run tools, and many clients repeat a
 request whatever the status is. A retry (1, 2) joins it in any case, an equal request for a short time after it.
@@ -22,7 +23,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from midstream.dialects.conversation_index import SESSION_HEADERS
+from midstream.dialects.conversation_index import AGENT_HEADERS, SESSION_HEADERS
 
 IDEMPOTENCY_HEADERS = ("idempotency-key", "x-idempotency-key")
 RETRY_HEADER = "x-stainless-retry-count"
@@ -54,6 +55,7 @@ class KnownRun(Struct, frozen=True):
         at: When it was begun.
         is_failed: It had begun and then ended before its end: it failed, or was stopped.
         is_failed_lately: It failed so lately that an equal request is more likely a retry than a person's wish.
+        is_completed_lately: It was completed so lately that an equal request of a conversation with a name is.
     """
 
     request: Request
@@ -62,6 +64,7 @@ class KnownRun(Struct, frozen=True):
     at: float
     is_failed: bool = False
     is_failed_lately: bool = False
+    is_completed_lately: bool = False
 
 
 class KeyReused(Struct, frozen=True):
@@ -76,7 +79,9 @@ def request_of(path: str, headers: Mapping[str, str], body: bytes, *, is_named: 
     """
     whole = blake2b(path.encode(), digest_size=16)
     # Lengths first: no two requests run together into the same bytes.
-    names = (headers.get(header, "").encode("utf-8", "replace") for header in SESSION_HEADERS)
+    names = (
+        headers.get(header, "").encode("utf-8", "replace") for header in (*SESSION_HEADERS, *AGENT_HEADERS)
+    )
     for piece in (*names, body):
         whole.update(b"%d:" % len(piece))
         whole.update(piece)
@@ -108,4 +113,6 @@ def find_repeated(request: Request, known: Iterable[KnownRun]) -> KnownRun | Key
     read = next((run for run in same if run.has_readers), None)
     if request.is_retry:
         return read or next(iter(same), None)
-    return read if request.is_named else None
+    if not request.is_named:
+        return None
+    return read or (same[0] if same and same[0].is_completed_lately else None)

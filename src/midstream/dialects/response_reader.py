@@ -11,7 +11,7 @@ from typing import Self
 from starlette.types import Receive, Send
 
 from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
-from midstream.dialects.dialect import Dialect
+from midstream.dialects.dialect import Dialect, Form
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
 from midstream.engine.conversation import follow
 from midstream.environment import Cancellable, World
@@ -65,9 +65,10 @@ class ResponseReader:
         receive: Receive,
         send: Send,
         *,
+        form: Form,
         shows_upstream_calls: bool,
     ) -> None:
-        self.projection = live.projection(shows_upstream_calls=shows_upstream_calls)
+        self.projection = live.projection(form, shows_upstream_calls=shows_upstream_calls)
         self._live = live
         self._responses = responses
         self._world = world
@@ -124,13 +125,13 @@ class ResponseReader:
                 events, after = events[after:], max(0, after - len(events))
                 is_last = self._is_ended and not self._events
                 if events or is_last:
-                    self._live.is_delivered = self._live.is_delivered or is_last
                     await self._send_events(b"".join(events), is_last=is_last)
                 if is_last:
+                    self._live.is_delivered = True
                     return
             elif self._is_ended:
-                self._live.is_delivered = True
                 await self._send_events(b"", is_last=True)
+                self._live.is_delivered = True
                 return
             elif self._is_quiet:
                 await self._send_events(self._live.dialect.keep_alive, is_last=False)
@@ -156,18 +157,18 @@ class ResponseReader:
         if self.projection.refusal is not None:
             await self._refuse(headers)
             return
-        self._live.is_delivered = True
         await send_whole(self._send, self.projection.whole(), headers=headers)
+        self._live.is_delivered = True
 
     @property
     def _is_gone(self) -> bool:
         return self._watch is None or self._watch.done()
 
     async def _refuse(self, headers: Mapping[str, str]) -> None:
-        self._live.is_delivered = True
         refusal = self.projection.refusal
         assert refusal is not None  # the caller has looked
         await refuse(self._send, self._live.dialect, refusal, headers)
+        self._live.is_delivered = True
 
     async def _follow(self) -> None:
         """Turn records into events as they come, as fast as the client takes them."""

@@ -67,6 +67,7 @@ class ResponseRoutes:
             self._world,
             receive,
             send,
+            form=live.found.form,
             shows_upstream_calls=self._shows_upstream_calls,
         )
         async with reader:
@@ -119,7 +120,7 @@ class ResponseRoutes:
 
     async def _project(self, live: LiveResponse) -> Projection:
         """Return the response as its journal has it now."""
-        projection = live.projection(shows_upstream_calls=self._shows_upstream_calls)
+        projection = live.projection(live.found.form, shows_upstream_calls=self._shows_upstream_calls)
         runner = await self._sessions.host.session(live.found.session)
         async for _, record in self._sessions.records(runner, after=live.found.response.position):
             projection.take(record)

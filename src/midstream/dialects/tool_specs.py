@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from midstream.dialects.declared_tools import DeclaredTool, list_others
 from midstream.dialects.fields import Fields, bad_field, field
 from midstream.history.codecs.codec_spec import Json, Value
 from midstream.history.messages import ToolSpec
@@ -11,24 +13,35 @@ from midstream.history.messages import ToolSpec
 NO_CHOICE = "none"
 
 
-def tools_of(fields: Fields, ignored: list[str]) -> tuple[ToolSpec, ...]:
+def tools_of(
+    fields: Fields, ignored: list[str], *, loaded: Sequence[Value] | None = None
+) -> tuple[ToolSpec, ...]:
     """Return the functions a client application declares; none where it forbids calls.
 
     Args:
         fields: The request's.
         ignored: Gets the names of tools that only the API's own provider could run.
+        loaded: Declarations that the application found later. Given, functions stand for its tools of other kinds
+            (`declared_tools`).
 
     Raises:
         BadFieldError: `tools` is no list of objects, or a function has no name.
     """
     listed = field(fields, "tools", list[Any]) or []
     legacy = field(fields, "functions", list[Any]) or []
-    found = [_tool(tool, ignored) for tool in [*listed, *({"function": each} for each in legacy)]]
+    found: list[ToolSpec | None] = []
+    for tool in [*listed, *({"function": each} for each in legacy), *(loaded or ())]:
+        others = [] if loaded is None else list_others(tool)
+        found += [_spec(each) for each in others] or [_tool(tool, ignored)]
     choice = field(fields, "tool_choice", object)
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind == NO_CHOICE:
         return ()
-    return tuple(tool for tool in found if tool is not None)
+    return tuple({tool.name: tool for tool in found if tool is not None}.values())
+
+
+def _spec(tool: DeclaredTool) -> ToolSpec:
+    return ToolSpec(tool.function_name, tool.description, tool.schema)
 
 
 def _tool(tool: Value, ignored: list[str]) -> ToolSpec | None:

@@ -487,6 +487,8 @@ class Host:
         # without one everybody waits for the next start, which had better come soon.
         finishing = StopMode.FINISH_RESPONSE if self.has_peers else StopMode.FINISH_TOOLS
 
+        until = asyncio.get_running_loop().time() + grace_s + HAND_ON_S
+
         async def hand_on(runner: Runner) -> None:
             try:
                 async with asyncio.timeout(grace_s):
@@ -494,7 +496,8 @@ class Host:
             except TimeoutError:
                 pass
             try:
-                async with asyncio.timeout(HAND_ON_S):
+                # A busy store has what is left of the grace: a session that stays here counts as that of a dead node.
+                async with asyncio.timeout_at(until):
                     await runner.stop(StopMode.HAND_OVER)
             except (TimeoutError, MidstreamError):  # given up with all others when the store is closed
                 _log.warning("not moved to another node", extra={"session": runner.session_id})
@@ -538,8 +541,9 @@ class Host:
         )
         try:
             await runner.open()
-        except BaseException:
-            await runner.stop(StopMode.CLOSE, _draining())  # it may have begun to work
+        except BaseException as error:  # it may have claimed the session, and begun to work
+            is_given_up = isinstance(error, asyncio.CancelledError) and journal.hides_no_death
+            await runner.stop(StopMode.HAND_OVER if is_given_up else StopMode.CLOSE, _draining())
             raise
         surplus = self._sleeping.surplus()
         self._awake[session_id] = runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
@@ -15,9 +16,11 @@ from midstream.environment import Fault, World
 from midstream.errors import (
     EventGoneError,
     JournalMovedError,
+    LeaseHeldError,
     LeaseLostError,
     MidstreamError,
     RecordUndecodableError,
+    StoreBusyError,
     UsageError,
 )
 from midstream.observability.observers import Observers
@@ -26,7 +29,7 @@ from midstream.protocol.stream_settings import TAIL_BYTES
 from midstream.session.journal_reading import JournalReader
 from midstream.session.records import JournalPruned, OutcomeDamaged, Record, encode, is_pruned
 from midstream.session.session import Session, restore_session
-from midstream.store.contract import Attempt, Batch, Store, StoredRecord
+from midstream.store.contract import Attempt, Batch, SessionInfo, Store, StoredRecord
 
 TAIL_RECORDS_MAX = 4096
 """Newest records kept in memory for the readers at the tail; others read pages from the store."""
@@ -38,6 +41,8 @@ FOLDED_SHARE = 1
 """Bytes of folded state for each byte of the journal."""
 PAGE_RECORDS = 1000
 """Records read at once when a journal is folded or a reader is far behind."""
+CLAIMS_MAX = 10
+"""Claims of a session that other nodes claim, give up or delete at the same moment."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +86,8 @@ class Journal:
         """The epoch this process writes under; 0 while it has not claimed the session."""
         self.is_handed_over = False
         """Whether the last node had given the session up before it was claimed here."""
+        self._cut_claim: SessionInfo | None = None
+        """The line of a session that was given up, from before a claim that has not returned."""
         self.held_at = -math.inf
         """When it was last certain that this process owns the session, on its own clock."""
         self._store = store
@@ -180,16 +187,29 @@ class Journal:
         Raises:
             LeaseHeldError: Another living node has it. Nothing was changed.
             JournalMovedError: The session was deleted meanwhile. Nothing was changed: another one is not begun for it.
+            StoreBusyError: Others claimed it and gave it up `CLAIMS_MAX` times meanwhile. Nothing was changed.
         """
         self._world.reach(Fault.BEFORE_CLAIM)
-        if self.newest.position:
+        for _ in range(CLAIMS_MAX):
             found = await self._store.find(self.session_id)
-            if found is None:
+            if found is None and self.newest.position:
                 raise self._deletion_error()
-            self.is_handed_over = found.is_free
-        self.epoch = await self._store.claim(self.session_id, at=at)
-        self._world.reach(Fault.AFTER_CLAIM)
-        return self.epoch
+            is_free = None if found is None else found.is_free
+            self._cut_claim = found if is_free else None
+            try:
+                self.epoch = await self._store.claim(self.session_id, at=at, is_free=is_free)
+            except JournalMovedError:  # given up since it was found: its mark of a handover depends on that
+                continue
+            self._cut_claim = None
+            self.is_handed_over = bool(is_free)
+            self._world.reach(Fault.AFTER_CLAIM)
+            return self.epoch
+        raise StoreBusyError(f"session {self.session_id!r} is claimed and given up by others all the time")
+
+    @property
+    def hides_no_death(self) -> bool:
+        """Whether the session may be given up: the next node learns of each death of a node from the journal."""
+        return self.is_handed_over or self._cut_claim is not None or 0 < self.epoch == self.newest.epoch
 
     async def release(self) -> None:
         """Release the session, where it was claimed here, so that any node may claim it; calling it again is
@@ -198,6 +218,13 @@ class Journal:
         if self.epoch:
             await self._store.release(self.session_id, epoch=self.epoch)
             self.epoch = 0
+        elif self._cut_claim is not None:
+            before, self._cut_claim = self._cut_claim, None
+            found = await self._store.find(self.session_id)
+            if found is not None and found.epoch > before.epoch and not found.is_free:
+                with contextlib.suppress(LeaseHeldError):  # by another node
+                    self.epoch = await self._store.claim(self.session_id, at=found.created_at, is_free=False)
+                await self.release()
 
     async def disown(self, *, at: float) -> None:
         """Give the session up also where an older journal of this process had claimed it, and failed before it slept.

@@ -1,23 +1,28 @@
 """Retention at work: now and then, what is too old or too much of the store's journals is pruned.
 
 The node of a session is not disturbed: the replacement of a prefix follows from its records alone, and no position
-changes. So several processes may do it at once; the second one finds it done. A sweep reads no more than its budget
-and sleeps between sessions, and what a turn that runs may need is never among what goes: see `session/retention.py`
-    for the places, and `is_prunable` for what is checked of the fold.
+changes. So several processes may do it at once; the second one finds it done. A sweep lists and reads no more than its
+budgets and sleeps between sessions, and what a turn that runs may need is never among what goes: see
+`session/retention.py` for the places, and `is_prunable` for what is checked of the fold.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from midstream.engine.journal import PAGE_RECORDS
 from midstream.environment import Fault, World
 from midstream.errors import (
+    EntryDamagedError,
+    EntryMovedError,
     LeaseHeldError,
     MidstreamError,
     NotFoundError,
@@ -31,10 +36,17 @@ from midstream.session.journal_reading import JournalReader
 from midstream.session.records import OPEN_STATUSES, OutcomeDamaged, encode
 from midstream.session.retention import PruningSurvey, Retention
 from midstream.session.session import Session, evolve, is_prunable, prune_session, restore_session
-from midstream.store.contract import SessionInfo, Store, StoredRecord
+from midstream.store.contract import ListPlace, SessionInfo, Store, StoredRecord
 
 SWEEP_S = 60.0
-"""Seconds between two sweeps: so late may something go that is due. Each lists the sessions."""
+"""Seconds between two sweeps."""
+SWEEP_SESSIONS_MAX = 250
+"""Sessions that one sweep lists at most: those that were changed last, and as many others, so that all have their turn.
+A store with more sessions costs a node no more: what is due there goes later."""
+RETENTION, PLACE = "retention", "place"
+"""Entry that has how far the nodes of a large store have come: they share one round, and a new one goes on with it."""
+SEEN_MAX = 100_000
+"""Journals of which is kept how they were found: some 20 MiB. Of others the next look reads them again."""
 SWEEP_RECORDS_MAX = 50_000
 """Records that one sweep reads at most, about a second of work, but for the last journal; the next one goes on."""
 PAUSE_S = 0.005
@@ -84,8 +96,8 @@ class Pruner:
         self._store = store
         self._world = world
         self._retention = retention
-        self._seen: dict[str, _Seen] = {}
-        """By session, of those that have something to prune; of no more than the store has."""
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        """By session, of those that have something to prune; the longest not read first."""
         self._left = 0
         """Records that this sweep may still read."""
 
@@ -99,17 +111,42 @@ class Pruner:
                 _log.warning("nothing is pruned now: %s", error.code)
 
     async def sweep(self) -> None:
-        """Look at every session once, and prune or delete what is due.
+        """Look at the sessions that were changed last, and at some of the others, and prune or delete what is due.
 
         Raises:
             UnavailableError: The store is busy or full. What was done is done.
         """
         self._left = SWEEP_RECORDS_MAX
-        there: set[str] = set()
-        async for info in self._store.list():
-            there.add(info.session)
+        newest = await self._look_behind(None)
+        if newest is not None:
+            version, place = await self._read_place()
+            place = await self._look_behind(place or newest)
+            body = msgspec.json.encode(place)
+            with suppress(EntryMovedError):  # another node looked at the same ones at this moment
+                await self._store.kv_put(RETENTION, PLACE, body, expected=version, at=self._world.now())
+
+    async def _read_place(self) -> tuple[int, ListPlace | None]:
+        """Return how far the nodes have come, with the version of that; None: they begin anew."""
+        try:
+            found = await self._store.kv_get(RETENTION, PLACE)
+        except EntryDamagedError as error:
+            return error.version, None
+        if found is None:
+            return 0, None
+        with suppress(msgspec.MsgspecError):
+            return found.version, msgspec.json.decode(found.body, type=ListPlace | None)
+        return found.version, None
+
+    async def _look_behind(self, place: ListPlace | None) -> ListPlace | None:
+        """Look at some sessions behind a place; return the place behind them, or None where there are no more."""
+        count = 0
+        async for info in self._store.list(after=place, limit=SWEEP_SESSIONS_MAX):
+            if self._left <= 0:
+                return place  # the next sweep goes on here
+            count += 1
+            place = ListPlace(info.mark.at, info.session)
             await self._tend(info)
-        self._seen = {name: seen for name, seen in self._seen.items() if name in there}
+        return place if count == SWEEP_SESSIONS_MAX else None
 
     async def tend(self, session: str) -> None:
         """Look at one session and prune what is due.
@@ -131,7 +168,7 @@ class Pruner:
             raise
         except SessionLockedError:
             look_at = self._world.now() + LOCKED_S
-            self._seen[info.session] = _Seen(info.end, info.end - info.oldest, look_at, is_locked=True)
+            self._note_seen(info.session, _Seen(info.end, info.end - info.oldest, look_at, is_locked=True))
         except MidstreamError as error:
             _log.error("not pruned: %s", error.message, extra={"session": info.session})
             self._postpone(info.session, info.end, info.end - info.oldest)
@@ -168,7 +205,7 @@ class Pruner:
         step = min(UNREAD_MAX, max(1, most // 2))
         if count <= 0:
             return False
-        if seen is not None:
+        if seen is not None and seen.end <= info.end:  # otherwise it was deleted, and made anew
             return info.end - seen.end >= max(step, seen.count // LOOKS) or now >= seen.look_at
         limit = self._retention.events_for_s
         return count >= step or (limit is not None and info.created_at <= now - limit)
@@ -206,7 +243,13 @@ class Pruner:
         """Leave a journal alone for a while."""
         limit = self._retention.events_for_s
         rest_s = math.inf if limit is None else max(SWEEP_S, limit / LOOKS)
-        self._seen[session] = _Seen(end, count, max(until, self._world.now() + rest_s))
+        self._note_seen(session, _Seen(end, count, max(until, self._world.now() + rest_s)))
+
+    def _note_seen(self, session: str, seen: _Seen) -> None:
+        self._seen[session] = seen
+        self._seen.move_to_end(session)
+        if len(self._seen) > SEEN_MAX:
+            self._seen.popitem(last=False)
 
     async def _fold_to(self, session: str, position: int) -> Session | None:
         """Return the session as it was at a position; None where it may not be what a journal begins with."""

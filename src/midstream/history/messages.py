@@ -136,12 +136,14 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
         input_tokens: All that was read, from a cache or not, written to one or not.
         cached_tokens: What of that came from a cache.
         cache_write_tokens: What of that was written to a cache.
+        reasoning_tokens: What of `output_tokens` was thought, where the provider counts that.
     """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         """Return the sum."""
@@ -150,6 +152,7 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
             self.cache_write_tokens + other.cache_write_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
 
     def __sub__(self, other: Usage) -> Usage:
@@ -159,6 +162,7 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
             self.output_tokens - other.output_tokens,
             self.cached_tokens - other.cached_tokens,
             self.cache_write_tokens - other.cache_write_tokens,
+            self.reasoning_tokens - other.reasoning_tokens,
         )
 
 

@@ -95,7 +95,7 @@ class StoredModel(Model, Protocol):
 
 @runtime_checkable
 class GrantingModel(Model, Protocol):
-    """A model that takes settings: `ModelRequest.wishes`."""
+    """A model that takes settings: `ModelRequest.settings`."""
 
     @property
     def grants(self) -> frozenset[str]:

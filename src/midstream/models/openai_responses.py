@@ -76,7 +76,9 @@ class OpenAIResponses(ProvidedModel):
         self._extra = dict(extra or {})
         self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
         self._world = world
-        self.grants = select_granted(RESPONSES_GRANTS, model, self._extra, RESPONSES_NAMES)
+        # What is made in the background is stored by the provider.
+        grants = RESPONSES_GRANTS - {"store"} if is_background else RESPONSES_GRANTS
+        self.grants = select_granted(grants, model, self._extra, RESPONSES_NAMES)
         """Which wishes for the making of an answer are passed on."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:

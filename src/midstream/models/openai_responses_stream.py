@@ -213,10 +213,10 @@ def _text_in(output: object) -> str:
 def _usage_of(usage: object) -> Usage | None:
     if not isinstance(usage, dict):
         return None
-    details = usage.get("input_tokens_details")
-    parts = details if isinstance(details, dict) else {}
+    read, made = (usage.get(f"{way}_tokens_details") for way in ("input", "output"))
+    parts = {**(read if isinstance(read, dict) else {}), **(made if isinstance(made, dict) else {})}
     whole = (usage.get("input_tokens"), usage.get("output_tokens"))
-    counts = (*whole, parts.get("cached_tokens"), parts.get("cache_write_tokens"))
+    counts = (*whole, *(parts.get(f"{kind}_tokens") for kind in ("cached", "cache_write", "reasoning")))
     return Usage(*(count if isinstance(count, int) else 0 for count in counts))
 
 

@@ -67,10 +67,15 @@ class _PromptDetails(Struct):
     cache_write_tokens: int | None = None
 
 
+class _CompletionDetails(Struct):
+    reasoning_tokens: int | None = None
+
+
 class _Usage(Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
 
 
 class CompletionChunk(Struct):
@@ -194,10 +199,11 @@ def _signature_in(extra: object) -> str | None:
 
 
 def _usage_of(usage: _Usage) -> Usage:
-    details = usage.prompt_tokens_details
+    details, thought = usage.prompt_tokens_details, usage.completion_tokens_details
     return Usage(
         usage.prompt_tokens or 0,
         usage.completion_tokens or 0,
         (details.cached_tokens or 0) if details else 0,
         (details.cache_write_tokens or 0) if details else 0,
+        (thought.reasoning_tokens or 0) if thought else 0,
     )

@@ -322,10 +322,10 @@ class Gateway:
     async def _run(self, dialect: Dialect, arrived: Arrived, receive: Receive, send: Send) -> None:
         if self._is_draining:
             raise _draining()
-        live, was_there = await self._accepting.response_to(dialect, arrived)
-        form = live.found.form
+        reply = await self._accepting.response_to(dialect, arrived)
+        live, form = reply.live, reply.form
         headers = {"x-request-id": live.id, "request-id": live.id}
-        if was_there:
+        if reply.is_repeated:
             headers["x-midstream-replayed"] = "true"
         if form.ignored:
             headers["x-midstream-ignored"] = ",".join(form.ignored)
@@ -335,6 +335,7 @@ class Gateway:
             self.world,
             receive,
             send,
+            form=form,
             shows_upstream_calls=self._shows_upstream_calls,
         )
         try:

@@ -69,6 +69,9 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Rate:
     """How much each caller did lately: a bucket each, which holds `most` and runs out evenly over `within_s` seconds.
 
+    Servers that share a store have a part of the bucket each. Together the parts run out as fast as one bucket: each by
+    its share of what is in all of them.
+
     Args:
         most: How much a caller may do within `within_s`; 0 for no limit.
         what: What is counted, for the message.
@@ -127,19 +130,28 @@ class Rate:
 
     def set_elsewhere(self, counts: Mapping[str, float]) -> None:
         """See `FleetCounter.set_elsewhere`."""
-        self._elsewhere, self._elsewhere_at = counts, self._world.monotonic()
+        now = self._world.monotonic()
+        if counts or self._elsewhere:  # up to here the old shares hold
+            levels = {caller: (self._own_level_of(caller), now) for caller in self._levels}
+            self._levels.update(levels)
+        self._elsewhere, self._elsewhere_at = counts, now
 
     def _level_of(self, caller: str) -> float:
-        level = self._own_level_of(caller)
-        if self._elsewhere and (other := self._elsewhere.get(digest_of_caller(caller))):
-            level += self._left_of(other, self._elsewhere_at)
-        return level
+        own, other = self._own_level_of(caller), self._other_of(caller)
+        return own + self._left_of(other, self._elsewhere_at, beside=own)
 
     def _own_level_of(self, caller: str) -> float:
-        return self._left_of(*self._levels.get(caller, (0.0, 0.0)))
+        return self._left_of(*self._levels.get(caller, (0.0, 0.0)), beside=self._other_of(caller))
 
-    def _left_of(self, level: float, at: float) -> float:
-        return max(0.0, level - (self._world.monotonic() - at) * self._most / self._within_s)
+    def _other_of(self, caller: str) -> float:
+        return self._elsewhere.get(digest_of_caller(caller), 0.0) if self._elsewhere else 0.0
+
+    def _left_of(self, level: float, at: float, *, beside: float) -> float:
+        """Return what is left of a part that was filled to `level` at a time, beside what is in the other parts."""
+        if level <= 0:
+            return 0.0
+        share = level / (level + beside)
+        return max(0.0, level - (self._world.monotonic() - at) * share * self._most / self._within_s)
 
 
 class CallerSlots:

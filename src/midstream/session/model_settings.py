@@ -18,8 +18,16 @@ Json = dict[str, Any]
 ANY_TOOL = ""
 """As a forced tool: whichever the model chooses."""
 
-_REASONING = re.compile(r"o\d|gpt-5(?!-chat)")
-"""How the models of OpenAI are called that refuse settings of how their words are drawn."""
+_REASONING = re.compile(r"o\d|gpt-[5-9](?!-chat)")
+"""How the models of OpenAI are called that refuse settings of how their words are drawn, and take an effort."""
+_TAKES_EFFORT = re.compile(
+    r"gpt-oss|claude-opus-4-[5-9]|claude-sonnet-4-[6-9]|claude-(opus|sonnet|haiku)-[5-9]"
+)
+"""How other models are called that take an effort; most APIs refuse one for any other model."""
+_TAKES_SCHEMA = re.compile(
+    r"claude-opus-4-[1-9]|claude-(sonnet|haiku)-4-[5-9]|claude-(opus|sonnet|haiku)-[5-9]"
+)
+"""How the models of Anthropic are called that answer by a schema."""
 
 
 class ModelSettings(Struct, frozen=True):
@@ -32,6 +40,9 @@ class ModelSettings(Struct, frozen=True):
         response_format: The form of the answer, as the Responses API has it (`text.format`), such as
             `{"type": "json_schema", "name": "…", "schema": {…}}`.
         forced_tool: The name of a tool that must be called; `ANY_TOOL` for one of them.
+        parallel_calls: Whether one response may have several calls.
+        effort: How much the model thinks, in the provider's word, such as `low`, `medium` or `high`.
+        store: Whether the provider may keep the response; False where it may not.
     """
 
     temperature: float | None = None
@@ -44,6 +55,9 @@ class ModelSettings(Struct, frozen=True):
     stop: tuple[str, ...] = ()
     response_format: Mapping[str, Any] | None = None
     forced_tool: str | None = None
+    parallel_calls: bool | None = None
+    effort: str | None = None
+    store: bool | None = None
 
     def only(self, grants: Collection[str]) -> ModelSettings:
         """Return those of them that are granted."""
@@ -55,15 +69,34 @@ class ModelSettings(Struct, frozen=True):
 DEFAULT_SETTINGS = ModelSettings()
 DRAWING = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
 """How words are drawn."""
-CHAT_GRANTS = frozenset(
-    {*(DRAWING - {"top_k"}), "seed", "tokens_max", "stop", "response_format", "forced_tool"}
+_OF_ALL = frozenset(
+    {"temperature", "top_p", "tokens_max", "forced_tool", "parallel_calls", "effort", "store"}
 )
-RESPONSES_GRANTS = frozenset({"temperature", "top_p", "tokens_max", "response_format", "forced_tool"})
-MESSAGES_GRANTS = frozenset({"temperature", "top_p", "top_k", "tokens_max", "stop", "forced_tool"})
+CHAT_GRANTS = _OF_ALL | {"seed", "frequency_penalty", "presence_penalty", "stop", "response_format"}
+RESPONSES_GRANTS = _OF_ALL | {"response_format"}
+MESSAGES_GRANTS = _OF_ALL | {"top_k", "stop", "response_format"}
 """What each API has a field for."""
-CHAT_NAMES = {"response_format": "response_format", "forced_tool": "tool_choice"}
-RESPONSES_NAMES = {"tokens_max": "max_output_tokens", "response_format": "text", "forced_tool": "tool_choice"}
-MESSAGES_NAMES = {"tokens_max": "max_tokens", "stop": "stop_sequences", "forced_tool": "tool_choice"}
+CHAT_NAMES = {
+    "response_format": "response_format",
+    "forced_tool": "tool_choice",
+    "parallel_calls": "parallel_tool_calls",
+    "effort": "reasoning_effort",
+}
+RESPONSES_NAMES = {
+    "tokens_max": "max_output_tokens",
+    "response_format": "text",
+    "forced_tool": "tool_choice",
+    "parallel_calls": "parallel_tool_calls",
+    "effort": "reasoning",
+}
+MESSAGES_NAMES = {
+    "tokens_max": "max_tokens",
+    "stop": "stop_sequences",
+    "forced_tool": "tool_choice",
+    "parallel_calls": "tool_choice",
+    "response_format": "output_config",
+    "effort": "output_config",
+}
 """The fields of those wishes that have another name there."""
 
 
@@ -79,8 +112,14 @@ def select_granted(
         names: The field of each wish, where it has another name.
     """
     fixed = {wish for wish in grants if names.get(wish, wish) in extra}
-    reasons = _REASONING.match(model.rpartition("/")[2]) is not None
-    return grants - fixed - (DRAWING | {"stop"} if reasons else frozenset())
+    name = model.rpartition("/")[2]
+    reasons = _REASONING.match(name) is not None
+    refused = DRAWING | {"stop"} if reasons else frozenset[str]()
+    if not (reasons or _TAKES_EFFORT.match(name)):
+        refused |= {"effort"}
+    if name.startswith("claude-") and not _TAKES_SCHEMA.match(name):
+        refused |= {"response_format"}
+    return grants - fixed - refused
 
 
 def chat_fields(settings: ModelSettings, *, limit: str = "max_tokens") -> Json:
@@ -93,6 +132,8 @@ def chat_fields(settings: ModelSettings, *, limit: str = "max_tokens") -> Json:
         "presence_penalty": settings.presence_penalty,
         limit: settings.tokens_max,
         "stop": list(settings.stop) or None,
+        "parallel_tool_calls": settings.parallel_calls,
+        "reasoning_effort": settings.effort,
     }
     if settings.response_format is not None:
         form = dict(settings.response_format)
@@ -111,6 +152,8 @@ def responses_fields(settings: ModelSettings) -> Json:
         "top_p": settings.top_p,
         "max_output_tokens": settings.tokens_max,
         "text": None if settings.response_format is None else {"format": dict(settings.response_format)},
+        "parallel_tool_calls": settings.parallel_calls,
+        "reasoning": None if settings.effort is None else {"effort": settings.effort},
     }
     if settings.forced_tool is not None:
         named = {"type": "function", "name": settings.forced_tool}
@@ -130,6 +173,13 @@ def messages_fields(settings: ModelSettings) -> Json:
     if settings.forced_tool is not None:
         named = {"type": "tool", "name": settings.forced_tool}
         fields["tool_choice"] = named if settings.forced_tool else {"type": "any"}
+    if settings.parallel_calls is not None:
+        choice = fields.get("tool_choice", {"type": "auto"})
+        fields["tool_choice"] = {**choice, "disable_parallel_tool_use": not settings.parallel_calls}
+    form = settings.response_format or {}
+    schema = {"type": "json_schema", "schema": form["schema"]} if "schema" in form else None
+    output = _without_none({"effort": settings.effort, "format": schema})
+    fields["output_config"] = output or None
     return _without_none(fields)
 
 

@@ -39,7 +39,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from midstream.errors import EntryMovedError
+from midstream.errors import EntryMovedError, JournalMovedError
 from midstream.session.blobs import Blob
 from midstream.session.records import Sync
 
@@ -257,11 +257,15 @@ class Store(StoreReader, KeyValue, Protocol):
         From then on everything but `open` raises `UsageError`.
         """
 
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         """Take a session (new or not) for this store's node and return its new epoch, one above the last.
+
+        Args:
+            is_free: That of its line, as `find` returned it: claim it only while that holds. None: in any case.
 
         Raises:
             LeaseHeldError: Another living node holds it. Nothing was changed.
+            JournalMovedError: It was given up, claimed or deleted since `find`. Nothing was changed.
         """
 
     async def release(self, session: str, *, epoch: int) -> None:
@@ -479,6 +483,16 @@ class Escrow(Protocol):
 
     async def is_good(self, opened: OpenedSession) -> bool:
         """Whether what was opened by a viewer's secret may still be looked at."""
+
+
+def require_as_found(session: str, *, is_free: bool | None, now: bool | None) -> None:
+    """Raise `JournalMovedError` where a session is not as a claim expects it; see `Store.claim`.
+
+    Args:
+        now: Whether its last node has given it up; None where there is no such session.
+    """
+    if is_free is not None and now is not is_free:
+        raise JournalMovedError(f"session {session!r} was given up, claimed or deleted meanwhile")
 
 
 def require_version(key: str, found: int, expected: int) -> None:

@@ -27,6 +27,7 @@ from midstream.store.contract import (
     SessionListing,
     Store,
     StoredRecord,
+    require_as_found,
     require_version,
 )
 from midstream.store.store_registry import Backend
@@ -165,9 +166,10 @@ class MemoryStore(Store):
         self.node = ""
 
     @override
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         sessions = self._require_open().sessions
         found = sessions.get(session)
+        require_as_found(session, is_free=is_free, now=None if found is None else found.node is None)
         if found is None:
             self._memory.numbers += 1
             found = sessions[session] = _Session(

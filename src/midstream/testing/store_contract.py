@@ -298,6 +298,23 @@ class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingCo
                 await _append(one, "s", b"b", expected=1, epoch=old)
             assert await _append(other, "s", b"c", expected=1, epoch=new) == 2
 
+    async def test_a_session_is_claimed_only_while_it_is_as_it_was_found(self, place: Storage) -> None:
+        async with open_store(place) as one, open_store(place) as other:
+            for is_free in (False, True):
+                with pytest.raises(JournalMovedError):
+                    await other.claim("s", at=1.0, is_free=is_free)
+            assert await other.find("s") is None
+            epoch = await one.claim("s", at=1.0)
+            with pytest.raises(JournalMovedError):
+                await other.claim("s", at=2.0, is_free=True)
+            with pytest.raises(LeaseHeldError):
+                await other.claim("s", at=2.0, is_free=False)
+            epoch = await one.claim("s", at=2.0, is_free=False)
+            await one.release("s", epoch=epoch)
+            with pytest.raises(JournalMovedError):
+                await other.claim("s", at=3.0, is_free=False)
+            assert await other.claim("s", at=3.0, is_free=True) == epoch + 1
+
     async def test_a_release_under_an_older_epoch_has_no_effect(self, place: Storage) -> None:
         async with open_store(place) as one, open_store(place) as other:
             old = await one.claim("s", at=1.0)

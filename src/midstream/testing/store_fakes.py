@@ -71,9 +71,9 @@ class StoreInFront(Store):
         await self.store.close()
 
     @override
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         await self.before_operation("claim", session)
-        return await self.store.claim(session, at=at)
+        return await self.store.claim(session, at=at, is_free=is_free)
 
     @override
     async def release(self, session: str, *, epoch: int) -> None:

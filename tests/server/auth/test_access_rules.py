@@ -121,9 +121,9 @@ class Watched(MemoryStore):
         self.asked.append(session)
         return await super().find(session)
 
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         self.asked.append(session)
-        return await super().claim(session, at=at)
+        return await super().claim(session, at=at, is_free=is_free)
 
     async def blob(self, session: str, digest: str) -> bytes | None:
         self.asked.append(session)

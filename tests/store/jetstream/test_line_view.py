@@ -35,3 +35,19 @@ async def test_a_line_that_changes_often_is_one_message(store: JetStreamStore) -
     stream = subjects.session("s").stream
     assert len(await opened.link.scan(stream, subjects.lines(stream))) == 1
     assert [line.mark.turns async for line in store.list()] == [19]
+
+
+async def test_open_turns_are_found_among_themselves(store: JetStreamStore) -> None:
+    for number in range(3):
+        epoch = await store.claim(f"s{number}", at=1.0)
+        for end in range(number):
+            mark = SessionListing(is_live=end % 2 == 0, at=float(end), turns=end)
+            await store.append(f"s{number}", Batch([b"x"], end, epoch, Sync.FULL, mark))
+    opened = store._opened
+    assert opened is not None
+    assert [line.session async for line in store.list(live=True)] == ["s1"]
+    assert [line.session for line in opened.reader.lines.live()] == ["s1"]
+    assert {line.session async for line in store.list(live=False)} == {"s0", "s2"}
+    await store.delete("s1")
+    assert [line async for line in store.list(live=True)] == []
+    assert opened.reader.lines.live() == []

@@ -15,6 +15,7 @@ from midstream.errors import LeaseHeldError, StoreBusyError
 from midstream.session.records import Sync
 from midstream.store.contract import Batch
 from midstream.store.jetstream import JetStreamStore
+from midstream.store.jetstream.jetstream_link import ANSWER_WITHIN_S
 from tests.nats_engine import NatsCluster, NatsServer, find_program, running_cluster
 from tests.store.jetstream.places import JetStreamPlace
 from tests.store.stores import append, bodies
@@ -145,11 +146,11 @@ async def test_without_a_majority_writes_are_refused_and_nothing_is_lost(place: 
     for server in killed:
         server.stop(signal.SIGKILL)
     writing = WORLD.spawn(append(store, b"b", expected=1, epoch=epoch), name="write")
-    with pytest.raises(StoreBusyError):
-        await other.kv_put("pool", "k", b"1", expected=0, at=1.0)
+    putting = WORLD.spawn(other.kv_put("pool", "k", b"1", expected=0, at=1.0), name="put")
     with pytest.raises(StoreBusyError):
         await other.read("s", after=0, limit=1)
-    assert not writing.done() or isinstance(writing.exception(), StoreBusyError)
+    for write in (writing, putting):  # it is refused, or it is not known whether it has happened
+        assert not write.done() or isinstance(write.exception(), StoreBusyError)
     for server in killed:
         server.start()
     for server in killed:
@@ -159,8 +160,59 @@ async def test_without_a_majority_writes_are_refused_and_nothing_is_lost(place: 
             (await asyncio.gather(writing, return_exceptions=True))[0], StoreBusyError
         )
         assert await bodies(other) == ([b"a", b"b"] if is_written else [b"a"])
+        is_put = not isinstance((await asyncio.gather(putting, return_exceptions=True))[0], StoreBusyError)
+        assert not is_put or putting.result() == 1
+        entry = await other.kv_get("pool", "k")
+        assert (None if entry is None else entry.body) == (b"1" if is_put else None)
     await store.close()
     await other.close()
+
+
+async def test_an_entry_whose_answer_was_lost_with_the_majority_is_written_and_deleted_once(
+    place: JetStreamPlace,
+) -> None:
+    first = place.store()
+    await first.open()
+    assert first._opened is not None
+    subjects = first._opened.presence._subjects
+    streams = {
+        "put": subjects.kv_stream,
+        "delete": subjects.kv_stream,
+        "delete session": subjects.session("s").stream,
+    }
+    epoch = await first.claim("s", at=1.0)
+    await append(first, b"a", expected=0, epoch=epoch)
+    await first.release("s", epoch=epoch)
+    for write, stream in streams.items():
+        leader = place.cluster.leader_of(stream)
+        store = JetStreamStore(f"nats://127.0.0.1:{leader.port}/?name={place.name}&streams=2")
+        await store.open()
+        others = [each for each in place.cluster.servers if each is not leader]
+        for server in others:
+            server.freeze()
+        try:
+            writing = WORLD.spawn(_write_once(store, write), name=write)
+            await asyncio.wait({writing}, timeout=ANSWER_WITHIN_S + 2.0)
+            assert not writing.done(), "it is not known whether it has happened"
+        finally:
+            for server in others:
+                server.thaw()
+        async with asyncio.timeout(AFTER_S):
+            assert await writing == (1 if write == "put" else True)
+        await store.close()
+        for server in others:
+            server.wait()
+    await first.close()
+
+
+async def _write_once(store: JetStreamStore, write: str) -> int:
+    match write:
+        case "put":
+            return await store.kv_put("pool", "k", b"1", expected=0, at=1.0)
+        case "delete":
+            return await store.kv_delete("pool", "k", expected=1)
+        case _:
+            return await store.delete("s")
 
 
 async def test_a_node_whose_server_is_killed_keeps_its_sessions(place: JetStreamPlace) -> None:

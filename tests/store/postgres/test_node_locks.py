@@ -90,6 +90,33 @@ async def test_the_end_of_a_node_is_noticed_at_once_and_its_row_goes(place: Post
         assert await other.claim("s", at=2.0) == epoch + 1
 
 
+async def test_the_end_of_a_node_is_noticed_also_where_the_node_that_waits_for_it_stands_still(
+    place: PostgresPlace,
+) -> None:
+    quick = PostgresPlace(place.engine, lease_s=10.0)
+    async with open_store(quick) as one, open_store(quick) as other:
+        assert isinstance(one, PostgresStore)
+        assert isinstance(other, PostgresStore)
+        dead = quick.store()
+        await dead.open()
+        await dead.claim("s", at=1.0)
+        await _until_peers(one, 2)
+        assert one._opened is not None
+        assert other._opened is not None
+        number = dead._opened.lock.last_number if dead._opened is not None else 0
+        await other._opened._neighbours.close()  # it waits for the end of no other node
+        await other._opened.watcher.close()  # and looks at none
+        quick.kill(dead)
+        neighbours = one._opened._neighbours
+        async with asyncio.timeout(30):
+            while number in neighbours.living:
+                await WORLD.sleep(0.02)
+        assert (
+            number not in neighbours.frozen
+        )  # it is known to be dead, a lease before it would count as frozen
+        assert await one.claim("s", at=2.0) == 2
+
+
 async def test_a_node_whose_server_was_away_keeps_its_sessions(place: PostgresPlace) -> None:
     async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)

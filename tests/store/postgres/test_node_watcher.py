@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -10,11 +11,18 @@ from midstream.environment import World
 from midstream.session.records import Sync
 from midstream.store.contract import News
 from midstream.store.postgres import PostgresStore
+from midstream.store.postgres.node_signals import Kind
+from midstream.store.postgres.node_watcher import FIND_ORPHANS
 from midstream.testing.store_fakes import open_store
 from tests.store.postgres.places import PostgresPlace
 from tests.store.stores import append
 
 WORLD = World()
+# Sessions with open turns at a node.
+ADD_LIVE = """
+insert into session (name, epoch, era, node, created_at, changed_at, is_live)
+select 's' || number, 1, 0, $1, 1, number, true from generate_series(1, $2) as number
+"""
 
 
 async def _moved(store: PostgresStore, followed: dict[str, int]) -> News:
@@ -55,6 +63,26 @@ async def test_a_signal_that_tells_nothing_new_wakes_no_one(store: PostgresStore
     watcher.note_all()
     async with asyncio.timeout(20):
         assert (await watching).moved == {"s"}
+
+
+async def test_the_search_for_orphans_does_not_read_the_turns_of_living_nodes(store: PostgresStore) -> None:
+    assert store._opened is not None
+    pool, node = store._opened.pool, store._opened.lock.last_number
+    await pool.run(lambda db, _: db.execute(ADD_LIVE, node, 20_000))
+    await pool.run(lambda db, _: db.execute("vacuum analyze session"))
+    rows = await pool.run(lambda db, _: db.fetch(f"explain (analyze, buffers) {FIND_ORPHANS}", []))
+    plan = "\n".join(row[0] for row in rows).partition("Planning:")[0]
+    pages = max(
+        int(hit) + int(read or 0) for hit, read in re.findall(r"shared hit=(\d+)(?: read=(\d+))?", plan)
+    )
+    assert pages < 50  # the table has some 300
+    async with asyncio.timeout(20):
+        await pool.run(lambda db, _: db.execute("update session set node = null where name = 's7'"))
+        watching = WORLD.spawn(store.watch({}), name="watch")
+        store._opened.report(Kind.FREE)
+        while not (news := await watching).orphans:
+            watching = WORLD.spawn(store.watch({}), name="watch")
+        assert news.orphans == ("s7",)
 
 
 async def test_closing_a_store_cancels_those_who_wait(place: PostgresPlace) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from midstream.store.contract import Store
@@ -13,6 +15,8 @@ from midstream.testing.store_contract import StoreContract
 from midstream.testing.store_fakes import Storage
 from tests.store.keys import keys_in
 from tests.store.postgres.places import PostgresPlace
+
+PAGE = Path(__file__).parents[3] / "docs" / "design" / "ten_million_sessions.md"
 
 
 class EncryptedPostgres:
@@ -34,6 +38,22 @@ class EncryptedPostgres:
 class TestPostgresStore(StoreContract):
     @pytest.fixture
     def place(self, place: PostgresPlace) -> Storage:
+        return place
+
+
+@pytest.mark.slow
+class TestPartitionedPostgres(StoreContract):
+    """Journals in the partitions that the page about ten million sessions shows."""
+
+    @pytest.fixture
+    async def place(self, place: PostgresPlace) -> Storage:
+        [statements] = re.findall(r"```\n(alter table .*?)```", PAGE.read_text(), re.DOTALL)
+        store = place.store()
+        await store.open()  # makes the tables
+        await store.close()
+        operator = await asyncpg.connect(place.engine.url)
+        await operator.execute(statements.replace("midstream.", f"{place.schema}."))
+        await operator.close()
         return place
 
 

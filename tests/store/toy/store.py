@@ -29,6 +29,7 @@ from midstream.store.contract import (
     Store,
     StoredRecord,
     StoreReader,
+    require_as_found,
     require_version,
 )
 
@@ -175,9 +176,10 @@ class ToyStore(ToyReader, Store):
         self.place.kill(self.node)
         self.node = ""
 
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         journals = self._content.journals
         journal = journals.get(session)
+        require_as_found(session, is_free=is_free, now=None if journal is None else not journal.node)
         if journal is None:
             mark = SessionListing(is_live=False, at=at)
             journal = journals[session] = Journal(self.place.number(), at, self._content.epochs_spent, mark)

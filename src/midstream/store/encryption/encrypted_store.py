@@ -438,9 +438,9 @@ class EncryptedStore(EncryptedReader, Store):
         return self._store.node
 
     @override
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         self.keys.require_node(session)
-        return await self._store.claim(session, at=at)
+        return await self._store.claim(session, at=at, is_free=is_free)
 
     @override
     async def release(self, session: str, *, epoch: int) -> None:

@@ -238,9 +238,9 @@ class GuardedStore(GuardedReader, Store):
         await self._store.close()
 
     @override
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         self._heads.pop(session, None)  # others may have appended
-        return await self._store.claim(session, at=at)
+        return await self._store.claim(session, at=at, is_free=is_free)
 
     @override
     async def release(self, session: str, *, epoch: int) -> None:

@@ -75,7 +75,9 @@ class InboxSeals:
             raise StoreDamagedError("no node of this store sealed it")
         sent_at = int.from_bytes(stored[NONCE_BYTES : NONCE_BYTES + TIME_BYTES]) / 1000
         if abs(self._world.now() - sent_at) > COMMAND_AGE_MAX_S:
-            raise StoreDamagedError(f"it was sealed more than {COMMAND_AGE_MAX_S:g} s ago")
+            raise StoreDamagedError(
+                f"it was sealed more than {COMMAND_AGE_MAX_S:g} s ago, or the clocks of both machines differ by that"
+            )
         before = self._received.get(nonce)
         if before is not None and (before.is_answered or before.number != forwarded.number):
             raise StoreDamagedError("it was received before")

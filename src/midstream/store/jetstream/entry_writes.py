@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
 import msgspec
 
 from midstream.environment import World
-from midstream.errors import EntryMovedError, StoreBusyError
 from midstream.store.contract import require_version
-from midstream.store.jetstream.jetstream_errors import SubjectMovedError, UnknownOutcomeError
 from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import Entry, SpentLedger, encode
 from midstream.store.jetstream.session_reader import SessionReader
 from midstream.store.jetstream.stored_values import write_value
 from midstream.store.jetstream.stream_subjects import StreamSubjects
-
-T = TypeVar("T")
-
-TRIES_MAX = 100
-"""Times that a write is decided anew because others wrote at the same moment."""
-UNKNOWN_PAUSE_S = 0.05
+from midstream.store.jetstream.write_tries import WriteTries
 
 
 class EntryWrites:
@@ -49,85 +41,52 @@ class EntryWrites:
         """See `KeyValue.kv_put`."""
         stream, subject = self._subjects.entry(namespace, key)
         op = self._new_op()
-        is_unknown = False
-        for _ in range(TRIES_MAX):
-            found = await self._read(lambda: self._reader.entry_head(namespace, key), is_unknown)
+        tries = WriteTries(self._link, self._world, f"entry {key!r}")
+        while True:
+            found = await tries.read(lambda: self._reader.entry_head(namespace, key))
             seq, old = found or (0, None)
             if old is not None and old.op == op:
                 return old.version
-            version = await self._next_version(stream, key, old, expected, is_unknown)
+            version = await self._next_version(stream, key, old, expected, tries)
+            await tries.begin(seq)
             head = Entry(namespace, key, version, at, op)
             writes = write_value(subject, head, body, expected=seq)
-            last, was_lost = await self._commit(stream, writes, is_unknown)
-            is_unknown = is_unknown or was_lost
+            last = await tries.commit(stream, writes)
             if last is None:
                 continue
             if old is not None and old.parts:
                 await self._link.tidy(stream, f"{subject}.p.*", below=last - len(writes) + 1)
             return version
-        raise EntryMovedError(f"entry {key!r} is written by others all the time")
 
     async def _next_version(
-        self,
-        stream: str,
-        key: str,
-        old: Entry | None,
-        expected: int,
-        is_unknown: bool,  # noqa: FBT001 - as it is there
+        self, stream: str, key: str, old: Entry | None, expected: int, tries: WriteTries
     ) -> int:
         if old is not None and not old.is_gone:
             require_version(key, old.version, expected)
             return expected + 1
         require_version(key, 0, expected)
-        _, ledger = await self._read(lambda: self._reader.ledger(stream), is_unknown)
+        _, ledger = await tries.read(lambda: self._reader.ledger(stream))
         return max(ledger.versions, 0 if old is None else old.version) + 1
 
     async def delete(self, namespace: str, key: str, *, expected: int) -> bool:
         """See `KeyValue.kv_delete`."""
         stream, subject = self._subjects.entry(namespace, key)
         op = self._new_op()
-        is_unknown = False
-        for _ in range(TRIES_MAX):
-            found = await self._read(lambda: self._reader.entry_head(namespace, key), is_unknown)
+        tries = WriteTries(self._link, self._world, f"entry {key!r}")
+        while True:
+            found = await tries.read(lambda: self._reader.entry_head(namespace, key))
             if found is None or found[1].is_gone or found[1].version != expected:
                 return found is not None and found[1].op == op
-            spent = await self._read(
-                lambda: spend(self._reader, self._subjects, stream, versions=expected), is_unknown
-            )
+            spent = await tries.read(lambda: spend(self._reader, self._subjects, stream, versions=expected))
+            await tries.begin(found[0])
             gone = msgspec.structs.replace(found[1], op=op, is_gone=True, parts=0, body=b"")
             writes = [*spent, SubjectWrite(subject, encode(gone), found[0])]
-            last, was_lost = await self._commit(stream, writes, is_unknown)
-            is_unknown = is_unknown or was_lost
+            last = await tries.commit(stream, writes)
             if last is not None:
                 await self._link.tidy(stream, subject, below=last + 1)
                 if found[1].parts:
                     await self._link.tidy(stream, f"{subject}.p.*", below=last + 1)
                 return True
-        raise StoreBusyError(f"entry {key!r} is written by others all the time", retry_after_s=1.0)
-
-    async def _read(self, read: Callable[[], Awaitable[T]], is_unknown: bool) -> T:  # noqa: FBT001 - as it is there
-        """Return what a read returns; it is waited for where it shows whether a write has happened."""
-        return await (self._link.settle(read) if is_unknown else read())
-
-    async def _commit(
-        self,
-        stream: str,
-        writes: list[SubjectWrite],
-        is_unknown: bool,  # noqa: FBT001 - as it is there
-    ) -> tuple[int | None, bool]:
-        """Write, and return the last sequence number, or None and whether the answer was lost."""
-        try:
-            return await self._link.commit(stream, writes), False
-        except SubjectMovedError:
-            return None, False
-        except UnknownOutcomeError:
-            await self._world.sleep(UNKNOWN_PAUSE_S)
-            return None, True
-        except StoreBusyError:
-            if not is_unknown:
-                raise
-            await self._world.sleep(UNKNOWN_PAUSE_S)
-            return None, True
 
 
 async def spend(

@@ -80,9 +80,9 @@ class JetStreamStore(JetStreamReads, Store):
         return Path(self._address.store_key) if self._address.store_key else None
 
     @override
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         opened = self._require_open()
-        return await opened.finish(opened.writes.claim(session, at=at))
+        return await opened.finish(opened.writes.claim(session, at=at, is_free=is_free))
 
     @override
     async def release(self, session: str, *, epoch: int) -> None:

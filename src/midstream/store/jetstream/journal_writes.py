@@ -29,7 +29,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.retries import APPEND_BACKOFF
-from midstream.store.contract import Batch, SessionListing
+from midstream.store.contract import Batch, SessionListing, require_as_found
 from midstream.store.jetstream.jetstream_errors import SubjectMovedError, UnknownOutcomeError
 from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import (
@@ -164,13 +164,17 @@ class JournalWrites:
 
     # --- leases
 
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         """See `Store.claim`."""
         lane, place = self._lane(session), self._subjects.session(session)
         async with lane.lock:
             lane.newest = None
             for _ in range(TRIES_MAX):
                 newest = await self._reader.newest(session)
+                is_there = newest is not None and not newest.head.is_gone
+                require_as_found(
+                    session, is_free=is_free, now=not newest.head.node if newest and is_there else None
+                )
                 if newest is None or newest.head.is_gone:
                     newest, head = None, await self._new_session(session, place, newest, at)
                 else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 
 from midstream.session.child_names import PART_MARK
 from midstream.store.contract import ListPlace, SessionInfo
@@ -27,6 +27,8 @@ class LineView:
         self._link = link
         self._subjects = subjects
         self._lines: dict[str, Line] = {}
+        self._live: dict[str, Line] = {}
+        """Those with an open turn: they are looked at all the time, and few."""
         self._read_up_to = dict.fromkeys(subjects.shards, 0)
         self._reading = asyncio.Lock()
 
@@ -43,19 +45,21 @@ class LineView:
         start = self._read_up_to[stream] + 1
         for message in await self._link.scan(stream, self._subjects.lines(stream), start=start):
             line = decode(message.data, Line)
-            if line.is_gone:
-                self._lines.pop(line.session, None)
-            else:
+            self.drop(line.session)
+            if not line.is_gone:
                 self._lines[line.session] = line
+                if line.is_live:
+                    self._live[line.session] = line
             self._read_up_to[stream] = message.seq
 
     def live(self) -> list[Line]:
         """Return the lines of sessions with an open turn, longest unchanged first."""
-        return sorted((line for line in self._lines.values() if line.is_live), key=lambda line: line.at)
+        return sorted(self._live.values(), key=lambda line: line.at)
 
     def drop(self, session: str) -> None:
         """Remove the line of a session that does not exist."""
         self._lines.pop(session, None)
+        self._live.pop(session, None)
 
     async def list(
         self,
@@ -70,7 +74,7 @@ class LineView:
         await self.refresh()
         fitting = [
             (line.at, line.session)
-            for line in self._candidates(of)
+            for line in self._candidates(self._live if live else self._lines, of)
             if (live is None or line.is_live == live)
             and (after is None or (line.at, line.session) < (after.at, after.session))
         ]
@@ -85,12 +89,12 @@ class LineView:
             if limit is not None and yielded >= limit:
                 return
 
-    def _candidates(self, of: Collection[str] | None) -> Iterator[Line]:
+    def _candidates(self, lines: Mapping[str, Line], of: Collection[str] | None) -> Iterator[Line]:
         if of is None:
-            yield from [*self._lines.values()]
+            yield from [*lines.values()]
             return
         starts = tuple(f"{root}{PART_MARK}" for root in of)
-        for name, line in [*self._lines.items()]:
+        for name, line in [*lines.items()]:
             if name in of or name.startswith(starts):
                 yield line
 

@@ -27,6 +27,7 @@ from midstream.store.jetstream.jetstream_errors import SubjectMovedError, Unknow
 from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import NodeEntry, decode, encode
 from midstream.store.jetstream.stream_subjects import StreamSubjects
+from midstream.store.node_liveness import next_node
 
 with extra("nats"):
     from nats.aio.msg import Msg
@@ -183,10 +184,9 @@ class NodePresence:
                 _log.debug("the next node was not asked: %s", error)
 
     async def _probe(self) -> None:
-        names = sorted(self.others)
-        if not names:
+        following = next_node(self.node, self.others)
+        if following is None:
             return
-        following = next((name for name in names if name > self.node), names[0])
         if following != self._next:
             self._next, self._next_silent_s = following, 0.0
         start = self._world.monotonic()

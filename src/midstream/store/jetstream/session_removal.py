@@ -13,19 +13,17 @@ import msgspec
 from msgspec import Struct
 
 from midstream.environment import World
-from midstream.errors import LeaseHeldError, StoreBusyError
+from midstream.errors import LeaseHeldError
 from midstream.session.child_names import PART_MARK
 from midstream.store.jetstream.entry_writes import spend
-from midstream.store.jetstream.jetstream_errors import SubjectMovedError, UnknownOutcomeError
 from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 from midstream.store.jetstream.journal_messages import Entry, JournalHead, decode, encode
 from midstream.store.jetstream.journal_writes import line_of
 from midstream.store.jetstream.node_presence import NodePresence
 from midstream.store.jetstream.session_reader import NewestMessage, SessionReader
 from midstream.store.jetstream.stream_subjects import SessionPlace, StreamSubjects
+from midstream.store.jetstream.write_tries import WriteTries
 
-TRIES_MAX = 30
-UNKNOWN_PAUSE_S = 0.05
 BATCH_SESSIONS_MAX = 150
 """Sessions in one batch, which has at most 1000 messages. A larger family goes in several, the session itself last."""
 
@@ -67,7 +65,8 @@ class SessionRemoval:
     async def delete(self, session: str) -> bool:
         """See `Store.delete`."""
         births: dict[str, int] | None = None
-        for _ in range(TRIES_MAX):
+        tries = WriteTries(self._link, self._world, f"session {session!r}")
+        while True:
             family = (
                 await self._link.settle(lambda: self._find_family(session))
                 if births
@@ -84,9 +83,9 @@ class SessionRemoval:
                 return bool(births)
             for each in family:
                 await self._require_free(each.newest.head)
-            if await self._remove_all(family):
+            await tries.begin(tuple(each.newest.seq for each in family))
+            if await self._remove_all(family, tries):
                 return True
-        raise StoreBusyError(f"session {session!r} is written at the same moment", retry_after_s=1.0)
 
     async def _find_family(self, session: str) -> list[_Member]:
         """Return the session and its parts, the session itself last; finish deletions that were not."""
@@ -113,18 +112,20 @@ class SessionRemoval:
     async def _is_held(self, node: str) -> bool:
         return node != self._presence.node and not await self._presence.is_dead(node)
 
-    async def _remove_all(self, family: Sequence[_Member]) -> bool:
+    async def _remove_all(self, family: Sequence[_Member], tries: WriteTries) -> bool:
         for start in range(0, len(family), BATCH_SESSIONS_MAX):
-            if not await self._remove(family[start : start + BATCH_SESSIONS_MAX]):
+            if not await self._remove(family[start : start + BATCH_SESSIONS_MAX], tries):
                 return False
         return True
 
-    async def _remove(self, members: Sequence[_Member]) -> bool:
+    async def _remove(self, members: Sequence[_Member], tries: WriteTries) -> bool:
         """Delete some sessions, all or none; False: look at them again."""
         stream = members[0].place.stream
-        writes, versions = await self._entry_writes(members)
+        writes, versions = await tries.read(lambda: self._entry_writes(members))
         epochs = max(each.newest.head.epoch for each in members)
-        writes += await spend(self._reader, self._subjects, stream, epochs=epochs, versions=versions)
+        writes += await tries.read(
+            lambda: spend(self._reader, self._subjects, stream, epochs=epochs, versions=versions)
+        )
         op = self._new_op()
         for each in members:
             gone = msgspec.structs.replace(
@@ -132,12 +133,8 @@ class SessionRemoval:
             )
             writes.append(line_of(each.place, gone))
             writes.append(SubjectWrite(each.place.journal, encode(gone), each.newest.seq))
-        try:
-            last = await self._link.commit(stream, writes)
-        except SubjectMovedError:
-            return False
-        except UnknownOutcomeError:
-            await self._world.sleep(UNKNOWN_PAUSE_S)
+        last = await tries.commit(stream, writes)
+        if last is None:
             return False
         await asyncio.gather(
             *(self._link.tidy(stream, each.place.everything, below=last + 1) for each in members)

@@ -2,7 +2,8 @@
 
 The server frees the lock when the process dies, however it dies. Each node waits for the lock of the next one in the
 order of their numbers, on a connection of its own, and so notices its end within milliseconds. It then deletes the row
-of that node: a node without a row is dead, and its sessions are free.
+of that node: a node without a row is dead, and its sessions are free. Where the node that waits stands still itself,
+the others look at the lock after two beats.
 
 A connection may also be lost while its process lives. Then the process joins anew under another number, and takes the
 sessions of the old one with it, under the epochs they have. For that it has `GRACE_S`; after a restart of the server,
@@ -29,6 +30,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.extras import extra
 from midstream.retries import Backoff
+from midstream.store.node_liveness import NodeSilences, next_node
 from midstream.store.postgres.late_beats import LateBeats
 from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, ServerLink
 from midstream.store.postgres.postgres_errors import FAILURES, refusal_of
@@ -268,9 +270,7 @@ class Neighbours:
         self._lease_s = lease_s
         self._on_death = on_death
         self._link = ServerLink(postgres, "sentry")
-        self._looked_at: float | None = None
-        self._silent_s: dict[int, tuple[float, float]] = {}
-        """Each one's last beat, and the seconds that passed here since."""
+        self._silences: NodeSilences[int] = NodeSilences(lease_s=lease_s, beat_s=lease_s / BEATS_PER_LEASE)
         self._protected: frozenset[int] = frozenset()
         self._protected_until = 0.0
         self._changed = asyncio.Event()
@@ -278,7 +278,7 @@ class Neighbours:
 
     def protect(self) -> None:
         """Take no known node for dead: the connection of this one was lost, and perhaps theirs too."""
-        self._protected |= self._silent_s.keys()
+        self._protected |= {*self._silences.known}
         self._protected_until = math.inf
 
     def protect_for_a_while(self) -> None:
@@ -292,26 +292,23 @@ class Neighbours:
             MidstreamError: The server is not reached.
         """
         rows = await self._pool.run(lambda connection, _: connection.fetch(FIND_NODES))
-        now = self._world.monotonic()
-        beat_s = self._lease_s / BEATS_PER_LEASE
-        # A gap between two looks (this process was stopped, a clock was set) counts as one beat.
-        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, beat_s)
-        self._looked_at = now
-        silent_s: dict[int, tuple[float, float]] = {}
-        for number, beat in rows:
-            if number != self._lock.last_number:
-                last, silent = self._silent_s.get(number, (beat, 0.0))
-                silent_s[number] = (beat, silent + passed_s if beat == last else 0.0)
-        if silent_s.keys() != self._silent_s.keys():
+        before = {*self._silences.known}
+        own = self._lock.last_number
+        beats = {number: beat for number, beat in rows if number != own}
+        self._silences.observe(beats, now=self._world.monotonic())
+        for number in self._silences.late - self._silences.frozen:
+            if await self.is_dead(
+                number
+            ):  # the node that waits for its end has not noticed it: it stands still
+                self._silences.drop(number)
+                self._on_death()
+        if before != {*self._silences.known}:
             self._changed.set()
-        self._silent_s = silent_s
         return self._judge()
 
     def _judge(self) -> bool:
-        frozen = frozenset(
-            number for number, (_, silent) in self._silent_s.items() if silent >= self._lease_s
-        )
-        living = frozenset(self._silent_s) - frozen
+        frozen = self._silences.frozen
+        living = frozenset(self._silences.known) - frozen
         for number in frozen - self.frozen:
             _log.warning(
                 "node %d was silent for %g s; other nodes may take its sessions", number, self._lease_s
@@ -353,7 +350,7 @@ class Neighbours:
         """Wait for the end of the next node, whichever that is."""
         while True:
             self._changed.clear()
-            number = self._find_next()
+            number = next_node(self._lock.last_number, self._silences.known)
             if number is None:
                 await self._changed.wait()
                 continue
@@ -361,7 +358,7 @@ class Neighbours:
                 if not await self._wait_for_end(number):
                     continue
                 if await self.is_dead(number):
-                    self._silent_s.pop(number, None)
+                    self._silences.drop(number)
                     self._judge()
                 else:  # it joins anew, and its row goes
                     await self._world.sleep(GRACE_S)
@@ -391,8 +388,3 @@ class Neighbours:
             return False
         waiting.result()
         return True
-
-    def _find_next(self) -> int | None:
-        numbers = sorted(self._silent_s)
-        own = self._lock.last_number
-        return next((each for each in numbers if each > own), numbers[0] if numbers else None)

@@ -39,11 +39,23 @@ order by inbox.number
 """
 # The answers to what this node has forwarded.
 FIND_ANSWERS = "select number, answer from inbox where sender = $1 and answer is not null"
-# Sessions with an open turn that no living node has, with their epochs.
+# Sessions with an open turn that no living node has, with their epochs. The nodes that have open turns are found one
+# after the other in the index, so that the turns of living nodes, which are many, are not read.
 FIND_ORPHANS = """
-select name, epoch from session where is_live
-    and (node is null or node = any($1::integer[]) or not exists (select from node where number = session.node))
-order by changed_at
+with recursive holder as (
+    (select node from session where is_live and node is not null order by node limit 1)
+    union all
+    select (
+        select session.node from session
+        where is_live and session.node > holder.node order by session.node limit 1
+    ) from holder where holder.node is not null
+), free as (
+    select name, epoch, changed_at from session where is_live and node is null
+    union all
+    select name, epoch, changed_at from holder join session on session.node = holder.node and is_live
+    where holder.node = any($1::integer[]) or not exists (select from node where number = holder.node)
+)
+select name, epoch from free order by changed_at
 """
 # Where these journals end.
 FIND_ENDS = "select name, last from session where name = any($1::text[])"

@@ -35,6 +35,12 @@ _UNREACHABLE = (
     *AGAIN,
 )
 _LOST = (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError)
+_TERMINATED = (
+    asyncpg.AdminShutdownError,
+    asyncpg.ConnectionDoesNotExistError,
+    asyncpg.InterfaceError,  # of the connection that is closed
+    asyncpg.InternalClientError,  # the server's last message came between two statements
+)
 _DAMAGED = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError)
 _UNPREPARED = (
     asyncpg.UndefinedTableError,
@@ -52,6 +58,11 @@ def is_lost(error: BaseException, connection: asyncpg.Connection) -> bool:
     except asyncpg.InterfaceError:  # its pool has taken it back, as one that was closed
         return True
     return is_closed
+
+
+def is_terminated(error: BaseException | None) -> bool:
+    """Whether an established connection was ended; False where none could be made."""
+    return isinstance(error, _TERMINATED)
 
 
 def refusal_of(error: BaseException, where: str) -> MidstreamError:

@@ -26,6 +26,7 @@ from midstream.store.postgres.node_signals import Kind, Listener, Notifier
 from midstream.store.postgres.node_watcher import NodeWatcher
 from midstream.store.postgres.postgres_address import PostgresAddress
 from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, Work
+from midstream.store.postgres.postgres_errors import is_terminated
 from midstream.store.postgres.postgres_migrations import require_prepared
 from midstream.store.postgres.session_reads import PostgresReads, Question, require_name
 from midstream.store.postgres.session_writes import HeldError
@@ -35,6 +36,9 @@ with extra("postgres"):
     import asyncpg
 
 T = TypeVar("T")
+
+JOIN_TRIES_MAX = 3
+"""Attempts to become a node, where a backend of it is terminated each time."""
 
 LEASE_S = 20.0
 """Seconds without a heartbeat after which a node that holds its lock counts as frozen."""
@@ -69,8 +73,18 @@ class PostgresStore(PostgresReads, Store):
         async with self._opening:
             if self._opened is None:
                 node = self._world.new_id("node")
-                self._opened = await _Opened.make(self._postgres, node, self._lease_s, self._world)
+                self._opened = await self._join(node)
                 self.node = node
+
+    async def _join(self, node: str) -> _Opened:
+        """Become a node, again at once where a backend was terminated meanwhile: all that was begun is undone."""
+        for left in reversed(range(JOIN_TRIES_MAX)):
+            try:
+                return await _Opened.make(self._postgres, node, self._lease_s, self._world)
+            except StoreBusyError as error:
+                if not left or not is_terminated(error.__cause__):
+                    raise
+        raise AssertionError("unreachable")
 
     @override
     async def close(self) -> None:
@@ -87,11 +101,19 @@ class PostgresStore(PostgresReads, Store):
         return Path(named) if named else None
 
     @override
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         opened = self._require_open(session)
         node = await opened.lock.number()
         return await opened.write(
-            lambda db, _: session_writes.claim(db, session, node=node, frozen=opened.frozen, at=at)
+            lambda db, is_repeated: session_writes.claim(
+                db,
+                session,
+                node=node,
+                frozen=opened.frozen,
+                at=at,
+                is_free=is_free,
+                is_repeated=is_repeated,
+            )
         )
 
     @override

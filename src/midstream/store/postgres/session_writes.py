@@ -10,27 +10,31 @@ from collections.abc import Collection
 from midstream.errors import EntryMovedError, LeaseHeldError
 from midstream.extras import extra
 from midstream.session.child_names import PART_MARK, PART_MARK_END
-from midstream.store.contract import OF_SESSIONS, require_version
+from midstream.store.contract import OF_SESSIONS, require_as_found, require_version
 
 with extra("postgres"):
     import asyncpg
 
 KEY_VALUE_TRIES_MAX = 5
-# Take a session, unless another node that lives has it. A new one starts above the epochs of all deleted ones. Each era
-# leaves a thousand epochs out: claims that a promoted replica, or a restored backup, did not receive had them.
+# Take a session, unless another node that lives has it, or it is not free as $5 expects it. A new one starts above the
+# epochs of all deleted ones. Each era leaves a thousand epochs out: claims that a promoted replica, or a restored
+# backup, did not receive had them.
 CLAIM = """
 insert into session (name, epoch, era, node, created_at, changed_at)
 select $1, 1 + epochs_spent + 1000 * era, era, $2, $3, $3 from ledger
+where $5::boolean is null or exists (select from session where name = $1)
 on conflict (name) do update set
     epoch = session.epoch + 1 + 1000 * (excluded.era - session.era),
     era = excluded.era,
     node = excluded.node
-where session.node is null or session.node = $2 or session.node = any($4::integer[])
+where ($5::boolean is null or (session.node is null) = $5) and (
+    session.node is null or session.node = $2 or session.node = any($4::integer[])
     or not exists (select from node where number = session.node)
+)
 returning epoch
 """
-# The node of a session.
-FIND_HOLDER = "select node from session where name = $1"
+# Whether a session is there, and its node.
+FIND_HOLDER = "select true, node from session where name = $1"
 # Give a session up, and return whether a turn is open in it.
 RELEASE = "update session set node = null where name = $1 and epoch = $2 returning is_live"
 # Put what the first records fold to in the place of the last of them, and remove the others.
@@ -122,7 +126,14 @@ class HeldError(Exception):
 
 
 async def claim(
-    connection: asyncpg.Connection, session: str, *, node: int, frozen: Collection[int], at: float
+    connection: asyncpg.Connection,
+    session: str,
+    *,
+    node: int,
+    frozen: Collection[int],
+    at: float,
+    is_free: bool | None,
+    is_repeated: bool,
 ) -> int:
     """See `Store.claim`.
 
@@ -130,10 +141,13 @@ async def claim(
         HeldError: Another node has it. Nothing was changed.
     """
     while True:
-        epoch: int | None = await connection.fetchval(CLAIM, session, node, at, frozen)
+        epoch: int | None = await connection.fetchval(CLAIM, session, node, at, frozen, is_free)
         if epoch is not None:
             return epoch
-        holder = await connection.fetchval(FIND_HOLDER, session)
+        is_there, holder = await connection.fetchrow(FIND_HOLDER, session) or (False, None)
+        if is_repeated and holder == node:
+            is_free = None  # the answer to the first try was lost
+        require_as_found(session, is_free=is_free, now=holder is None if is_there else None)
         if holder is not None and holder != node:
             raise HeldError(session, holder)
 

@@ -110,9 +110,11 @@ class SQLiteStore(SQLiteReads, Store):
                 await asyncio.shield(opened.close())  # a cancelled close still closes
 
     @override
-    async def claim(self, session: str, *, at: float) -> int:
+    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         opened = self._require_open(session)
-        return await opened.commits.submit(partial(opened.writer.claim, session, at), Sync.NORMAL)
+        return await opened.commits.submit(
+            partial(opened.writer.claim, session, at=at, is_free=is_free), Sync.NORMAL
+        )
 
     @override
     async def release(self, session: str, *, epoch: int) -> None:

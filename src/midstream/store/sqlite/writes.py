@@ -14,7 +14,7 @@ from msgspec import Struct
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, MidstreamError
 from midstream.session.child_names import PART_MARK, PART_MARK_END
 from midstream.session.records import Sync
-from midstream.store.contract import Attempt, Batch
+from midstream.store.contract import Attempt, Batch, require_as_found
 from midstream.store.sqlite import inbox, key_values
 from midstream.store.sqlite import liveness as nodes
 from midstream.store.sqlite.database import BEGIN, DatabaseFile, number_of
@@ -152,9 +152,10 @@ class WriteConnection:
 
     # --- operations: check, then write
 
-    def claim(self, session: str, at: float) -> int:
+    def claim(self, session: str, *, at: float, is_free: bool | None) -> int:
         """See `Store.claim`."""
         row = self._db.execute(FIND_OWNED, (session,)).fetchone()
+        require_as_found(session, is_free=is_free, now=None if row is None else row[2] is None)
         if row is None:
             return number_of(self._db.execute(CREATE, (session, self.lock.node, at, at)))
         number, _, node = row

@@ -1,0 +1,145 @@
+"""Tools of a client application that are no plain functions: there and back, through the gateway."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from midstream.dialects.declared_tools import NAME_CHARS_MAX, function_name, read_input, write_input
+from midstream.history.messages import Step, ToolSpec
+from midstream.models.responses import Finished, ToolCallRequested
+from midstream.testing.scripted_model import text
+from tests.dialects.serving import Served, served
+from tests.spec import spec
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"type": "function", "name": "look_up", "description": "Look.", "parameters": SCHEMA}
+NAMESPACE = {"type": "namespace", "name": "mcp__weather", "description": "Weather.", "tools": [WEATHER]}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Change files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: hunk+"},
+}
+SEARCH = {
+    "type": "tool_search",
+    "execution": "client",
+    "description": "Search tools.",
+    "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+}
+DIFF = '*** Begin Patch\n+a "b"\n*** End Patch'
+CALLED = {
+    "mcp__weather__look_up": '{"city": "Basel"}',
+    "apply_patch": write_input(DIFF),
+    "tool_search": '{"query": "weather"}',
+}
+ITEMS: list[dict[str, Any]] = [
+    {
+        "type": "function_call",
+        "name": "look_up",
+        "namespace": "mcp__weather",
+        "arguments": '{"city": "Basel"}',
+        "call_id": "c0",
+        "status": "completed",
+    },
+    {
+        "type": "custom_tool_call",
+        "name": "apply_patch",
+        "input": DIFF,
+        "call_id": "c1",
+        "status": "completed",
+    },
+    {
+        "type": "tool_search_call",
+        "execution": "client",
+        "arguments": {"query": "weather"},
+        "call_id": "c2",
+        "status": "completed",
+    },
+]
+OUTPUTS: list[dict[str, Any]] = [
+    {"type": "function_call_output", "call_id": "c0", "output": "sunny"},
+    {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+    {
+        "type": "tool_search_output",
+        "call_id": "c2",
+        "execution": "client",
+        "status": "completed",
+        "tools": [{**NAMESPACE, "name": "mcp__tides"}],
+    },
+]
+
+
+def _calls() -> list[Any]:
+    requested = [ToolCallRequested(f"c{at}", name, said) for at, (name, said) in enumerate(CALLED.items())]
+    return [*requested, Finished()]
+
+
+async def _ask(gateway: Served, items: list[dict[str, Any]], *, is_stream: bool) -> dict[str, Any]:
+    body = {"model": "m", "input": items, "tools": [NAMESPACE, PATCH, SEARCH], "stream": is_stream}
+    answer = await gateway.http.post("/v1/responses", json={**body, "store": False})
+    assert answer.status_code == 200, answer.text
+    if not is_stream:
+        whole: dict[str, Any] = answer.json()
+        return whole
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in answer.text.splitlines()
+        if line.startswith("data:")
+    ]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    last: dict[str, Any] = events[-1]["response"]
+    assert last["output"] == done
+    inputs = [event["input"] for event in events if event["type"] == "response.custom_tool_call_input.done"]
+    assert inputs in ([DIFF], [])
+    return last
+
+
+@spec("REUSE-66")
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_tools_of_codex_are_functions_for_the_model_and_come_back_as_they_were(
+    *, is_stream: bool
+) -> None:
+    async with served([_calls(), text("done")]) as gateway:
+        asked: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": "go"}]
+        first = await _ask(gateway, asked, is_stream=is_stream)
+        output = [{key: value for key, value in item.items() if key != "id"} for item in first["output"]]
+        assert output == ITEMS
+        assert gateway.model.requests[0].tools == (
+            ToolSpec("mcp__weather__look_up", "Look.", SCHEMA),
+            ToolSpec(
+                "apply_patch",
+                "Change files.\n\nIts input has this format:\nstart: hunk+",
+                {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]},
+            ),
+            ToolSpec("tool_search", "Search tools.", SEARCH["parameters"]),  # type: ignore[arg-type]
+        )
+        await _ask(gateway, [*asked, *first["output"], *OUTPUTS], is_stream=is_stream)
+        step = gateway.model.requests[1].history.entries[-1]
+        assert isinstance(step, Step)
+        assert {call.name: json.loads(call.arguments) for call in step.response.calls} == {
+            name: json.loads(arguments) for name, arguments in CALLED.items()
+        }
+        assert [result.content for result in step.results] == [
+            "sunny",
+            "done",
+            "Loaded: mcp__tides__look_up",
+        ]
+        names = [tool.name for tool in gateway.model.requests[1].tools]
+        assert names == ["mcp__weather__look_up", "apply_patch", "tool_search", "mcp__tides__look_up"]
+        assert gateway.model.requests[0].session == gateway.model.requests[1].session
+
+
+def test_a_name_that_is_too_long_ends_with_its_digest() -> None:
+    long, other = function_name("n" * 60, "one"), function_name("n" * 60, "two")
+    assert long != other
+    assert len(long) == len(other) == NAME_CHARS_MAX
+    assert function_name("", "x" * 80) == "x" * 80
+
+
+@pytest.mark.parametrize("said", ["*** Begin", '{"other": 1}', "[1]", '{"input": 1}', ""])
+def test_arguments_of_another_form_are_the_input(said: str) -> None:
+    assert read_input(said) == said
+    assert read_input(write_input(said)) == said

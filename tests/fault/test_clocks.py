@@ -1,0 +1,121 @@
+"""Servers of one store whose wall clocks differ by hours, or jump while they run: leases depend on none of them.
+
+A clock that is ahead by more than the look-back shows an open turn as untouched for that long: it is interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import pytest
+
+from midstream.client import Client, Event, connect
+from midstream.history.messages import Outcome
+from midstream.session.records import CallEnded, EpochStarted, TurnEnded
+from midstream.session.turn.states import LOOK_BACK_S
+from tests.fault.client_process import HastyWorld
+from tests.fault.stored import name_of, use_postgres
+from tests.fault.workers import (
+    WAIT_S,
+    Worker,
+    ends,
+    executions,
+    in_the_tool,
+    lines,
+    problems,
+    records,
+    until,
+    until_there,
+)
+from tests.postgres_engine import Engine
+from tests.spec import spec
+
+pytestmark = pytest.mark.fault
+
+AHEAD_S, FAR_AHEAD_S, BEHIND_S = LOOK_BACK_S - 600.0, LOOK_BACK_S + 600.0, -3 * LOOK_BACK_S
+LEASE_S = 2.0
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder whose store is a SQLite file, or a fresh schema of PostgreSQL."""
+    if request.param == "postgresql":
+        use_postgres(tmp_path, request.getfixturevalue("engine"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("error_s", "end"),
+    [(AHEAD_S, "completed"), (BEHIND_S, "completed"), (FAR_AHEAD_S, "interrupted")],
+    ids=["ahead", "behind", "far ahead"],
+)
+@spec("TURN-51", "TURN-56")
+async def test_a_server_whose_clock_is_wrong_by_hours_serves_and_takes_over_as_any_other(
+    engine: Engine, tmp_path: Path, error_s: float, end: str
+) -> None:
+    folder = tmp_path
+    use_postgres(folder, engine)
+    async with Worker(folder) as node, Worker(folder, "--clock-error", error_s) as heir:
+        await in_the_tool(folder, node)
+        assert (await heir.say("s", "more")).status_code == 409, "its node answered"
+        assert len([each for each in records(folder, "s") if isinstance(each, EpochStarted)]) == 1
+        await node.kill()
+        found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
+        assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
+        async with Worker(folder) as third:
+            (folder / "go").touch()
+            assert (await third.say("s", "look")).status_code == 200, "the node with the wrong clock has it"
+            await until_there(folder, "s", TurnEnded, TurnEnded)
+    assert ends(folder, "s") == [end, "completed"]
+    assert len([each for each in executions(folder) if each.tool == "work"]) == 1
+    assert problems(folder, ["s"]) == []
+
+
+@pytest.mark.parametrize("jump_s", [AHEAD_S / 2, BEHIND_S], ids=["ahead", "back"])
+@spec("TURN-52", "TURN-23")
+async def test_a_clock_that_jumps_while_its_server_runs_and_stands_still_costs_no_lease(
+    folder: Path, jump_s: float
+) -> None:
+    """Then the server is frozen for longer than its lease, and its clock jumps meanwhile."""
+    async with (
+        Worker(folder, "--lease", LEASE_S, "--jump", jump_s) as node,
+        Worker(folder, "--lease", LEASE_S, "--jump", jump_s) as other,
+        connect(other.url, world=HastyWorld(None, 1)) as reader,
+    ):
+        await in_the_tool(folder, node)
+        seen: list[Event] = []
+        following = asyncio.create_task(_follow(reader, seen))
+        await until(lambda: bool(seen))
+        is_one_machine = not name_of(folder).startswith("postgresql:")
+        for jumping in ((node, other),) if is_one_machine else ((node,), (other,)):
+            for each in jumping:
+                each.signal(signal.SIGUSR2)
+            assert (await other.say("s", "more")).status_code == 409
+        assert len([each for each in records(folder, "s") if isinstance(each, EpochStarted)]) == 1
+        node.signal(signal.SIGSTOP)
+        found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
+        assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
+        (folder / "go").touch()
+        for each in (node, other) if is_one_machine else (node,):
+            each.signal(signal.SIGUSR2)
+        node.signal(signal.SIGCONT)
+        await until(lambda: lines(folder)[-1].what == "ended")
+        async with asyncio.timeout(WAIT_S):
+            await following
+            while (answer := await node.say("s", "think", stream="after")).status_code != 200:
+                assert answer.status_code in {409, 503}, answer.text
+        await until_there(folder, "s", TurnEnded, TurnEnded)
+    assert len(executions(folder)) == 1
+    assert ends(folder, "s") == ["completed"] * 2
+    assert problems(folder, ["s"]) == []
+
+
+async def _follow(reader: Client, seen: list[Event]) -> None:
+    async with contextlib.aclosing(reader.follow("s", after="0-0")) as events:
+        async for event in events:
+            seen.append(event)
+            if event.is_end:
+                return

@@ -1,0 +1,132 @@
+"""Play every situation with every program as an unmodified client of the gateway, and print the table.
+
+    python -m tests.hosts [--programs claude,codex] [--situations "two turns with a tool"] [--times 3] [--seed SEED]
+
+The programs stand in the folder that `make agents` installs; a missing one is named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from tests.hosts.host_programs import PROGRAMS, HostProgram
+from tests.hosts.host_situations import SITUATIONS, HostRun, place_in
+from tests.hosts.line_cuts import Relay
+from tests.programs.gateway_process import TOKEN, GatewayProcess
+from tests.programs.model_server import ModelServer
+from tests.programs.programs import Place, Program
+from tests.programs.situations import Verdict
+
+LIMIT_S = 900.0
+
+
+def _upstream_options(place: Place) -> list[str]:
+    return [
+        *("--upstream", f"openai-compatible:{place.model_url}/v1"),
+        *("--model", "m", "--key-from", "SCRIPTED_PROVIDER_KEY"),
+    ]
+
+
+def _prepare_nothing(place: Place) -> None:
+    del place
+
+
+UPSTREAM = Program(
+    name="a model",
+    upstream=_upstream_options,
+    env=lambda place: {"SCRIPTED_PROVIDER_KEY": "scripted"},
+    prepare=_prepare_nothing,
+    is_agent=lambda line: False,
+    sessions=(),
+)
+
+
+async def play(program: HostProgram, name: str, folder: Path, chance: random.Random) -> Verdict:
+    """Play one situation in a new folder, and judge it. The folder is left only if the situation did not hold."""
+    model = ModelServer(folder / "ledger", continues=True)
+    await model.start()
+    place = place_in(folder, model)
+    gateway = GatewayProcess(UPSTREAM, place)
+    relay = Relay(0)
+    run = HostRun(program, place, model, gateway, relay, chance)
+    try:
+        async with relay.listening():
+            program.prepare(place, relay.url)
+            await run.restart()
+            async with asyncio.timeout(LIMIT_S):
+                await SITUATIONS[name](run)
+    except Exception as error:  # noqa: BLE001 - a cell of the table
+        traceback.print_exc()
+        run.verdict.faults.append(f"{type(error).__name__}: {error}")
+    finally:
+        with suppress(TimeoutError):
+            await gateway.stop()
+        await model.stop()
+    log = gateway.log.read_text("utf-8", "replace")
+    run.check("Traceback" not in log, "a traceback in the gateway's log")
+    run.check(TOKEN not in log, "the key is in the gateway's log")
+    if not run.verdict.faults:
+        shutil.rmtree(folder, ignore_errors=True)
+    return run.verdict
+
+
+def main(arguments: list[str]) -> int:
+    """Run the table; 1 if a cell has a fault."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hosts", description=__doc__)
+    parser.add_argument("--programs", default=",".join(PROGRAMS))
+    parser.add_argument("--situations", default=",".join(SITUATIONS))
+    parser.add_argument("--times", type=int, default=1, help="of each situation (1)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--json", type=Path, help="write the table to this file too")
+    given = parser.parse_args(arguments)
+    _print(f"--seed {given.seed}")
+    faults = 0
+    table: dict[str, dict[str, list[Verdict]]] = {}
+    for program_name in given.programs.split(","):
+        program = PROGRAMS[program_name]
+        if not program.is_installed:
+            _print(f"{program_name} is not installed here: skipped")
+            continue
+        for name in given.situations.split(","):
+            chance = random.Random(f"{given.seed} {program_name} {name}")
+            for _ in range(given.times):
+                started = time.monotonic()
+                folder = Path(tempfile.mkdtemp(prefix=f"host-{program_name}-"))
+                verdict = asyncio.run(play(program, name, folder, chance))
+                table.setdefault(program_name, {}).setdefault(name, []).append(verdict)
+                faults += bool(verdict.faults)
+                mark = "FAULT" if verdict.faults else "held"
+                took = time.monotonic() - started
+                notes = [*verdict.facts, *verdict.faults, *([str(folder)] if verdict.faults else [])]
+                _print(f"{program_name:10} {name:30} {mark:6} {took:5.1f} s  {'; '.join(notes)}")
+    total = sum(len(verdicts) for cells in table.values() for verdicts in cells.values())
+    _print(f"{total} cells, {faults} with faults")
+    if given.json:
+        told = {
+            program: {
+                name: {"played": len(all_), "faults": [fault for each in all_ for fault in each.faults]}
+                for name, all_ in cells.items()
+            }
+            for program, cells in table.items()
+        }
+        given.json.write_text(json.dumps({"seed": given.seed, "result": told}, indent=1) + "\n")
+    return 1 if faults else 0
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

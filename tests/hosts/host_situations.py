@@ -1,0 +1,239 @@
+"""The situations that every program goes through as a client of the gateway, each in a home and folders of its own.
+
+Judged by two witnesses: the log of the model server (how often was it asked for a message, and with which messages
+before it), and the screen (each word once).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from midstream.environment import World
+from tests.hosts.host_programs import HostProgram, environment
+from tests.hosts.line_cuts import LineCut, Relay, Way
+from tests.programs.gateway_process import GatewayProcess
+from tests.programs.model_server import ModelServer, effects_of
+from tests.programs.programs import Place
+from tests.programs.situations import Verdict
+
+TURN_S = 180.0
+"""Seconds for one message; a machine under load starts some of these programs in half a minute."""
+WAIT_S = 60.0
+POLL_S = 0.02
+LONG = 60
+"""Words of a long answer; the model server writes 50 a second."""
+
+
+class HostRun(Struct):
+    """One situation in progress."""
+
+    program: HostProgram
+    place: Place
+    model: ModelServer
+    gateway: GatewayProcess
+    relay: Relay
+    chance: random.Random
+    verdict: Verdict = field(default_factory=Verdict)
+
+    async def send(self, words: str, *, is_continued: bool = False, place: Place | None = None) -> str:
+        """Send a message with the program, at another place where one is given; return its standard output."""
+        place = place or self.place
+        process = await asyncio.create_subprocess_exec(
+            self.program.path(),
+            *self.program.arguments(words, is_continued),
+            env=environment(self.program, place, self.relay.url),
+            cwd=place.work,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            shown, errors = await asyncio.wait_for(process.communicate(), TURN_S)
+        except TimeoutError:
+            process.kill()
+            shown, errors = await process.communicate()
+            self.verdict.faults.append(f"{words}: no end within {TURN_S:.0f} s")
+        self.check(process.returncode == 0, f"{words}: ended with {process.returncode}: {errors[-300:]!r}")
+        return shown.decode()
+
+    def check(self, holds: object, fault: str) -> None:
+        """Count a fault if something does not hold."""
+        if not holds:
+            self.verdict.faults.append(fault)
+
+    def shown_once(self, screen: str, directive_id: str, count: int) -> None:
+        """Check that a screen has so many words of an answer, each once and in order."""
+        words = [word for word in screen.split() if word.startswith(f"R{directive_id}.")]
+        expected = [f"R{directive_id}.{place}" for place in range(count)]
+        self.check(words == expected, f"the screen has {_shorten(words)}, not {_shorten(expected)}")
+
+    def asked(self, directive_id: str, *before: str, times: int = 1) -> None:
+        """Check how often the model was asked for a message, and that it had each message of the user once."""
+        requests = self.model.main(directive_id)
+        self.check(len(requests) == times, f"Q{directive_id} was sent to the model {len(requests)} times")
+        for request in requests:
+            counts = Counter(request.ids)
+            expected = {*before, directive_id}
+            self.check(
+                counts.keys() == expected and set(counts.values()) == {1},
+                f"Q{directive_id} came with the messages {list(request.ids)}, not {sorted(expected)}",
+            )
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait for a state of the outside world."""
+        for _ in range(round(WAIT_S / POLL_S)):
+            if holds():
+                return
+            await World().sleep(POLL_S)
+        raise TimeoutError(f"{what}, not within {WAIT_S:.0f} s")
+
+    async def restart(self) -> None:
+        """Start a gateway that was killed; the relay leads to it."""
+        await self.gateway.start()
+        self.relay.port = port_of(self.gateway.url)
+
+
+HostSituation = Callable[[HostRun], Awaitable[None]]
+
+
+def port_of(url: str) -> int:
+    """Return the port of a URL."""
+    return int(url.rstrip("/").rpartition(":")[2])
+
+
+async def two_turns(run: HostRun) -> None:
+    """Two turns with a tool of the program between them."""
+    run.shown_once(await run.send("Q1 {say 3}"), "1", 3)
+    assert "R2.done" in await run.send("Q2 {tool}", is_continued=True)
+    run.check(effects_of(run.place.folder / "ledger") == {"2": 1}, "the tool did not run once")
+    run.shown_once(await run.send("Q3 {say 2}", is_continued=True), "3", 2)
+    run.asked("1")
+    run.asked("3", "1", "2")
+
+
+async def two_conversations(run: HostRun) -> None:
+    """Two people have a conversation each, at once."""
+    other = place_in(run.place.folder / "other", run.model)
+    run.program.prepare(other, run.relay.url)
+    screens = await asyncio.gather(run.send("Q1 {say 20}"), run.send("Q2 {say 20}", place=other))
+    run.shown_once(screens[0], "1", 20)
+    run.shown_once(screens[1], "2", 20)
+    await asyncio.gather(
+        run.send("Q3 {say 2}", is_continued=True),
+        run.send("Q4 {say 2}", is_continued=True, place=other),
+    )
+    run.asked("1")
+    run.asked("2")
+    run.asked("3", "1")
+    run.asked("4", "2")
+
+
+async def _cut(run: HostRun, way: Way) -> None:
+    after = run.chance.randrange(200, 8000)
+    run.relay.cut = LineCut(after, way, b"Q1 {say")
+    screen = await run.send(f"Q1 {{say {LONG}}}")
+    run.verdict.facts.append(f"after {after} bytes")
+    run.check(run.relay.cut.is_done, "the line was not cut")
+    run.shown_once(screen, "1", LONG)
+    run.asked("1")
+    run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
+    run.asked("2", "1")
+
+
+async def cut_by_reset(run: HostRun) -> None:
+    """The line is cut by a reset at a random byte of the answer."""
+    await _cut(run, "reset")
+
+
+async def cut_by_fin(run: HostRun) -> None:
+    """The line is closed in order at a random byte of the answer."""
+    await _cut(run, "fin")
+
+
+async def killed_in_answer(run: HostRun) -> None:
+    """The gateway is killed in the middle of an answer, and started again at once."""
+    sending = asyncio.create_task(run.send(f"Q1 {{say {LONG}}}"))
+    await run.until(lambda: bool(run.model.main("1")), "the model was not asked")
+    await World().sleep(run.chance.uniform(0.2, 0.9))
+    await run.gateway.kill()
+    await run.restart()
+    run.shown_once(await sending, "1", LONG)
+    run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
+    run.asked("2", "1")
+
+
+async def killed_between_turns(run: HostRun) -> None:
+    """The gateway is killed between two turns."""
+    run.shown_once(await run.send("Q1 {say 3}"), "1", 3)
+    await run.gateway.kill()
+    await run.restart()
+    run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
+    run.asked("1")
+    run.asked("2", "1")
+
+
+async def sub_agent(run: HostRun) -> None:
+    """The model starts a sub-agent, whose messages are no part of the main conversation."""
+    if not run.program.has_sub_agents:
+        run.verdict.facts.append("starts none by this tool")
+        return
+    run.check("R1.done" in await run.send("Q1 {agent}"), "the main agent did not end")
+    run.asked("1s")
+    run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
+    run.asked("2", "1", "1s")
+
+
+async def mcp_tool(run: HostRun) -> None:
+    """The model calls a tool of an MCP server of the program; Codex declares it in a namespace."""
+    if run.program.name != "codex":
+        run.verdict.facts.append("only played with codex")
+        return
+    run.check("R1.done" in await run.send("Q1 {look}"), "the tool was not called")
+    run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
+    run.asked("2", "1")
+
+
+async def compaction(run: HostRun) -> None:
+    """The conversation is compacted, and goes on."""
+    if run.program.name != "claude":
+        run.verdict.facts.append("has no command for it")
+        return
+    run.shown_once(await run.send("Q1 {say 3}"), "1", 3)
+    await run.send("/compact", is_continued=True)
+    run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
+    run.check(len(run.model.main("2")) == 1, "Q2 was not sent to the model once")
+
+
+SITUATIONS: dict[str, HostSituation] = {
+    "two turns with a tool": two_turns,
+    "two conversations at once": two_conversations,
+    "line cut by reset": cut_by_reset,
+    "line cut by fin": cut_by_fin,
+    "gateway killed in an answer": killed_in_answer,
+    "gateway killed between turns": killed_between_turns,
+    "sub-agent": sub_agent,
+    "tool of an MCP server": mcp_tool,
+    "compaction": compaction,
+}
+
+
+def _shorten(words: list[str]) -> str:
+    return (
+        " ".join(words)
+        if len(words) < 8
+        else f"{' '.join(words[:4])} … {' '.join(words[-3:])} ({len(words)})"
+    )
+
+
+def place_in(folder: Path, model: ModelServer) -> Place:
+    """Return the folders of a run, made."""
+    place = Place(folder, model.url)
+    for each in (place.home, place.work):
+        each.mkdir(parents=True, exist_ok=True)
+    return place

@@ -1,0 +1,34 @@
+"""A short form of `make hosts`: two programs that come as wheels, in the situations that differ most."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.__main__ import play
+from tests.hosts.host_programs import PROGRAMS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not PROGRAMS["claude"].is_installed, reason="the agent programs are not installed: make agents"
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "situation"),
+    [
+        ("claude", "gateway killed in an answer"),
+        ("codex", "line cut by reset"),
+        ("codex", "tool of an MCP server"),
+    ],
+)
+async def test_an_unmodified_program_goes_through_the_situation(
+    program: str, situation: str, tmp_path: Path
+) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    verdict = await play(PROGRAMS[program], situation, tmp_path, random.Random(seed))
+    assert verdict.faults == [], f"seed {seed}: {verdict}"
