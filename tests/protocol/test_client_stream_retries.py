@@ -68,6 +68,20 @@ def test_a_stop_that_arrived_is_followed_for_a_short_while_and_one_that_did_not_
     assert waited == [LOOK_BACK_S, STOPPED_PATIENCE_S]
 
 
+@spec("STREAM-29")
+def test_no_wait_is_longer_than_the_server_was_away_also_after_short_ones_by_chance() -> None:
+    stream = ClientStream("a", "secret", now=0.0)
+    now = 0.0
+    for _ in range(6):  # all within a quarter of a second
+        stream.handle_deadline(now=now)
+        stream.end_connection(chance=0.95, now=now)
+        now = due_at(stream)
+    assert now < 0.3
+    stream.handle_deadline(now=now)
+    stream.end_connection(chance=0.0, now=now)
+    assert due_at(stream) == now + 1.0
+
+
 @spec("STREAM-77")
 def test_after_the_end_of_a_stopped_turn_nobody_is_connected_to() -> None:
     stream = begun()
