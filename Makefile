@@ -7,7 +7,6 @@ PEERS := .venv-peers-durable
 PEERS_APART := .venv-peers-durable-apart
 NEWEST := .venv-newest
 HISTORY_PEERS := $(VENV)/peers
-JOBS ?= 2
 ARGS ?=
 # Of `make search`: how many times the usual number of examples, and what they are drawn from.
 TIMES ?= 10
@@ -31,6 +30,8 @@ endef
 CODE := $(wildcard src tests tools bench examples)
 # Neighbours stay together: what they share is made once.
 AT_ONCE = -n $(JOBS) --dist worksteal
+# Stages that take a minute and more run beside the tests. They are started by name: `make -n` would run what has `MAKE` in it.
+BESIDE = $(BIN)/python tools/beside.py
 # What `make check` leaves to `make test`: real kills, a real browser, whole programs, long searches; and three of four
 # examples of a property (tests/search.py).
 QUICK := not fault and not browser and not slow
@@ -145,15 +146,22 @@ demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the a
 
 # --- checking it ----------------------------------------------------------------------------
 
-test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
+# One more than two cores: many tests wait for a process, a socket or a browser. Quick tests do not, and each process
+# imports all of them.
+test: JOBS ?= 3
+check search: JOBS ?= 2
+
+test: format-check lint arrows $(VENV)/.upstreams  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
 	@for judge in node templates clients schemathesis agents; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
-	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
+	$(BESIDE) "make --no-print-directory types" $(if $(ARGS),,"make --no-print-directory hooks") -- \
+	  $(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 
-check: format-check lint types arrows  ## The quick part of the tests, for every commit, under a minute
-	MIDSTREAM_QUICK=1 $(BIN)/python -m pytest $(AT_ONCE) -q -m "$(QUICK)" $(ARGS)
+check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, under a minute
+	MIDSTREAM_QUICK=1 $(BESIDE) "make --no-print-directory types" -- \
+	  $(BIN)/python -m pytest $(AT_ONCE) -q -m "$(QUICK)" $(ARGS)
 
 format-check: $(VENV)/.dev
 	$(BIN)/ruff format --check --quiet $(CODE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,8 @@ END_TO_END = frozenset(
         "models/test_openai_compatible.py",
         "agents/test_openai_conversation.py",
         "models/test_pydantic_ai.py",
+        "server/test_browser_reach.py",
+        "store/jetstream/test_jetstream_store.py",
         "store/postgres/test_grouped_appends.py",
         "store/postgres/test_node_locks.py",
         "store/postgres/test_node_signals.py",
@@ -167,10 +170,19 @@ READS_EVERYTHING_S = 300
 """Seconds a test of the house has, each of which reads all there is: a hang is found later, a busy machine is none."""
 
 
+IS_ALL_SLOW = re.compile(r"^pytestmark = (?:\[[^\]]*?)?pytest\.mark\.(?:browser|fault|slow)\b", re.MULTILINE)
+"""In the text of a file all of whose tests have such a mark."""
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave what `make check` leaves out before it imports anything, unless that file is asked for."""
+    if not IS_QUICK:
+        return None
     where = collection_path.relative_to(HERE).as_posix()
-    return True if IS_QUICK and (where == "fault" or where in END_TO_END) else None
+    if where == "fault" or where in END_TO_END:
+        return True
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if is_test and IS_ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 @pytest.hookimpl(wrapper=True)

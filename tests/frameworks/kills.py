@@ -153,8 +153,8 @@ def _rehearse(kind: Kind, programs: Mapping[str, Program]) -> Sequence[str]:
         place.mkdir()
         with watched(fork(functools.partial(rehearse, program, place), place)) as wait:
             code = wait(LIFE_S)
-        assert code == 0, f"a program of {kind.module} does not run: {(place / 'log').read_text()}"
-        names |= dict.fromkeys((place / "modules").read_text().split())
+        if code == 0:  # otherwise it is a fault as soon as it is played
+            names |= dict.fromkeys((place / "modules").read_text().split())
     shutil.rmtree(folder)
     return [*names]
 
@@ -447,7 +447,7 @@ def _measure(kind: Kind, mode: str, how: How) -> float:
 def run_all(programs: Sequence[tuple[str, str]], play: Callable[[str, str], Tally], jobs: int) -> list[str]:
     """Play programs, so many at once in processes of their own; print a line for each, and return the faults.
 
-    A program that cannot be played is a fault too; the others are played.
+    A program that cannot be played is a fault, and the others are played.
     """
     place = Path(tempfile.mkdtemp(prefix="kills-tallies-", dir=MEMORY))
     waiting, playing = list(enumerate(programs)), dict[int, int]()
@@ -455,27 +455,30 @@ def run_all(programs: Sequence[tuple[str, str]], play: Callable[[str, str], Tall
     while waiting or playing:
         if waiting and len(playing) < jobs:
             number, (name, mode) = waiting.pop(0)
-
-            def work(number: int = number, name: str = name, mode: str = mode) -> None:
-                (place / f"{number}" / "tally").write_bytes(msgspec.json.encode(play(name, mode)))
-
             (place / f"{number}").mkdir()
+
+            def work(name: str = name, mode: str = mode) -> None:
+                Path("tally").write_bytes(msgspec.json.encode(play(name, mode)))
+
             playing[fork(work, place / f"{number}")] = number
             continue
         pid, status = os.wait()
         number = playing.pop(pid)
-        name, mode = programs[number]
-        if status != 0:
-            log = (place / f"{number}" / "log").read_text()[-3000:]
-            print_line(f"| {name} | {mode} | could not be played | | | | | | 1 |")
-            faults.append(f"{name}, {mode} could not be played:\n{log}")
-            continue
-        tally = msgspec.json.decode((place / f"{number}" / "tally").read_bytes(), type=Tally)
-        cells = (tally.rounds, tally.kills, tally.effects, tally.in_doubt, tally.refused, tally.cancelled)
-        print_line(f"| {name} | {mode} | {' | '.join(map(str, cells))} | {len(tally.faults)} |")
-        faults += [f"{name}, {mode}, {fault}" for fault in tally.faults]
+        found = _faults_played(programs[number], place / f"{number}", has_ended=status == 0)
+        faults += [f"{', '.join(programs[number])}, {fault}" for fault in found]
     shutil.rmtree(place)
     return faults
+
+
+def _faults_played(program: tuple[str, str], place: Path, *, has_ended: bool) -> list[str]:
+    """Print the line of a program, whose process has ended by itself or not, and return its faults."""
+    if not has_ended:
+        print_line(f"| {' | '.join(program)} | not played | | | | | | 1 |")
+        return [f"could not be played:\n{(place / 'log').read_text()[-3000:].rstrip()}"]
+    tally = msgspec.json.decode((place / "tally").read_bytes(), type=Tally)
+    cells = (tally.rounds, tally.kills, tally.effects, tally.in_doubt, tally.refused, tally.cancelled)
+    print_line(f"| {' | '.join(program)} | {' | '.join(map(str, cells))} | {len(tally.faults)} |")
+    return tally.faults
 
 
 def main() -> int:

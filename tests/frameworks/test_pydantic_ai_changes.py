@@ -146,6 +146,7 @@ async def test_an_agent_run_by_a_validator_is_part_of_the_run() -> None:
 
 
 @spec("DRIVEN-7")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "events"])
 async def test_a_run_cancelled_anywhere_can_be_repeated_at_once(kind: str) -> None:
     chance = random.Random(SEED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -23,14 +24,16 @@ FATES = 200
 """Connections of the short chaos run whose fates are recorded."""
 
 
-def collected(folder: str) -> dict[str, int]:
-    """Return the tests of a folder, with the full matrices, without the names of their files: name to count."""
+@functools.cache
+def collected() -> dict[str, dict[str, int]]:
+    """Return the tests of each folder, with the full matrices, without the names of their files: name to count."""
     environment = {**os.environ, "MIDSTREAM_FAULT_FULL": "1"}
     environment.pop("MIDSTREAM_QUICK", None)
     # Without plugins for parallel runs and without the options of the run that this is part of.
     environment = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    places = [f"tests/{folder}" for folder in FOLDERS]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", f"tests/{folder}"],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *places],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -39,8 +42,13 @@ def collected(folder: str) -> dict[str, int]:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    lines = [line for line in run.stdout.splitlines() if line.startswith("tests/")]
-    return dict(sorted(Counter(line.partition("::")[2] for line in lines).items()))
+    lines = run.stdout.splitlines()
+    return {
+        folder: dict(
+            sorted(Counter(line.partition("::")[2] for line in lines if line.startswith(place)).items())
+        )
+        for folder, place in zip(FOLDERS, [f"{each}/" for each in places], strict=True)
+    }
 
 
 def listed_scripts() -> list[dict[str, Any]]:
@@ -70,7 +78,7 @@ def planned_chaos() -> dict[str, Any]:
 
 def main() -> None:
     recorded = {
-        "tests": {folder: collected(folder) for folder in FOLDERS},
+        "tests": collected(),
         "scripts": listed_scripts(),
         "chaos": planned_chaos(),
     }

@@ -15,7 +15,7 @@ RECORDED: dict[str, Any] = json.loads(cases.PATH.read_text(encoding="utf-8"))
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", cases.FOLDERS)
 def test_every_recorded_test_is_still_collected(folder: str) -> None:
-    expected, actual = RECORDED["tests"][folder], cases.collected(folder)
+    expected, actual = RECORDED["tests"][folder], cases.collected()[folder]
     lost = {name: count for name, count in expected.items() if actual.get(name, 0) < count}
     assert lost == {}, "recorded tests are gone"
     assert actual == expected, "tests that are not recorded: make golden-record"

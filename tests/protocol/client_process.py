@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from copy import copy
 from typing import Self
 
 from msgspec.structs import replace
@@ -28,7 +27,7 @@ from midstream.protocol.frames import EventId
 from midstream.retries import Backoff
 from midstream.session import records
 from midstream.session.calls import CallState
-from tests.protocol.values import copied, told_apart
+from tests.protocol.values import copied, shallow, told_apart
 
 AT = 0.0
 """When everything happens: nothing that is checked here depends on how long it took."""
@@ -50,7 +49,7 @@ class Disk:
 
     def copied(self) -> Disk:
         """What somebody has who copied the folder."""
-        other = copy(self)
+        other = shallow(self)
         other.calls, other.runs = dict(self.calls), dict(self.runs)
         return other
 
@@ -127,7 +126,7 @@ class Process:
         )
 
     def clone(self) -> Self:
-        other = copy(self)
+        other = shallow(self)
         other.disk = self.disk.copied()
         other.stream, other.tools = copied(self.stream), copied(self.tools)
         return other

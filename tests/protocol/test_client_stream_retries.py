@@ -157,17 +157,3 @@ def test_what_a_degraded_server_refuses_with_is_what_its_client_is_told(error: E
     receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True), error)
     assert stream.error is not None
     assert (stream.is_ended, stream.error.code, stream.is_reconnecting) == (True, error.code, False)
-
-
-@spec("STREAM-29")
-def test_no_wait_is_longer_than_the_server_was_away_also_after_short_ones_by_chance() -> None:
-    stream = ClientStream("a", "secret", now=0.0)
-    now = 0.0
-    for _ in range(6):  # all within a quarter of a second
-        stream.handle_deadline(now=now)
-        stream.end_connection(chance=0.95, now=now)
-        now = due_at(stream)
-    assert now < 0.3
-    stream.handle_deadline(now=now)
-    stream.end_connection(chance=0.0, now=now)
-    assert due_at(stream) == now + 1.0

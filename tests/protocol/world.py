@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
-from copy import copy
 from typing import Self
 
 from msgspec import Struct
@@ -33,7 +32,7 @@ from midstream.session.session import Received, Session, decide, fencing_error, 
 from midstream.session.turn.commands import Command, ModelResponded, ModelStreamed, Recover, Refused
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.client_process import AT, Disk, Process
-from tests.protocol.values import copied, told_apart
+from tests.protocol.values import copied, shallow, told_apart
 from tests.session.stories import heard
 
 SECRET = "s" * 43
@@ -87,7 +86,7 @@ class Connection:
         """What waits for the journal's owner: commands, and a notice that this connection has the stream."""
 
     def clone(self) -> Self:
-        other = copy(self)
+        other = shallow(self)
         other.server = self.server and copied(self.server)
         return other
 
@@ -143,7 +142,7 @@ class World:
         return Process(disk)
 
     def clone(self) -> Self:
-        other = copy(self)
+        other = shallow(self)
         other.connections = tuple(each.clone() for each in self.connections)
         other.speakers = tuple(
             each and other.connections[self.connections.index(each)] for each in self.speakers

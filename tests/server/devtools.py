@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,17 @@ import websockets
 
 from midstream.environment import World
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 WAIT_S = 20.0
 CRASH_S = 0.2
 """A page that crashed does not say so."""
@@ -36,6 +48,7 @@ class DevTools:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._targets: list[str] = []
 
     async def listen(self) -> None:
         """Take answers until the browser has gone."""
@@ -63,10 +76,17 @@ class DevTools:
     async def open(self, url: str) -> Tab:
         """Open a tab, and wait until its page is there."""
         target = await self.send("Target.createTarget", url=url)
+        self._targets.append(target["targetId"])
         attached = await self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         tab = Tab(self, attached["sessionId"])
         await tab.until("document.readyState === 'complete' && location.href !== 'about:blank'")
         return tab
+
+    async def close_tabs(self) -> None:
+        """Close all tabs that were opened; some may have gone."""
+        while self._targets:
+            with contextlib.suppress(BrowserRefusedError):
+                await self.send("Target.closeTarget", targetId=self._targets.pop())
 
 
 class Tab:

@@ -17,8 +17,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, Route, async_playwright, expect
 
+from tests.server.devtools import CHROMIUM, FLAGS
 from tests.server.lives_process import words_of
-from tests.server.test_page import CHROMIUM, FLAGS, WAIT_MS, WAIT_S
+from tests.server.test_page import WAIT_MS, WAIT_S
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "browser.md").read_text(encoding="utf-8")

@@ -15,11 +15,12 @@ from playwright.async_api import Page, Route, async_playwright
 from midstream.testing import text
 from tests.cli.processes import Serving
 from tests.ports import held_port
+from tests.server.devtools import CHROMIUM, FLAGS
 from tests.server.people import guarded_app
 from tests.server.serving import make_app, served
 from tests.server.test_browser_client import CLIENT, ROOT, RUN_S, ran
 from tests.server.test_browser_guide import A_FRAME, AS_LOCAL
-from tests.server.test_page import CHROMIUM, FLAGS, WAIT_S
+from tests.server.test_page import WAIT_S
 from tests.spec import spec
 
 PAGE = "http://localhost:5173"

@@ -6,12 +6,11 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 
 import pytest
-import pytest_asyncio
 from msgspec import Struct
 from playwright.async_api import (
     Browser,
@@ -20,7 +19,6 @@ from playwright.async_api import (
     Page,
     Route,
     WebSocketRoute,
-    async_playwright,
     expect,
 )
 
@@ -50,20 +48,10 @@ from midstream.testing.scripted_model import (
     text,
 )
 from midstream.tools.function_tools import tool
+from tests.server.devtools import CHROMIUM
 from tests.server.serving import Json, Served, make_app, served, words_of
 from tests.spec import spec
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 WAIT_S = 20.0
 WAIT_MS = 1000 * WAIT_S
 WORDS = [f"word{number} " for number in range(60)]
@@ -82,21 +70,11 @@ BIDI = "safe\u202egnp.exe\u2066 end"
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),  # one browser for all; each test has its own profile in it
+    pytest.mark.asyncio(loop_scope="session"),  # one browser for all; each test has its own profile in it
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),
 ]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        try:
-            yield launched
-        finally:
-            await launched.close()
 
 
 class Chat(Struct):

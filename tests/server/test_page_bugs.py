@@ -13,13 +13,13 @@ from midstream.store.contract import StoredRecord
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedStep, text
 from midstream.testing.store_fakes import FailingStore
+from tests.server.devtools import CHROMIUM
 from tests.server.serving import make_app, served
-from tests.server.test_page import CHROMIUM, WAIT_MS, opened
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import WAIT_MS, opened
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),

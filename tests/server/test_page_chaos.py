@@ -14,9 +14,9 @@ from random import Random
 import pytest
 from playwright.async_api import Browser, Page, WebSocketRoute, expect
 
+from tests.server.devtools import CHROMIUM
 from tests.server.test_browser_guide import Lives, lives
-from tests.server.test_page import CHROMIUM, WAIT_MS, dying_after, lives_of_lines
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import WAIT_MS, dying_after, lives_of_lines
 from tests.server.test_page_situations import LOOK_HIDDEN
 
 IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),

@@ -14,15 +14,11 @@ from midstream.testing.conformance.client_wire import ClientView, WireTrial
 from midstream.testing.conformance.scripted_server import ScriptedServer
 from midstream.testing.conformance.scripts import Json, scripts
 from midstream.testing.conformance.server_side import ScriptOutcome
-from tests.server.devtools import DevTools, Tab
-from tests.server.test_page import CHROMIUM
-from tests.server.test_page_lifecycle import (
-    chromium as chromium,  # noqa: PLC0414 - a fixture is found by its name
-)
+from tests.server.devtools import CHROMIUM, DevTools, Tab
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),

@@ -14,16 +14,16 @@ from midstream.models.responses import ModelRequest
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.testing.scripted_model import ScriptedStep, text
 from tests.cli.processes import Serving, run
+from tests.server.devtools import CHROMIUM
 from tests.server.escrowing import escrowed_app
 from tests.server.serving import make_app, served
-from tests.server.test_page import CHROMIUM, HALF, WAIT_MS, WHOLE, WORDS, Chat, two_halves
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import HALF, WAIT_MS, WHOLE, WORDS, Chat, two_halves
 from tests.server.test_page_transports import SPEAK, asked, connect_at, page_at, says
 from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),

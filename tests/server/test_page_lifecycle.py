@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import App
 from midstream.testing.scripted_model import text
 from tests.client.proxies import Proxy, Upgrades
-from tests.server.devtools import DevTools, Tab, devtools
+from tests.server.devtools import CHROMIUM, DevTools, Tab
 from tests.server.serving import make_app, served
-from tests.server.test_page import CHROMIUM, FLAGS, HALF, KEPT, WAIT_MS, WAIT_S, WHOLE, WORDS, two_halves
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import HALF, KEPT, WAIT_MS, WAIT_S, WHOLE, WORDS, two_halves
 from tests.server.test_page_tabs import said_elsewhere, turns, until
 from tests.server.test_page_transports import CONNECT, SPEAK, asked, page_at
 from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),
 ]
-
-
-THROTTLED = "--enable-features=IntensiveWakeUpThrottling:grace_period_seconds/1"
-"""A tab in the background has its timers once a minute, a second after it went there and not after five minutes."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevTools]:
-    assert CHROMIUM is not None
-    async with devtools(CHROMIUM, [*FLAGS, THROTTLED], tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 FOLLOW = """(session) => {

@@ -13,13 +13,13 @@ from midstream.errors import ModelRejectedError
 from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
+from tests.server.devtools import CHROMIUM
 from tests.server.serving import command, make_app, post, served
-from tests.server.test_page import CHROMIUM, WAIT_MS, opened
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import WAIT_MS, opened
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),

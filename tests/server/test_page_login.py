@@ -15,15 +15,15 @@ from midstream.server.app import App, asgi
 from midstream.server.auth.access import Access, this_user
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
+from tests.server.devtools import CHROMIUM
 from tests.server.people import ADA, BOB, guarded_app
 from tests.server.serving import served
-from tests.server.test_page import CHROMIUM, WAIT_MS, opened
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import WAIT_MS, opened
 from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),

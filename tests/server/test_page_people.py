@@ -21,14 +21,14 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Gate, ScriptedModel, ScriptedStep, calls, text
 from midstream.tools.function_tools import Tool, question, report_progress, tool
 from tests.engine.test_permission_prompts import PUSH, Coder
+from tests.server.devtools import CHROMIUM
 from tests.server.serving import Served, make_app, served
-from tests.server.test_page import CHROMIUM, WAIT_MS, Chat, opened
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import WAIT_MS, Chat, opened
 from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),

@@ -12,16 +12,16 @@ from midstream.errors import ModelUnavailableError
 from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
+from tests.server.devtools import CHROMIUM
 from tests.server.people import ADA, guarded_app
 from tests.server.serving import make_app, served
-from tests.server.test_page import CHROMIUM, HALF, WAIT_MS, WORDS, Chat, opened, two_halves
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import HALF, WAIT_MS, WORDS, Chat, opened, two_halves
 from tests.server.test_page_people import PAY, purse
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),

@@ -19,14 +19,14 @@ from midstream.server.pages import FOLDER
 from midstream.session.turn.commands import SendMessage
 from midstream.testing.scripted_model import ScriptedStep, text
 from midstream.version import __version__
+from tests.server.devtools import CHROMIUM
 from tests.server.serving import make_app, served
-from tests.server.test_page import CHROMIUM, WAIT_MS, WAIT_S, WORDS, Chat, opened, two_halves
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import WAIT_MS, WAIT_S, WORDS, Chat, opened, two_halves
 from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),
@@ -257,7 +257,7 @@ async def test_who_speaks_in_one_tab_is_heard_in_all(browser: Browser) -> None:
         await until(lambda: app.open_streams == 1)
 
 
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 async def test_the_folder_of_the_client_is_a_package() -> None:
     folder = FOLDER / "client"
     package = json.loads((folder / "package.json").read_text())

@@ -13,25 +13,15 @@ from midstream.server.auth.access import Access, tokens
 from midstream.server.auth.principals import Principal
 from midstream.testing.scripted_model import text
 from tests.client.proxies import Proxy, Upgrades
+from tests.server.devtools import CHROMIUM
 from tests.server.serving import make_app, served, words_of
-from tests.server.test_page import (
-    CHROMIUM,
-    HALF,
-    WAIT_MS,
-    WAIT_S,
-    WHOLE,
-    WORDS,
-    records_of,
-    told_of,
-    two_halves,
-)
-from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page import HALF, WAIT_MS, WAIT_S, WHOLE, WORDS, records_of, told_of, two_halves
 from tests.server.test_page_tabs import until
 from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),

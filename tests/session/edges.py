@@ -157,7 +157,7 @@ def explored() -> Explored:
                 found.steps.update(steps_of(session, begun, epoch=epoch))
                 before = sessions.fold([(epoch, each) for each in begun], session)
             after = _take(found, before, command, epoch=epoch, at=at)
-            if _is_small(after) and (key := _key(after)) not in known:
+            if after is not session and _is_small(after) and (key := _key(after)) not in known:
                 known.add(key)
                 waiting.append(after)
     return found
@@ -171,8 +171,10 @@ def _take(found: Explored, before: Session, command: Command, *, epoch: int, at:
     except Refused as refused:
         records = refused
     else:
-        found.steps.update(steps_of(before, records, epoch=epoch))
-        after = sessions.fold([(epoch, each) for each in records], before)
+        for record in records:
+            following = sessions.evolve(after, record, epoch=epoch)
+            found.steps.add(Step(_kind(after.turn), _kind(record), _kind(following.turn)))
+            after = following
     edge = edge_of(before, command, records, after)
     found.edges[edge] = found.edges.get(edge, 0) + 1
     return after

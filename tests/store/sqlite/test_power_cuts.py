@@ -73,6 +73,7 @@ def _last_note(log: list[Operation]) -> Note:
     return next(notes, Note(nothing, nothing))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durability", ["default", "power"])
 async def test_after_a_power_cut_each_journal_is_gapless_and_holds_what_was_synced(
     folder: Path, durability: Durability

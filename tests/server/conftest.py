@@ -1,0 +1,50 @@
+"""The browsers of the page's tests: each is started once in a process of tests, and has no page of an earlier test.
+
+A page that is left open reconnects to a server that has ended, and its lights pulse: each one costs the tests after it
+as much time as a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, async_playwright
+
+from tests.server.devtools import CHROMIUM, FLAGS, DevTools, devtools
+
+THROTTLED = "--enable-features=IntensiveWakeUpThrottling:grace_period_seconds/1"
+"""A tab in the background has its timers once a minute, a second after it went there and not after five minutes."""
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def _playwright_browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield launched
+        finally:
+            await launched.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def browser(_playwright_browser: Browser) -> AsyncIterator[Browser]:
+    """Chromium, driven by Playwright; each test has profiles of its own in it."""
+    yield _playwright_browser
+    for context in _playwright_browser.contexts:
+        await context.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def _devtools_browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevTools]:
+    assert CHROMIUM is not None
+    async with devtools(CHROMIUM, [*FLAGS, THROTTLED], tmp_path_factory.mktemp("profile")) as launched:
+        yield launched
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def chromium(_devtools_browser: DevTools) -> AsyncIterator[DevTools]:
+    """Chromium, whose tabs can be frozen."""
+    yield _devtools_browser
+    await _devtools_browser.close_tabs()
