@@ -170,6 +170,18 @@ async def test_a_conversation_that_the_provider_may_not_keep_is_sent_whole_each_
     assert "two" in arrived[-1]
 
 
+@pytest.mark.parametrize(("takes_tools", "named"), [(True, ""), (False, "tools")])
+async def test_an_agent_that_cannot_request_the_tools_of_the_application_is_named_by_the_header(
+    *, takes_tools: bool, named: str
+) -> None:
+    upstream = ScriptedUpstream(abilities=Abilities(takes_tools=takes_tools))
+    app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    async with called(app) as client:
+        answer = await client.post("/v1/chat/completions", json={**FIRST, "tools": tools})
+        assert answer.headers.get("x-midstream-ignored", "") == named
+
+
 async def test_the_time_between_finding_nothing_and_beginning_is_nobodys() -> None:
     """Two equal retries at the same instant, of which neither can have seen the other's run, are one run."""
     async with served([[TextDelta("x")]]) as gateway:

@@ -210,6 +210,11 @@ class Pooled(StoredModel):
         """Which wishes for the making of an answer the upstream takes."""
         return self._upstream.abilities.grants
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the upstream can request the tools of its caller."""
+        return self._upstream.abilities.takes_tools
+
     def last(self, session: str) -> TurnReport | None:
         """Return what became of the last turn of a session in this process, if that is still known."""
         return self._reports.get(session)

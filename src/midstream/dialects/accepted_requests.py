@@ -32,7 +32,7 @@ from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import JournalMovedError, UnavailableError
 from midstream.history.messages import Entry, UserMessage
-from midstream.models.model import Model, grants_of
+from midstream.models.model import Model, grants_of, takes_tools_of
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.applications import ApplicationResponse, Comparison
 from midstream.session.session import Session
@@ -167,6 +167,8 @@ class Accepting:
 
     def _granting(self, asked: Asked) -> Asked:
         """Return the request with the wishes that are granted; the response names the others."""
+        if asked.tools and not takes_tools_of(self._model):
+            asked = replace(asked, ignored=(*asked.ignored, "tools"))
         wished = asked.wished
         if not wished.fields:
             return asked

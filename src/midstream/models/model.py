@@ -43,6 +43,7 @@ __all__ = [
     "UpstreamCallStarted",
     "Working",
     "grants_of",
+    "takes_tools_of",
 ]
 
 
@@ -100,6 +101,11 @@ class GrantingModel(Model, Protocol):
     @property
     def grants(self) -> frozenset[str]:
         """The names of those `midstream.session.model_settings.ModelSettings` that it takes."""
+
+
+def takes_tools_of(model: Model) -> bool:
+    """Return whether a model can request the tools of its caller; an agent may have its own only (`takes_tools`)."""
+    return bool(getattr(model, "takes_tools", True))
 
 
 def grants_of(model: Model) -> frozenset[str]:
