@@ -290,8 +290,8 @@ async def test_a_call_that_is_over_does_not_wait_for_its_thread(monkeypatch: pyt
         loop.call_soon_threadsafe(began.set)
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result(WAIT_S)
 
-    agent = Agent(calling("hang", "{}"), tools=[hang], tool_timeout=0.05)
+    agent = Agent(calling("hang", "{}"), tools=[hang], tool_timeout=1.0)
     said = await answer_of(agent)
     release.set()
-    await asyncio.wait_for(began.wait(), WAIT_S)  # under load the thread starts after the time of the call
-    assert "gave no answer within 0.05 s" in said or "Timed out after 0.05" in said
+    await asyncio.wait_for(began.wait(), WAIT_S)
+    assert "gave no answer within 1 s" in said or "Timed out after 1" in said
