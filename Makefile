@@ -28,6 +28,7 @@ $(1)/bin/python -m pip check
 @touch $@
 endef
 CODE := $(wildcard src tests tools bench examples)
+JOBS ?= 2
 # Neighbours stay together: what they share is made once.
 AT_ONCE = -n $(JOBS) --dist worksteal
 # Stages that take a minute and more run beside the tests. They are started by name: `make -n` would run what has `MAKE` in it.
@@ -146,18 +147,12 @@ demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the a
 
 # --- checking it ----------------------------------------------------------------------------
 
-# One more than two cores: many tests wait for a process, a socket or a browser. Quick tests do not, and each process
-# imports all of them.
-test: JOBS ?= 3
-check search: JOBS ?= 2
-
-test: format-check lint arrows $(VENV)/.upstreams  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
+test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
 	@for judge in node templates clients schemathesis agents; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
-	$(BESIDE) "make --no-print-directory types" $(if $(ARGS),,"make --no-print-directory hooks") -- \
-	  $(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
+	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 
 check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, under a minute
 	MIDSTREAM_QUICK=1 $(BESIDE) "make --no-print-directory types" -- \
