@@ -296,14 +296,14 @@ class Neighbours:
         own = self._lock.last_number
         beats = {number: beat for number, beat in rows if number != own}
         self._silences.observe(beats, now=self._world.monotonic())
-        for number in self._silences.late - self._silences.frozen:
-            if await self.is_dead(
-                number
-            ):  # the node that waits for its end has not noticed it: it stands still
-                self._silences.drop(number)
-                self._on_death()
         if before != {*self._silences.known}:
             self._changed.set()
+        for number in self._silences.late - self._silences.frozen:
+            # The node that waits for its end has not noticed it: it stands still.
+            if await self.is_dead(number):
+                self._silences.drop(number)
+                self._changed.set()
+                self._on_death()
         return self._judge()
 
     def _judge(self) -> bool:
