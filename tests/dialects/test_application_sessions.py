@@ -9,6 +9,7 @@ import pytest
 
 from midstream.dialects import accepted_requests
 from midstream.dialects.application_sessions import REQUESTS, response_id
+from midstream.errors import ModelUnavailableError
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
 from tests.dialects.serving import WAIT_S, called, make_gateway, say, served
@@ -97,6 +98,23 @@ async def test_a_request_that_another_process_has_noted_and_not_begun_is_awaited
             assert (await begun).json() == (await other).json()
         assert [len(each.requests) for each in models] == [int(not is_dead), int(is_dead)]
         store.proceed.set()
+
+
+async def test_a_request_whose_response_failed_at_another_process_is_not_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accepted_requests, "EQUAL_S", 2 * WAIT_S)
+    memory = Memory()
+    first = make_gateway(ScriptedModel([[ModelUnavailableError("away")]]), store=MemoryStore(memory))
+    second = make_gateway(ScriptedModel([text(WORDS)]), store=MemoryStore(memory))
+    async with called(first) as ours, called(second) as theirs:
+        key = {"idempotency-key": "k"}
+        failed = await ours.post("/v1/chat/completions", json=say("hi"), headers=key)
+        assert failed.status_code == 503
+        async with asyncio.timeout(WAIT_S):
+            again = await theirs.post("/v1/chat/completions", json=say("hi"), headers=key)
+        assert again.is_success
+        assert "x-midstream-replayed" not in again.headers
 
 
 async def test_two_requests_of_one_conversation_at_once_are_both_answered() -> None:

@@ -226,16 +226,15 @@ class Accepting:
             names.append(wanted.session)
         runners: dict[str, tuple[Runner, ApplicationResponse]] = {}
         known = []
+        begun = set()
         for name in dict.fromkeys(filter(None, names)):
             runner = await sessions.host.session(name, create=True)
-            for response in self._responses.repeatable(runner.state.application.responses):
-                is_same = response.digest == request.digest.hex()
-                if is_same or (request.key and response.key == request.key):
-                    runners[response.id] = (runner, response)
-                    known.append(
-                        (self._responses.describe_run(response, is_named=request.is_named), response.id)
-                    )
-        begun = {runner.session_id for runner, _ in runners.values()}
+            equal = [each for each in runner.state.application.responses if _is_equal(each, request)]
+            if equal:
+                begun.add(name)
+            for response in self._responses.repeatable(equal):
+                runners[response.id] = (runner, response)
+                known.append((self._responses.describe_run(response, is_named=request.is_named), response.id))
         wanted.is_begun_elsewhere = any(self._is_awaited(each, begun) for each in wanted.noted.values())
         found = find_repeated(request, [each for each, _ in known])
         if found is None:
@@ -251,7 +250,7 @@ class Accepting:
         """Whether another process noted an equal request and has not begun its response yet.
 
         Args:
-            begun: The sessions with a response to an equal request.
+            begun: The sessions with a response to an equal request, also one that is not repeated.
         """
         is_foreign = noted.node not in {"", self._durable.host.store.node}
         return is_foreign and noted.session not in begun and abs(self._world.now() - noted.at) < EQUAL_S
@@ -382,6 +381,12 @@ class Accepting:
 def _no_previous() -> RefusedError:
     message = "no such response: it was not stored, or it is too old"
     return RefusedError(ApiError(400, "previous_response_not_found", message, "previous_response_id"))
+
+
+def _is_equal(response: ApplicationResponse, request: Request) -> bool:
+    """Whether a response was requested by an equal request, or under the same key."""
+    is_keyed = bool(request.key) and response.key == request.key
+    return is_keyed or response.digest == request.digest.hex()
 
 
 def _keys_of(request: Request) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Read(Struct, frozen=True):
         before: The entries of the known messages.
         tail: The entries behind these; all where none is known.
         known: How many messages were not read.
-        body: The body, for `digest` and `whole`.
+        fields: Those of the body, for `digest` and `whole`.
     """
 
     asked: Asked
@@ -59,12 +59,12 @@ class Read(Struct, frozen=True):
     before: Beginning
     tail: tuple[Entry, ...]
     known: int
-    body: bytes
+    fields: Fields
 
     @property
     def digest(self) -> bytes:
         """Digest of what is asked, equal for requests that ask the same: see `digest_of_fields`."""
-        return digest_of_fields(fields_of(self.body), self.asked.dialect.messages)
+        return digest_of_fields(self.fields, self.asked.dialect.messages)
 
     @property
     def instructions(self) -> str:
@@ -75,7 +75,7 @@ class Read(Struct, frozen=True):
         """Return all entries; where messages are known, all of them are read for it."""
         if not self.known:
             return self.tail
-        return self.asked.dialect.read(fields_of(self.body), 0).transcript().history.entries
+        return self.asked.dialect.read(self.fields, 0).transcript().history.entries
 
 
 def read(
@@ -94,14 +94,14 @@ def read(
     """
     fields = fields_of(body)
     if memo is not None and len(body) >= memo.bytes_min:
-        found = _read_behind(dialect, headers, fields, body, memo, owner)
+        found = _read_behind(dialect, headers, fields, memo, owner)
         if found is not None:
             return found
     asked = dialect.read(fields, 0)
     session = read_session_name(headers, asked)
     transcript = msgspec.structs.replace(asked, instructions="").transcript()
     gist = Gist.of_nothing("" if session else scope_of(asked)).then(transcript)
-    return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, body)
+    return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, fields)
 
 
 def digest_of_fields(fields: Fields, messages: str) -> bytes:
@@ -142,7 +142,6 @@ def _read_behind(
     dialect: Dialect,
     headers: Mapping[str, str],
     fields: Fields,
-    body: bytes,
     memo: Memo,
     owner: bytes,
 ) -> Read | None:
@@ -176,7 +175,7 @@ def _read_behind(
                 gists.append((count, gist))
         memo.keep(whose, ends, gists)
         asked = msgspec.structs.replace(asked, messages=new)
-        return Read(asked, session, gist, before, tuple(entries), known, body)
+        return Read(asked, session, gist, before, tuple(entries), known, fields)
     return None
 
 
