@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check attack agents hosts format-check lint types arrows fmt fault chaos scale soak search fuzz explore golden-record api-search sim sim-fleet pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test check attack agents hosts format-check lint types arrows fmt fault chaos scale dialects compliance soak search fuzz explore golden-record api-search sim sim-fleet pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -104,6 +104,15 @@ $(VENV)/.programs: tests/programs/node/package-lock.json tests/programs/node/.np
 $(VENV)/.clients: requirements/clients.txt | $(VENV)/.made
 	$(call environment_apart,$(VENV)/clients)
 
+# The reference SDK of A2A, with pins of its own, so apart; and the compatibility kit (TCK), which is in no registry: by git
+# (A2A_TCK_GIT names a mirror).
+$(VENV)/.a2a: requirements/a2a.txt | $(VENV)/.made
+	$(call environment_apart,$(VENV)/a2a)
+
+$(VENV)/.tck: tools/judges.py | $(VENV)/.a2a
+	$(BIN)/python tools/judges.py tck $(VENV)/tck
+	@touch $@
+
 # Tries our HTTP interface by its description: with pins of its own, so apart.
 $(VENV)/.schemathesis: requirements/schemathesis.txt | $(VENV)/.made
 	$(call environment_apart,$(VENV)/schemathesis)
@@ -115,6 +124,35 @@ $(VENV)/.fuzz: requirements/fuzz.txt | $(VENV)/.made
 # Judges of repaired histories that are no Python packages: npm's and a source package's files.
 $(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc tools/judges.py | $(VENV)/.dev
 	$(BIN)/python tools/judges.py node $(VENV)/node
+	@touch $@
+
+# The compliance suite of Open Responses, which is in no registry: by git (OPENRESPONSES_GIT names a mirror), with npm's files.
+$(VENV)/.responses: tests/compliance/node/package-lock.json tests/compliance/node/.npmrc tools/judges.py | $(VENV)/.dev
+	$(BIN)/python tools/judges.py responses $(VENV)/responses
+	@touch $@
+
+# Clients of the AI SDK and of AG-UI that read a served agent's chats.
+$(VENV)/.chats: tests/dialects/node/package-lock.json tests/dialects/node/.npmrc tools/judges.py | $(VENV)/.dev
+	$(BIN)/python tools/judges.py chats $(VENV)/chats
+	@touch $@
+
+# Clients of LangGraph that read a served agent's threads.
+$(VENV)/.graphs: tests/dialects/graph_node/package-lock.json tests/dialects/graph_node/.npmrc tools/judges.py | $(VENV)/.dev
+	$(BIN)/python tools/judges.py graphs $(VENV)/graphs
+	@touch $@
+
+# The conformance suite of Durable Streams.
+$(VENV)/.plain_streams: tests/dialects/streams/package-lock.json tests/dialects/streams/.npmrc tools/judges.py | $(VENV)/.dev
+	$(BIN)/python tools/judges.py streams $(VENV)/plain_streams
+	@touch $@
+
+# The conformance suite of MCP.
+$(VENV)/.mcp: tests/dialects/mcp/package-lock.json tests/dialects/mcp/.npmrc tools/judges.py | $(VENV)/.dev
+	$(BIN)/python tools/judges.py mcp $(VENV)/mcp
+	@touch $@
+
+$(VENV)/.starter: examples/ai_sdk/package-lock.json examples/ai_sdk/.npmrc tools/judges.py | $(VENV)/.dev
+	$(BIN)/python tools/judges.py starter $(VENV)/starter
 	@touch $@
 
 $(VENV)/.templates: requirements/templates.txt tools/judges.py | $(VENV)/.self
@@ -149,12 +187,12 @@ demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the a
 
 test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
-	@for judge in node templates clients schemathesis agents; do \
+	@for judge in node chats graphs plain_streams mcp a2a tck starter templates clients schemathesis agents responses; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
 	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 
-check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, under a minute
+check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, in two minutes
 	MIDSTREAM_QUICK=1 $(BESIDE) "make --no-print-directory types" -- \
 	  $(BIN)/python -m pytest $(AT_ONCE) -q -m "$(QUICK)" $(ARGS)
 
@@ -192,8 +230,17 @@ scale: $(VENV)/.dev  ## Kill servers, backends and the database under 50 clients
 agents: $(VENV)/.programs  ## Play every situation with the agent programs that people run, offline; ARGS="--programs claude,codex"
 	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.programs $(ARGS)
 
-hosts: $(VENV)/.programs  ## Play situations with Claude Code, Codex and opencode as clients of the gateway, offline; ARGS="--programs codex --times 3 --seed 1"
-	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.hosts $(ARGS)
+hosts: $(VENV)/.programs  ## Play situations with Claude Code, Codex, opencode and Continue as clients of the gateway, offline, and write their table; ARGS="--times 3 --seed 1"
+	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.hosts --write docs/reference/hosts.md $(ARGS)
+
+dialects: compliance $(VENV)/.upstreams $(VENV)/.chats $(VENV)/.graphs $(VENV)/.plain_streams $(VENV)/.mcp $(VENV)/.tck  ## `make compliance`; then cut unmodified clients of served dialects at random bytes and kill the server; ARGS="--cuts 200 --seed 1"
+	$(BIN)/python -m tests.dialects.ui_stream $(ARGS)
+	$(BIN)/python -m tests.dialects.langgraph_stream $(ARGS)
+	$(BIN)/python -m tests.dialects.ag_ui_cuts $(ARGS)
+	$(BIN)/python -m tests.dialects.acp_kills $(ARGS)
+	$(BIN)/python -m tests.dialects.plain_streams --suite docs/reference/durable-streams.md $(ARGS)
+	$(BIN)/python -m tests.dialects.mcp_kills --suite docs/reference/mcp.md $(ARGS)
+	$(BIN)/python -m tests.dialects.a2a_kills --suite docs/reference/a2a.md $(ARGS)
 
 soak: $(VENV)/.dev  ## Run turns for an hour and assert that memory, descriptors, tasks and timers stay flat; ARGS=MINUTES
 	$(BIN)/python -m tests.soak $(ARGS)
@@ -247,6 +294,11 @@ contract-newest: $(NEWEST)/.made  ## Test our hooks with the newest releases of 
 clients: $(VENV)/.dev $(VENV)/.node $(VENV)/.upstreams $(VENV)/.clients  ## Test the gateway with clients of other projects: the SDKs, the AI SDK, LiteLLM
 	$(BIN)/python -m pytest -q $(ARGS) tests/dialects
 
+compliance: $(VENV)/.dev  ## Run the compliance suite of Open Responses against the gateway and write its table
+	@if $(MAKE) --silent --no-print-directory $(VENV)/.responses; then \
+	  $(BIN)/python -m tests.compliance --suite $(VENV)/responses --write docs/reference/responses-compliance.md; \
+	else echo "The compliance suite does not install here (it needs git and npm): skipped." >&2; fi
+
 bench-durable: $(VENV)/.dev $(PEERS)/.made $(PEERS_APART)/.made  ## Kill durable agents of several frameworks, measure them, and compare
 	$(BIN)/python -m bench.durable --peers $(PEERS)/bin/python --apart $(PEERS_APART)/bin/python $(ARGS)
 
@@ -277,6 +329,7 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	$(LOCK) $(UPGRADE) --group local --no-deps -o requirements/local.txt
 	$(LOCK) $(UPGRADE) --group upstreams --no-deps -o requirements/upstreams.txt
 	$(LOCK) $(UPGRADE) --group clients -o requirements/clients.txt
+	$(LOCK) $(UPGRADE) --group a2a -o requirements/a2a.txt
 	$(LOCK) $(UPGRADE) --group api -o requirements/schemathesis.txt
 	$(LOCK) $(UPGRADE) --group fuzz -c requirements/base.txt -o requirements/fuzz.txt
 	$(LOCK) $(UPGRADE) --group peers-durable pyproject.toml -c requirements/build.txt -o requirements/peers-durable.txt

@@ -16,6 +16,7 @@ import apsw
 import msgspec
 
 from bench import (
+    dialects,
     encryption,
     fleet,
     fleet_jetstream,
@@ -61,6 +62,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "histories": histories.run,
     "growth": growth.run,
     "rendering": rendering.run,
+    "dialects": dialects.run,
     "encryption": encryption.run,
     "commands": commands.run,
     "costs": costs.run,

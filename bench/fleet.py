@@ -60,6 +60,8 @@ class FleetPoint(msgspec.Struct):
     workers_sqlite: dict[str, float] = {}
     """Steps a second of the whole loop with 1, 2 and 4 workers on one file, and ratios to one: see `bench.workers`."""
     workers_postgres: dict[str, float] = {}
+    workers_postgres_unkept: dict[str, float] = {}
+    """With a new connection for each request: a balancer without sticky sessions; the command is then forwarded."""
 
 
 @asynccontextmanager
@@ -263,6 +265,7 @@ def run(folder: Path) -> FleetPoint:
         tokens = asyncio.run(measure_tokens(f"{engine.url}&schema=tokens"))
         takeovers = measure_takeovers(f"{engine.url}&schema=takeover_{number}" for number in range(TAKEOVERS))
         on_postgres = measure_workers(folder, f"{engine.url}&schema=")
+        unkept = measure_workers(folder, f"{engine.url}&schema=", is_kept=False)
     on_sqlite = measure_workers(folder)
     result = FleetPoint(
         round(steps),
@@ -276,6 +279,7 @@ def run(folder: Path) -> FleetPoint:
         round(1000 * takeovers[-1], 1),
         on_sqlite,
         on_postgres,
+        unkept,
     )
     for name, value in msgspec.structs.asdict(result).items():
         print(f"  {name.replace('_', ' '):24} {value}")

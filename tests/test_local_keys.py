@@ -27,6 +27,8 @@ from midstream.local_keys import (
 from midstream.paths import Paths
 from tests.spec import spec
 
+pytestmark = pytest.mark.slow
+
 Prove = Callable[[str, str], Any]
 """Return the answer to a nonce at an address."""
 

@@ -3,7 +3,14 @@
     python tools/judges.py node FOLDER        the AI SDK, by npm, from tests/oracles/node/
     python tools/judges.py templates FOLDER   the chat templates, by pip, from requirements/templates.txt
     python tools/judges.py programs FOLDER    real agent programs, by npm, from tests/programs/node/
-    python tools/judges.py lock               resolve the two package-lock.json anew
+    python tools/judges.py responses FOLDER   the compliance suite of Open Responses, by git and npm
+    python tools/judges.py tck FOLDER         the compatibility kit of A2A, by git
+    python tools/judges.py chats FOLDER       clients of the AI SDK and of AG-UI, by npm, from tests/dialects/node/
+    python tools/judges.py graphs FOLDER      LangGraph's clients, by npm, from tests/dialects/graph_node/
+    python tools/judges.py streams FOLDER     the conformance suite of Durable Streams, by npm
+    python tools/judges.py mcp FOLDER         the conformance suite of MCP, by npm, from tests/dialects/mcp/
+    python tools/judges.py starter FOLDER     what examples/ai_sdk/ is built with, by npm
+    python tools/judges.py lock               resolve each package-lock.json anew
 
 FOLDER stands in the environment, not in the repository: what is fetched belongs to others and is not committed.
 """
@@ -17,13 +24,30 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NODE = ROOT / "tests" / "oracles" / "node"
 PROGRAMS = ROOT / "tests" / "programs" / "node"
+COMPLIANCE = ROOT / "tests" / "compliance" / "node"
+CHATS = ROOT / "tests" / "dialects" / "node"
+GRAPHS = ROOT / "tests" / "dialects" / "graph_node"
+STREAMS = ROOT / "tests" / "dialects" / "streams"
+MCP = ROOT / "tests" / "dialects" / "mcp"
+STARTER = ROOT / "examples" / "ai_sdk"
 TEMPLATES = ROOT / "requirements" / "templates.txt"
+
+RESPONSES = "Stars1233/openresponses"
+"""The repository of the compliance suite, at a host of git; the suite is no package of npm's."""
+RESPONSES_COMMIT = "92c12d96d7b61d6d15e2214daa5e9c6000ab6e1c"
+RESPONSES_SOURCE = "OPENRESPONSES_GIT"
+"""Environment variable with another address of that repository, such as a mirror or a folder."""
+TCK = "a2aproject/a2a-tck"
+"""The repository of the compatibility kit of A2A, at a host of git; it is in no registry."""
+TCK_COMMIT = "357c4a87afa2818731590647cccbea31c31733a2"
+TCK_SOURCE = "A2A_TCK_GIT"
 
 FETCH_AT_MOST_S = 240
 """A source package of 77 MB on a slow line; npm's own limits (.npmrc) are shorter."""
@@ -52,12 +76,35 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["node", folder]:
             return fetch_node(NODE, Path(folder))
+        case ["tck", folder]:
+            return fetch_tck(Path(folder))
+        case ["chats", folder]:
+            return fetch_node(CHATS, Path(folder))
+        case ["graphs", folder]:
+            return fetch_node(GRAPHS, Path(folder))
+        case ["streams", folder]:
+            return fetch_node(STREAMS, Path(folder))
+        case ["mcp", folder]:
+            return fetch_node(MCP, Path(folder))
+        case ["starter", folder]:
+            return fetch_node(STARTER, Path(folder)) and npm("install", Path(folder), "--no-save")
         case ["programs", folder]:
             return fetch_programs(Path(folder))
         case ["templates", folder]:
             return fetch_templates(Path(folder))
+        case ["responses", folder]:
+            return fetch_responses(Path(folder))
         case ["lock"]:
-            return lock_node(NODE) or lock_node(PROGRAMS)
+            return (
+                lock_node(NODE)
+                or lock_node(PROGRAMS)
+                or lock_node(CHATS)
+                or lock_node(GRAPHS)
+                or lock_node(STREAMS)
+                or lock_node(MCP)
+                or lock_node(STARTER)
+                or lock_node(COMPLIANCE)
+            )
     print(__doc__, file=sys.stderr)
     return 2
 
@@ -79,6 +126,57 @@ def fetch_programs(folder: Path) -> int:
     """
     code = fetch_node(PROGRAMS, folder) and npm("install", folder, "--no-save")
     return code or put_opencode_in_place(folder)
+
+
+def fetch_responses(folder: Path) -> int:
+    """Install the compliance suite at its pinned commit, and the packages it imports."""
+    code = fetch_node(COMPLIANCE, folder)
+    if code:
+        return code
+    parts = ("bin", "src/lib", "src/generated/kubb")
+    return check_out(RESPONSES, RESPONSES_COMMIT, RESPONSES_SOURCE, folder, parts)
+
+
+def fetch_tck(folder: Path) -> int:
+    """Get the compatibility kit of A2A at its pinned commit."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    parts = ("specification", "tck", "tests")
+    return check_out(TCK, TCK_COMMIT, TCK_SOURCE, folder, parts, files=("LICENSE", "pyproject.toml"))
+
+
+def check_out(
+    repository: str,
+    commit: str,
+    variable: str,
+    folder: Path,
+    parts: Sequence[str],
+    files: Sequence[str] = (),
+) -> int:
+    """Copy parts of a repository at a commit; the variable of the environment may name another address of it."""
+    git = shutil.which("git")
+    if git is None:
+        return 1
+    source = os.environ.get(variable) or f"https://github.com/{repository}"
+    with tempfile.TemporaryDirectory() as made:
+        for command in (
+            ["init", "--quiet"],
+            ["fetch", "--quiet", "--depth", "1", source, commit],
+            ["checkout", "--quiet", commit],  # what is checked out has this hash
+        ):
+            without_prompt = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+            done = subprocess.run(
+                [git, *command], cwd=made, env=without_prompt, check=False, timeout=FETCH_AT_MOST_S
+            )
+            if done.returncode:
+                return done.returncode
+        for part in parts:
+            shutil.copytree(Path(made, part), folder / part)
+        for name in files:
+            shutil.copy(Path(made, name), folder)
+    told = {"repository": repository, "commit": commit}
+    folder.joinpath("source.json").write_text(json.dumps(told))
+    return 0
 
 
 def put_opencode_in_place(folder: Path) -> int:

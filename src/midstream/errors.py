@@ -60,7 +60,9 @@ MidstreamError
 │   └── KeyMissingError        it is encrypted under a key that this process does not have
 ├── TurnFailedError       a turn ended without an answer: read `status`, then resume it or send a message
 └── ModelError            the model did not answer (each class has its own `retry`)
-    ├── ModelUnavailableError  network, 429, 5xx, timeout: retried
+    ├── ModelUnavailableError  network, 5xx, timeout: retried
+    │   ├── ModelOverloadedError   503, 529: the provider has no capacity
+    │   ├── ModelRateLimitedError  429: too many requests
     │   ├── ModelCutError          the provider continues the response: resumed where it was cut
     │   ├── ModelRestartedError    an upstream agent begins its response again
     │   ├── UpstreamBusyError      the agent is in another run
@@ -74,6 +76,8 @@ MidstreamError
     │   ├── ContextOverflowError   it is longer than the model can read: retried once, shortened
     │   ├── ModelFilteredError     a content filter withheld the response, or refused the request
     │   └── ModelAccessError       key, account or name of the model: a person must act, then the turn can be resumed
+    │       ├── ModelQuotaError        the account has no credit left
+    │       └── ModelNotFoundError     the provider has no such model
     └── ModelMissingError      the model's software is not installed
 
 `code` is stable and safe to match on, `retry` is when the same call may be tried again (`ask`: after a person has
@@ -542,6 +546,18 @@ class ModelUnavailableError(ModelError):
     retry = "later"
 
 
+class ModelOverloadedError(ModelUnavailableError):
+    """The provider has no capacity now. A retry may succeed, and another model may have some."""
+
+    code = "model_overloaded"
+
+
+class ModelRateLimitedError(ModelUnavailableError):
+    """The provider has had too many requests of this account. A retry after the pause that it names may succeed."""
+
+    code = "model_rate_limited"
+
+
 class ModelCutError(ModelUnavailableError):
     """The connection was lost, and the provider continues the response: it is resumed where it was cut."""
 
@@ -623,6 +639,18 @@ class ModelAccessError(ModelRejectedError):
 
     code = "model_access"
     retry = "ask"
+
+
+class ModelQuotaError(ModelAccessError):
+    """The account at the provider has no credit left, or its budget is used up. Pay, then resume the turn."""
+
+    code = "model_quota"
+
+
+class ModelNotFoundError(ModelAccessError):
+    """The provider has no model of this name, or not for this account. Correct the name, then resume the turn."""
+
+    code = "model_not_found"
 
 
 class ModelMissingError(ModelError):

@@ -107,6 +107,9 @@ HAND_OVER_S = 10.0
 """Seconds that the node of a session has to decide a command that reached another one."""
 HAND_OVER_BACKOFF = Backoff(first_s=0.1, most_s=1.0, jitter=0.5)
 """Between attempts to decide such a command while the keys of the store cannot be had."""
+RETURNED_ATTEMPTS_MAX = 6
+"""Further attempts to take up an orphan whose node has come back; later the store has looked at all orphans."""
+RETURNED_BACKOFF = Backoff(first_s=0.25, most_s=5.0, jitter=0.25)
 REPLACE_ATTEMPTS_MAX = 10
 """Attempts to replace one small value of the store that other processes replace at the same moment."""
 NOTICE_ATTEMPTS_MAX = 5
@@ -121,6 +124,9 @@ TRIAL_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=0.25)
 
 WORKER_BACKOFF = Backoff(first_s=0.1, most_s=30.0, jitter=0.25)
 """Before a worker that ended is started again, by the number of its failed starts in a row."""
+
+WEBHOOK_BACKOFF = Backoff(first_s=1.0, most_s=60.0, jitter=0.2)
+"""Between deliveries to a webhook that fail, as the Durable Streams protocol has it."""
 
 # --- clients (the JavaScript client has the same) --------------------------------------------------------------------
 

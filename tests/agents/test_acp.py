@@ -27,6 +27,7 @@ from midstream.errors import (
     ModelError,
     ModelFilteredError,
     ModelMissingError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelUnavailableError,
     UpstreamBusyError,
@@ -354,7 +355,7 @@ async def test_a_refusal_to_open_a_known_session_says_that_it_is_gone(program: P
     ("failure", "kind"),
     [
         ([-32000, "Authentication required", None], ModelAccessError),
-        ([-32603, "Internal error", {"details": "429 rate limit"}], ModelUnavailableError),
+        ([-32603, "Internal error", {"details": "429 rate limit"}], ModelRateLimitedError),
         ([400, "the provider refuses it", None], ModelRejectedError),
         ([-32603, "Internal error: no", {"errorName": "APIError"}], ModelRejectedError),
         ([-32603, "Internal error: invalid api key", {"errorName": "APIError"}], ModelAccessError),

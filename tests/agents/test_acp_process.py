@@ -14,6 +14,7 @@ from midstream.errors import (
     ModelAccessError,
     ModelError,
     ModelMissingError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelStalledError,
     ModelUnavailableError,
@@ -129,7 +130,7 @@ def test_the_details_of_a_refusal_count() -> None:
         RequestError(-32603, "Internal error", {"details": "Overloaded", "code": "x"})
     )
     assert (type(error).__name__, str(error)) == (
-        "ModelUnavailableError",
+        "ModelOverloadedError",
         "agent failed: Internal error: Overloaded",
     )
 
@@ -138,7 +139,7 @@ def test_the_details_of_a_refusal_count() -> None:
     ("code", "words", "kind"),
     [
         (400, '{"error":{"code":400,"message":"no","status":"INVALID_ARGUMENT"}}', ModelRejectedError),
-        (429, "slow down", ModelUnavailableError),
+        (429, "slow down", ModelRateLimitedError),
         (500, "terminated", ModelUnavailableError),
         (-32603, "terminated", UpstreamFailedError),
         (-32000, "sign in", ModelAccessError),

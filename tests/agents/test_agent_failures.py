@@ -42,7 +42,9 @@ FRESH = FailureSituation(is_remembering=False)
 ANEW = FailureSituation(is_remembering=False, is_anew=True)
 
 SITUATIONS = [
-    FailureSituation(is_remembering, is_taken, has_spoken, repeats, is_forced, is_anew, was_whole, idle_s)
+    FailureSituation(
+        is_remembering, is_taken, has_spoken, repeats, is_forced, is_anew, was_whole=was_whole, idle_s=idle_s
+    )
     for is_remembering, is_taken, has_spoken, is_forced, is_anew, was_whole in itertools.product(
         *[(False, True)] * 6
     )

@@ -24,7 +24,7 @@ from tests.cli.test_gateway import asked, ended, key_of, started
 from tests.house.source import ROOT
 from tests.spec import spec
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")]
 
 BOUND_S = 10.0
 """Seconds in which processes must have ended: far more than the milliseconds that it takes."""

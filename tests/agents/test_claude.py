@@ -29,8 +29,9 @@ from midstream.errors import (
     ModelAccessError,
     ModelError,
     ModelMissingError,
+    ModelOverloadedError,
+    ModelQuotaError,
     ModelRejectedError,
-    ModelUnavailableError,
     UpstreamBusyError,
     UpstreamFailedError,
     UpstreamGoneError,
@@ -286,11 +287,11 @@ async def test_no_cli_and_no_folder_are_a_missing_model(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("failure", "kind"),
     [
-        ({"subtype": "success", "result": "API Error: 529", "api_error_status": 529}, ModelUnavailableError),
+        ({"subtype": "success", "result": "API Error: 529", "api_error_status": 529}, ModelOverloadedError),
         ({"subtype": "success", "result": "Prompt is too long"}, ContextOverflowError),
         ({"subtype": "error_during_execution", "errors": []}, UpstreamFailedError),
         ({"subtype": "error_during_execution", "terminal_reason": "aborted_tools"}, UpstreamFailedError),
-        ({"subtype": "error_max_budget_usd"}, ModelAccessError),
+        ({"subtype": "error_max_budget_usd"}, ModelQuotaError),
         (
             {"subtype": "success", "result": "API Error: 400", "api_error_status": 400, "terminal_reason": "api_error"},
             ModelRejectedError,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from midstream.agents.upstreams import Marked, MessageTaken, UpstreamEvent
-from midstream.errors import ModelError, ModelUnavailableError, UpstreamFailedError, UpstreamGoneError
+from midstream.errors import ModelError, ModelRateLimitedError, UpstreamFailedError, UpstreamGoneError
 from midstream.history.messages import Finish, Outcome, Usage
 from midstream.models.responses import (
     Finished,
@@ -197,7 +197,7 @@ def test_a_limit_says_when_it_ends() -> None:
     said = assistant(text(words), error="rate_limit")
     assert events_of(reader, {"type": "rate_limit_event", "rate_limit_info": limit}, said) == [KeepAlive()]
     error = failure(reader, result=words, api_error_status=429)
-    assert type(error) is ModelUnavailableError
+    assert type(error) is ModelRateLimitedError
     assert (error.retry_after_s, str(error).count(words)) == (60.0, 1)
 
 

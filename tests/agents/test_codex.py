@@ -25,6 +25,7 @@ from midstream.errors import (
     ModelError,
     ModelFilteredError,
     ModelMissingError,
+    ModelRateLimitedError,
     ModelUnavailableError,
     UpstreamFailedError,
     UsageError,
@@ -324,7 +325,7 @@ def test_a_message_that_came_whole_is_said_once() -> None:
     [
         ("contextWindowExceeded", ContextOverflowError),
         ("unauthorized", ModelAccessError),
-        ("rateLimitExceeded", ModelUnavailableError),
+        ("rateLimitExceeded", ModelRateLimitedError),
         ("cyberPolicy", ModelFilteredError),
         ({"responseStreamDisconnected": {"httpStatusCode": 502}}, ModelUnavailableError),
         ("other", UpstreamFailedError),

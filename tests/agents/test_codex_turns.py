@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from midstream.agents.upstreams import ResponseRestarted
-from midstream.errors import ModelAccessError, ModelError, ModelRejectedError, ModelUnavailableError
+from midstream.errors import (
+    ModelAccessError,
+    ModelError,
+    ModelOverloadedError,
+    ModelRateLimitedError,
+    ModelRejectedError,
+    ModelUnavailableError,
+)
 from midstream.history.messages import Usage
 
 pytest.importorskip("openai_codex", reason="openai-codex is not installed")
@@ -28,10 +35,10 @@ def turn_that_failed(info: object) -> wire.TurnCompletedNotification:
     [
         ({"httpConnectionFailed": {"httpStatusCode": 401}}, ModelAccessError),
         ({"responseTooManyFailedAttempts": {"httpStatusCode": 400}}, ModelRejectedError),
-        ({"responseStreamDisconnected": {"httpStatusCode": 529}}, ModelUnavailableError),
+        ({"responseStreamDisconnected": {"httpStatusCode": 529}}, ModelOverloadedError),
         ({"httpConnectionFailed": {}}, ModelUnavailableError),
         ("unauthorized", ModelAccessError),
-        ("other", ModelUnavailableError),
+        ("other", ModelRateLimitedError),
     ],
 )
 def test_the_status_of_the_provider_is_more_exact_than_the_fault(

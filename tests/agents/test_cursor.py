@@ -26,6 +26,7 @@ from midstream.errors import (
     ModelAccessError,
     ModelError,
     ModelMissingError,
+    ModelRateLimitedError,
     ModelUnavailableError,
     UpstreamFailedError,
     UpstreamGoneError,
@@ -79,7 +80,7 @@ async def test_a_run_that_failed_without_a_word_may_be_a_dead_agent(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [("RATE_LIMIT_EXCEEDED", ModelUnavailableError), ("UNAUTHENTICATED", ModelAccessError)],
+    [("RATE_LIMIT_EXCEEDED", ModelRateLimitedError), ("UNAUTHENTICATED", ModelAccessError)],
 )
 async def test_a_run_that_failed_for_a_known_reason_has_taken_the_message(
     tmp_path: Path, code: str, expected: type[ModelError]
@@ -103,7 +104,7 @@ async def test_only_a_message_that_never_left_is_said_again(tmp_path: Path) -> N
         bridge.is_full, bridge.retry_after = True, "Thu, 31 Dec 2099 23:59:59 GMT"
         with pytest.raises(ModelUnavailableError) as raised:
             await _said(agent, "two")
-        assert type(raised.value) is ModelUnavailableError
+        assert type(raised.value) is ModelRateLimitedError
         assert (raised.value.retry_after_s or 0.0) > RETRY_AFTER_MAX_S
         assert [told.text for told in bridge.messages()] == ["one"]
 

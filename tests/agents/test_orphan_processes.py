@@ -56,7 +56,10 @@ def test_the_agents_of_a_killed_process_are_ended_with_their_tools() -> None:
     try:
         asyncio.run(end_orphans())
         assert len(processes_of(owner.pid)) == 2, "its owner lives"
-        owner.kill()  # it is a zombie until the end of this test: that is dead, too
+        owner.kill()
+        os.waitid(
+            os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT
+        )  # a zombie until the end of this test: dead, too
         asyncio.run(end_orphans())
         assert owner.stdout is not None
         assert owner.stdout.read() == ""  # ends when both have let go of it

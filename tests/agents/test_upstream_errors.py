@@ -11,6 +11,9 @@ from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
     ModelError,
+    ModelOverloadedError,
+    ModelQuotaError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelStalledError,
     ModelUnavailableError,
@@ -37,7 +40,7 @@ SAID: list[tuple[str, type[ModelError]]] = [
     ("Agent is already processing a prompt; wait for it", UpstreamBusyError),
     ("Another process is currently operating on this conversation. Please retry", UpstreamBusyError),
     ("Invalid API key · Please run /login", ModelAccessError),
-    ("Credit balance is too low", ModelAccessError),
+    ("Credit balance is too low", ModelQuotaError),
     ("OAuth token has expired. Please obtain a new token", ModelAccessError),
     ("Authentication required", ModelAccessError),
     ("Prompt is too long", ContextOverflowError),
@@ -47,14 +50,14 @@ SAID: list[tuple[str, type[ModelError]]] = [
         ModelRejectedError,
     ),
     ("unexpected status 401 Unauthorized: no, url: http://127.0.0.1/v1/responses", ModelAccessError),
-    ("exceeded retry limit, last status: 429 Too Many Requests", ModelUnavailableError),
+    ("exceeded retry limit, last status: 429 Too Many Requests", ModelRateLimitedError),
     (
         '{"error": {"message": "no", "type": "invalid_request_error", "code": "invalid_value"}}',
         ModelRejectedError,
     ),
     ("Resume rejected by --resume-drops-turn: the range holds more", ModelRejectedError),
-    ("Claude AI usage limit reached|1764000000", ModelUnavailableError),
-    ("API Error: Overloaded", ModelUnavailableError),
+    ("Claude AI usage limit reached|1764000000", ModelRateLimitedError),
+    ("API Error: Overloaded", ModelOverloadedError),
     ("connect ECONNREFUSED 127.0.0.1:443", ModelUnavailableError),
     ("Request timed out.", ModelStalledError),
 ]
@@ -96,8 +99,8 @@ def test_a_name_is_more_exact_than_words_and_words_of_the_conversation_than_a_st
     assert kind_of("rate limit", names=["agent_busy"]) is UpstreamBusyError
     assert kind_of("Session not found", status=401) is UpstreamGoneError
     assert kind_of("something", status=401) is ModelAccessError
-    assert kind_of("something", names=[None, "RESOURCE_EXHAUSTED"], status=400) is ModelUnavailableError
-    assert kind_of("unauthorized", status=529) is ModelUnavailableError
+    assert kind_of("something", names=[None, "RESOURCE_EXHAUSTED"], status=400) is ModelRateLimitedError
+    assert kind_of("unauthorized", status=529) is ModelOverloadedError
 
 
 def test_what_nobody_knows_is_a_run_that_failed() -> None:

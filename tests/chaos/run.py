@@ -196,12 +196,12 @@ async def _until_enough(
     lives: Sequence[asyncio.Task[None]],
     tell: Callable[[str], None],
 ) -> None:
-    """Kill by the plan until there were enough reconnects."""
+    """Kill by the plan until there were enough reconnects, some of each client: one may be slow to start."""
     by_side = {each.side: each for each in programs}
     number, told = 0, 0
     after, side = plan.kill(number, [*by_side])
     kill_at = after
-    while (made := sum(_reconnects(folder).values())) < reconnects:
+    while (made := sum((by_way := _reconnects(folder)).values())) < reconnects or not all(by_way.values()):
         for life in lives:
             if life.done():
                 life.result()

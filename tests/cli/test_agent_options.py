@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 import pytest
 
-from midstream.agents.agent_runs import SilenceLimits
 from midstream.agents.permission_rules import HARMLESS, Rules
 from midstream.agents.pool import PoolLimits
 from midstream.agents.prior_transcript import TranscriptBudget
@@ -54,10 +53,10 @@ def test_every_flag_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         instructions="message",
         sign_in="oauth",
         sessions="store",
+        silence_s=7,
         limits=PoolLimits(
             live_max=2,
             rest_s=9,
-            silence=SilenceLimits(idle_s=7),
             record_age_max_s=24 * 3600.0,
             records_max=3,
             memory_mib_max=900,

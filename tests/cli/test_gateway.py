@@ -22,9 +22,14 @@ WAIT_S = 30.0
 
 def started(home: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     """Start it; return the process and what it says when it listens."""
+    return started_with(home, "--upstream", "scripted", *options)
+
+
+def started_with(home: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """Start it with these options only."""
     command = [sys.executable, "-m", "midstream", "--home", str(home), "gateway"]
     process = subprocess.Popen(
-        [*command, "--upstream", "scripted", "--port", "0", "--json", *options],
+        [*command, "--port", "0", "--json", *options],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from midstream.cli.gateway import gateway
-from midstream.cli.gateway_file import file_option
+from midstream.cli.gateway_file import file_option, models_of
 from midstream.store.key_place import KeyEndpoint
 from tests.cli.conftest import Run
 
@@ -146,6 +146,82 @@ def test_what_is_wrong_names_the_file_and_the_key(run: Run, tmp_path: Path, text
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert words in done.stderr
     assert "gateway.toml" in done.stderr
+    assert "s3cr3t" not in done.stderr
+
+
+MODELS = """
+port = 9000
+pool-records = 500
+
+[models.fast]
+upstream = "openai-compatible:http://127.0.0.1:1/v1"
+model = "m"
+key-from = "FAST_KEY"
+silence = 2
+
+[models."vendor/deep"]
+upstream = "claude:opus"
+cwd = "project"
+allow-kind = ["edit"]
+live-agents = 2
+"""
+
+
+def models_in(*arguments: str) -> dict[str, dict[str, Any]]:
+    context = gateway.make_context("gateway", [*arguments], auto_envvar_prefix="MIDSTREAM_GATEWAY")
+    return {name: dict(options) for name, options in models_of(context).items()}
+
+
+def test_each_table_has_the_options_of_one_upstream(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    found = models_in("--config", written(tmp_path, MODELS), "--port", "9001")
+    assert [*found] == ["fast", "vendor/deep"]
+    fast, deep = found.values()
+    assert (fast["upstream"], fast["model"], fast["key_variable"], fast["silence_s"]) == (
+        "openai-compatible:http://127.0.0.1:1/v1",
+        "m",
+        "FAST_KEY",
+        2.0,
+    )
+    assert (deep["cwd"], deep["allow_kind"], deep["live_agents"]) == (tmp_path / "project", ("edit",), 2)
+    assert (fast["allow_kind"], fast["live_agents"], deep["silence_s"]) == ((), 8, 1800.0)
+    assert "pool_records" not in fast
+    assert models_in("--upstream", "scripted") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("models = 1", "'models': expected tables, such as [models.fast]"),
+        ("[models]", "'models': expected tables"),
+        ('[models]\nfast = "scripted"', "'models': expected tables"),
+        ('[models.fast]\nmodel = "m"', "'models.fast': `upstream` is missing"),
+        (
+            '[models.fast]\nupstream = "scripted"\nport = 1',
+            "'models.fast.port': this is no option; known: agent",
+        ),
+        ('[models.fast]\nupstream = "scripted"\npool-days = 1', "'models.fast.pool-days': this is no option"),
+        ("[models.fast]\nupstream = 1", "'models.fast.upstream': the value has another type"),
+        ('[models.fast]\nupstream = "claude"\nagent-env = ["A_KEY=s3cr3t"]', "write 'A_KEY' without a value"),
+        ('[models.fast]\nupstream = "nobody"', "model 'fast': unknown upstream 'nobody'"),
+        (
+            '[models.fast]\nupstream = "scripted"\nmodel = "m"',
+            "model 'fast': the upstream 'scripted' takes no",
+        ),
+        (
+            'upstream = "scripted"\n[models.fast]\nupstream = "scripted"',
+            "--upstream is an option of one upstream",
+        ),
+        ('silence = 9\n[models.fast]\nupstream = "scripted"', "--silence is an option of one upstream"),
+        ('serve-as = ["no"]\n[models.fast]\nupstream = "scripted"', "none of the models has the name no"),
+        ('[models.""]\nupstream = "scripted"', "several models need a name each"),
+        ("port = 1", "Missing option '--upstream'"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named(run: Run, tmp_path: Path, text: str, words: str) -> None:
+    done = run("gateway", "--config", written(tmp_path, text))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert words in done.stderr
     assert "s3cr3t" not in done.stderr
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import Surroundings
-from midstream.cli.session_options import json_of, source_of
+from midstream.cli.session_options import source_of
 from midstream.cli.sources import ServerSource, StoreSource
+from midstream.cli.visible_text import json_of
 from midstream.errors import UsageError
 from midstream.paths import Paths
 

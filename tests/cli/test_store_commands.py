@@ -19,7 +19,7 @@ pytestmark = pytest.mark.fault
 PASSWORD = "not-shown"
 WITHOUT_STORE = {"access", "chat", "conformance", "demo", "login", "resume", "token"}
 """Commands that talk to a server, or need no store."""
-SERVING = {"gateway", "serve"}
+SERVING = {"acp", "gateway", "serve"}
 
 
 def _say(server: Serving, session: str, words: str) -> None:
@@ -58,6 +58,7 @@ def test_every_command_works_with_the_url_of_a_database(engine: Engine, tmp_path
             (("verify", url), 0, "unchained"),
             (("pool", "ls", "--store", url), 0, ""),
             (("nodes", "--store", url), 0, "serve tested"),
+            (("gateway", "--store", url, "usage"), 0, "No usage yet"),
             (("doctor", url), 0, "1 history"),
             (("doctor", "--json", url), 0, '"format": "midstream"'),
             (("doctor", "--fix", url), 2, "midstream store copy"),

@@ -12,8 +12,8 @@ import pytest
 from midstream.agents.permission_rules import CAUTIOUS, HARMLESS, Rules
 from midstream.agents.pool import Pooled
 from midstream.cli.upstream_options import KINDS, UpstreamOptions, find_upstream
-from midstream.errors import UsageError
-from midstream.history.messages import History, UserMessage
+from midstream.errors import ModelOverloadedError, ModelStalledError, UsageError
+from midstream.history.messages import History, Text, UserMessage
 from midstream.models.model import Model
 from midstream.models.openai_compatible import OpenAICompatible
 from midstream.models.responses import ModelRequest, TextDelta
@@ -21,6 +21,9 @@ from midstream.store.memory import Memory, MemoryStore
 from tests.agents import codex_server
 from tests.agents.scripted_peer import Orders
 from tests.house.source import ROOT
+from tests.models.chat_server import chat_server, refusal, silence
+
+pytestmark = pytest.mark.slow
 
 NAMESPACE = MemoryStore()
 
@@ -28,7 +31,8 @@ NAMESPACE = MemoryStore()
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        ("nobody", "known: acp, claude"),
+        ("anthropic", "Anthropic needs a model"),
+        ("nobody", "known: acp, anthropic, claude"),
         ("acp", "command"),
         ("cursor", "needs a model"),
         ("openai", "needs a model"),
@@ -219,3 +223,26 @@ async def test_the_scripted_one_says_again_what_it_hears() -> None:
     request = ModelRequest("", History((UserMessage.of("hi there"),)))
     said = [event.text async for event in model.stream(request) if isinstance(event, TextDelta)]
     assert "".join(said) == "You said: hi there"
+
+
+@pytest.mark.parametrize(
+    ("named", "model", "path"),
+    [("openai-compatible:{url}", "m", "/v1/chat/completions"), ("anthropic:m", "", "/v1/messages")],
+)
+async def test_the_limit_of_silence_holds_for_a_model_over_http(
+    named: str, model: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with chat_server(refusal(503), silence(), path=path) as server:
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+        options = UpstreamOptions(silence_s=0.01)
+        upstream = find_upstream(named.format(url=server.url), NAMESPACE, model=model, options=options)
+        request = ModelRequest("", History((UserMessage((Text("hi"),)),)))
+        for expected in (ModelOverloadedError, ModelStalledError):
+            with pytest.raises(expected):
+                [each async for each in upstream.stream(request)]
+        await upstream.aclose()  # type: ignore[attr-defined]
+
+
+def test_the_slowest_models_may_be_silent_for_half_an_hour() -> None:
+    assert UpstreamOptions().silence_s == 1800

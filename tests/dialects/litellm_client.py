@@ -42,7 +42,20 @@ def messages(url: str, key: str) -> object:
     return {"text": litellm.completion(**asked).choices[0].message.content}
 
 
-stories = {"whole": whole, "stream": stream, "tools": tools, "messages": messages}
+def failure(url: str, key: str) -> object:
+    """Return what LiteLLM makes of an error, in both of its ways."""
+    found = {}
+    for name, base in (("openai/m", f"{url}/v1"), ("anthropic/m", url)):
+        try:
+            litellm.completion(
+                **{**ask(url, key), "model": name, "api_base": base, "max_tokens": 9}, num_retries=0
+            )
+        except Exception as error:  # noqa: BLE001 - its class is the result
+            found[name] = type(error).__name__
+    return found
+
+
+stories = {"failure": failure, "whole": whole, "stream": stream, "tools": tools, "messages": messages}
 for line in sys.stdin:
     address, token, story = line.split()
     sys.stdout.write(json.dumps(stories[story](address, token)) + "\n")

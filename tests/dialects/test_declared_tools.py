@@ -143,3 +143,76 @@ def test_a_name_that_is_too_long_ends_with_its_digest() -> None:
 def test_arguments_of_another_form_are_the_input(said: str) -> None:
     assert read_input(said) == said
     assert read_input(write_input(said)) == said
+
+
+CHAT_PATCH: Any = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch",
+        "description": "Change files.",
+        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: hunk+"}},
+    },
+}
+CHAT_NOTE: Any = {"type": "custom", "custom": {"name": "note", "format": {"type": "text"}}}
+CHAT_LOOK: Any = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
+
+
+@spec("REUSE-66")
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_custom_tools_of_chat_completions_go_there_and_back_through_openais_client(
+    *, is_stream: bool
+) -> None:
+    calls: list[Any] = [
+        ToolCallRequested("c0", "look_up", '{"city": "Basel"}'),
+        ToolCallRequested("c1", "apply_patch", write_input(DIFF)),
+        ToolCallRequested("c2", "note", "not in JSON"),
+        Finished(),
+    ]
+    tools = [CHAT_LOOK, CHAT_PATCH, CHAT_NOTE]
+    choice: Any = {"type": "custom", "custom": {"name": "apply_patch"}}
+    async with served([calls, text("done")]) as gateway, gateway.openai(max_retries=0) as client:
+        messages: list[Any] = [{"role": "user", "content": "go"}]
+        told = {"model": "m", "messages": messages, "tools": tools, "tool_choice": choice}
+        if is_stream:
+            raw = await _streamed_calls(await client.chat.completions.create(**told, stream=True))
+        else:
+            answer = await client.chat.completions.create(**told)
+            raw = [call.model_dump(exclude_none=True) for call in answer.choices[0].message.tool_calls or ()]
+            assert answer.choices[0].finish_reason == "tool_calls"
+        expected = [
+            {
+                "id": "c0",
+                "type": "function",
+                "function": {"name": "look_up", "arguments": '{"city": "Basel"}'},
+            },
+            {"id": "c1", "type": "custom", "custom": {"name": "apply_patch", "input": DIFF}},
+            {"id": "c2", "type": "custom", "custom": {"name": "note", "input": "not in JSON"}},
+        ]
+        assert raw == expected
+        schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+        assert gateway.model.requests[0].tools == (
+            ToolSpec("look_up", "", SCHEMA),
+            ToolSpec("apply_patch", "Change files.\n\nIts input has this format:\nstart: hunk+", schema),
+            ToolSpec("note", "", schema),
+        )
+        results = [{"role": "tool", "tool_call_id": f"c{at}", "content": f"done {at}"} for at in range(3)]
+        told["messages"] = [*messages, {"role": "assistant", "content": None, "tool_calls": raw}, *results]
+        await client.chat.completions.create(**told)
+        step = gateway.model.requests[-1].history.entries[-1]
+        assert isinstance(step, Step)
+        assert [call.name for call in step.response.calls] == ["look_up", "apply_patch", "note"]
+        assert json.loads(step.response.calls[1].arguments) == {"input": DIFF}
+        assert [result.content for result in step.results] == ["done 0", "done 1", "done 2"]
+
+
+async def _streamed_calls(stream: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - of the SDK
+    """Return the calls of a stream: their inputs are written piece by piece."""
+    calls: dict[int, dict[str, Any]] = {}
+    async for chunk in stream:
+        for delta in chunk.choices[0].delta.tool_calls or ():
+            piece = delta.model_dump(exclude_none=True)
+            call = calls.setdefault(piece.pop("index"), piece)
+            if call is not piece:
+                kind, written = ("custom", "input") if "custom" in piece else ("function", "arguments")
+                call[kind][written] += piece[kind][written]
+    return [*calls.values()]

@@ -14,9 +14,11 @@ import anthropic
 import httpx2
 import openai
 import pytest
+import websockets
 
 from tests.cli.test_gateway import ended, key_of, started
 from tests.dialects.serving import WAIT_S
+from tests.fault.stored import use_postgres
 from tests.models.chat_server import Answer, ChatServer, call, chat_server, delta
 from tests.models.chat_server import stream as streamed
 from tests.spec import spec
@@ -113,12 +115,20 @@ def files_with(folder: Path, secret: bytes) -> list[Path]:
     return [path for path in files if secret in path.read_bytes()]
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    """Return the options of a gateway for its store."""
+    if request.param == "sqlite":
+        return ()
+    return ("--store", use_postgres(tmp_path, request.getfixturevalue("engine")))
+
+
 @spec("REUSE-70")
 @pytest.mark.parametrize("ask", [chat, responses, messages], ids=lambda ask: ask.__name__)
 async def test_a_gateway_killed_in_mid_answer_finishes_it(
-    ask: Callable[[Killed], AsyncIterator[str]], tmp_path: Path
+    ask: Callable[[Killed], AsyncIterator[str]], store: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with killed(tmp_path, CUT, GOES_ON) as gateway:
+    async with killed(tmp_path, CUT, GOES_ON, options=store) as gateway:
         words = ask(gateway)
         await until_said(words, FIRST)
         await asyncio.to_thread(gateway.kill)
@@ -137,12 +147,15 @@ async def test_a_gateway_killed_in_mid_answer_finishes_it(
 
 @spec("REUSE-75")
 async def test_a_background_response_survives_and_its_stream_goes_on_behind_the_last_event(
-    tmp_path: Path,
+    store: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with killed(tmp_path, CUT, GOES_ON) as gateway:
+    async with killed(tmp_path, CUT, GOES_ON, options=store) as gateway:
         seen: list[Any] = []
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
-            stream = await client.responses.create(model="m", input="hi", background=True, stream=True)
+            kept = await client.conversations.create()
+            stream = await client.responses.create(
+                model="m", input="hi", background=True, stream=True, conversation=kept.id
+            )
             async for event in stream:
                 seen.append(event)
                 if event.type == "response.output_text.delta":
@@ -155,19 +168,50 @@ async def test_a_background_response_survives_and_its_stream_goes_on_behind_the_
             rest = await client.responses.retrieve(name, stream=True, starting_after=seen[-1].sequence_number)
             seen += [event async for event in rest]
             whole = await client.responses.retrieve(name)
+            listed: list[Any] = [item async for item in client.conversations.items.list(kept.id, order="asc")]
+        assert [item.content[0].text for item in listed] == ["hi", FIRST + REST]
         assert [event.sequence_number for event in seen] == list(range(len(seen)))
         deltas = [event.delta for event in seen if event.type == "response.output_text.delta"]
         assert "".join(deltas) == whole.output_text == FIRST + REST
-        assert whole.status == "completed"
+        assert (whole.status, seen[-1].response) == ("completed", whole)
+
+
+@spec("REUSE-70")
+async def test_a_request_of_a_socket_that_was_killed_is_finished_on_the_next_one(
+    store: tuple[str, ...], tmp_path: Path
+) -> None:
+    async with killed(tmp_path, CUT, GOES_ON, options=store) as gateway:
+
+        async def events() -> AsyncIterator[Any]:
+            async with gateway.openai() as client, client.responses.connect(max_retries=0) as connection:
+                await connection.response.create(model="m", input="hi")
+                async for event in connection:
+                    yield event
+                    if event.type == "response.completed":
+                        return
+
+        seen: list[Any] = []
+        with contextlib.suppress(websockets.ConnectionClosed):
+            async with asyncio.timeout(WAIT_S):
+                async for event in events():
+                    seen.append(event)
+                    if event.type == "response.output_text.delta":
+                        await asyncio.to_thread(gateway.kill)
+        assert seen[-1].type == "response.output_text.delta"
+        await asyncio.to_thread(gateway.start)
+        async with asyncio.timeout(WAIT_S):
+            again = [event async for event in events()]
+        assert (again[0].response.id, again[-1].response.output_text) == (seen[0].response.id, FIRST + REST)
+        assert len(gateway.upstream.bodies) == 2
 
 
 @spec("REUSE-73")
 async def test_the_results_of_a_call_reach_the_turn_of_a_gateway_that_was_killed_meanwhile(
-    tmp_path: Path,
+    store: tuple[str, ...], tmp_path: Path
 ) -> None:
     asks = streamed(delta(tool_calls=[call(0, "{}", "call_7", "look")]), delta("tool_calls"))
     look: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
-    async with killed(tmp_path, asks, GOES_ON) as gateway, asyncio.timeout(WAIT_S):
+    async with killed(tmp_path, asks, GOES_ON, options=store) as gateway, asyncio.timeout(WAIT_S):
         async with gateway.openai() as client:
             first = await client.responses.create(model="m", input="hi", tools=[look])
         await restarted(gateway)

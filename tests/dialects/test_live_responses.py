@@ -236,7 +236,7 @@ async def test_finished_responses_leave_the_memory(monkeypatch: pytest.MonkeyPat
 async def test_a_response_that_breaks_off_is_an_error() -> None:
     async with served([[TextDelta("Hel")]]) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
-        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "model_unavailable")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "model_unavailable")
 
 
 async def test_a_run_can_be_stopped_before_it_began() -> None:

@@ -94,3 +94,38 @@ def test_a_text_is_one_message() -> None:
     listed = list_items([{"role": "assistant", "content": "a"}, 7], "resp_1")
     assert [each["id"] for each in listed] == ["in_1_0", "in_1_1"]
     assert listed[0]["content"][0]["type"] == "output_text"
+
+
+def test_a_response_has_the_settings_that_were_granted_and_the_defaults_of_all_others() -> None:
+    wished = asked(
+        temperature=0.5,
+        presence_penalty=1,
+        text={"verbosity": "low"},
+        reasoning={"effort": "low"},
+        top_p=0.5,
+        service_tier="flex",
+        max_tool_calls=3,
+        safety_identifier="s",
+        tools=[{"type": "function", "name": "look"}],
+    )
+    not_granted = msgspec.structs.replace(wished, ignored=(*wished.ignored, "top_p"))
+    response = ResponsesWriter(not_granted.form(*NAMED)).response
+    names = (
+        "temperature",
+        "presence_penalty",
+        "frequency_penalty",
+        "top_p",
+        "service_tier",
+        "max_tool_calls",
+    )
+    assert [response[name] for name in names] == [0.5, 1, 0, 1, "default", None]
+    names = ("completed_at", "top_logprobs", "safety_identifier", "prompt_cache_key", "text", "reasoning")
+    assert [response[name] for name in names] == [
+        *(None, 0, "s", None),
+        {"format": {"type": "text"}, "verbosity": "low"},
+        {"effort": "low", "summary": None},
+    ]
+    assert response["tools"] == [
+        {"type": "function", "name": "look", "description": None, "parameters": None, "strict": None}
+    ]
+    assert {"service_tier", "max_tool_calls"} <= {*wished.ignored}

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from midstream.errors import ContextOverflowError, ModelNotFoundError, ModelQuotaError
 from midstream.history.messages import Finish, Step, Usage
 from midstream.models.responses import (
     Finished,
@@ -156,6 +157,20 @@ async def test_litellm_is_answered_in_both_of_its_ways(litellm: LiteLLM) -> None
     async with served([CALL]) as gateway:
         told = await litellm(gateway.url, "tools")
         assert told == {"id": "call_7", "name": "look", "arguments": '{"at": "it"}'}
+
+
+@needs_litellm
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@spec("REUSE-68")
+async def test_litellm_finds_a_conversation_that_is_too_long_and_an_overload(litellm: LiteLLM) -> None:
+    async with served([[ContextOverflowError("too long")]]) as gateway:
+        told = await litellm(gateway.url, "failure")
+        assert told == dict.fromkeys(("openai/m", "anthropic/m"), "ContextWindowExceededError")
+    async with served([[ModelQuotaError("pay")]]) as gateway:
+        assert (await litellm(gateway.url, "failure"))["openai/m"] == "RateLimitError"
+    async with served([[ModelNotFoundError("which?")]]) as gateway:
+        assert set((await litellm(gateway.url, "failure")).values()) == {"NotFoundError"}
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,10 @@ async def test_a_background_answer_is_made_whoever_listens() -> None:
         go_on.set()
         whole = await ended(client, response.id)
         assert (whole.status, whole.output_text) == ("completed", WORDS)
+        assert (response.completed_at, whole.completed_at is not None) == (None, True)
+        stream = await client.responses.retrieve(response.id, stream=True)
+        last: Any = [event async for event in stream][-1]
+        assert last.response == whole
 
 
 @spec("REUSE-75")
@@ -165,6 +169,17 @@ async def test_a_response_survives_its_gateway() -> None:
         assert (await client.get(f"/v1/responses/{made['id']}")).json() == made
         following = {"input": "more", "model": "m", "previous_response_id": made["id"]}
         assert (await client.post("/v1/responses", json=following)).status_code == 200
+
+
+async def test_a_response_that_is_not_stored_behind_a_stored_one_has_an_id_of_its_own() -> None:
+    async with served([text("one")]) as gateway, gateway.openai() as client:
+        stored = await client.responses.create(model="m", input="hi")
+        following = await client.responses.create(
+            model="m", input="more", previous_response_id=stored.id, store=False
+        )
+        assert following.id != stored.id
+        assert len(gateway.model.requests[-1].history.entries) == 3
+        assert (await client.responses.retrieve(stored.id)).previous_response_id is None
 
 
 @spec("REUSE-75")

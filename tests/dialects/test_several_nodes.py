@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.cli.test_gateway import ended, key_of, started
 from tests.fault.stored import use_postgres
 from tests.models.chat_server import Answer, ChatServer, chat_server, delta
 from tests.models.chat_server import stream as streamed
+from tests.spec import spec
 
 pytestmark = pytest.mark.fault
 FIRST, REST = "one two ", "three four"
@@ -34,13 +36,25 @@ def _slow() -> tuple[Answer, asyncio.Event]:
 class Pair:
     """Two gateways, and the upstream behind both."""
 
-    def __init__(self, upstream: ChatServer, urls: tuple[str, str], key: str) -> None:
+    def __init__(
+        self,
+        upstream: ChatServer,
+        urls: tuple[str, str],
+        key: str,
+        processes: Sequence[subprocess.Popen[str]],
+    ) -> None:
         self.upstream = upstream
         self.urls = urls
+        self._processes = processes
         self.clients = [
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, timeout=WAIT_S, max_retries=0)
             for url in urls
         ]
+
+    async def kill(self, number: int) -> None:
+        """Kill one of them, by SIGKILL, and wait for its end."""
+        self._processes[number].kill()
+        await asyncio.to_thread(self._processes[number].communicate, timeout=WAIT_S)
 
 
 @contextlib.asynccontextmanager
@@ -52,14 +66,20 @@ async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[Pair]
             # One after the other: the first one makes the key.
             begun.append(await asyncio.to_thread(started, home, *options, "--grace", str(GRACE_S)))
             begun.append(await asyncio.to_thread(started, home, *options, "--grace", str(GRACE_S)))
-            pair = Pair(upstream, (begun[0][1]["url"], begun[1][1]["url"]), key_of(begun[0][1]))
+            pair = Pair(
+                upstream,
+                (begun[0][1]["url"], begun[1][1]["url"]),
+                key_of(begun[0][1]),
+                [each[0] for each in begun],
+            )
             async with contextlib.AsyncExitStack() as clients:
                 for each in pair.clients:
                     await clients.enter_async_context(each)
                 yield pair
         finally:
             for process, _ in begun:
-                await asyncio.to_thread(ended, process)
+                if process.poll() is None:
+                    await asyncio.to_thread(ended, process)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -128,3 +148,64 @@ async def test_equal_requests_at_two_nodes_are_one(store: str, tmp_path: Path) -
         )
         assert [each.choices[0].message.content for each in texts] == [FIRST + REST] * 2
         assert len(pair.upstream.bodies) == 1
+
+
+@spec("REUSE-75")
+async def test_a_background_response_of_a_killed_node_goes_on_at_the_other_one(
+    store: str, tmp_path: Path
+) -> None:
+    cut = streamed(delta(content=FIRST), ending="hang")
+    goes_on = streamed(delta(content=REST), delta("stop"))
+    more = streamed(delta(content="more"), delta("stop"))
+    async with _pair(store, tmp_path, cut, goes_on, more) as pair, asyncio.timeout(2 * WAIT_S):
+        first, other = pair.clients
+        kept = await first.conversations.create()
+        seen: list[Any] = []
+        stream = await first.responses.create(
+            model="m", input="hi", background=True, stream=True, conversation=kept.id
+        )
+        async for event in stream:
+            seen.append(event)
+            if event.type == "response.output_text.delta":
+                break
+        await pair.kill(0)
+        await stream.close()
+        rest = await other.responses.retrieve(
+            seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number
+        )
+        seen += [event async for event in rest]
+        whole = await other.responses.retrieve(seen[0].response.id)
+        assert [event.sequence_number for event in seen] == list(range(len(seen)))
+        deltas = [event.delta for event in seen if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == whole.output_text == FIRST + REST
+        assert (whole.status, seen[-1].response) == ("completed", whole)
+        listed: list[Any] = [item async for item in other.conversations.items.list(kept.id, order="asc")]
+        assert [item.content[0].text for item in listed] == ["hi", FIRST + REST]
+        again = await other.responses.create(model="m", input="go on", conversation=kept.id)
+        assert again.output_text == "more"
+        assert len(pair.upstream.bodies) == 3
+
+
+@spec("REUSE-75")
+async def test_nobody_asks_and_the_other_node_finishes_what_a_killed_one_began(
+    store: str, tmp_path: Path
+) -> None:
+    cut = streamed(delta(content=FIRST), ending="hang")
+    goes_on = streamed(delta(content=REST), delta("stop"))
+    more = streamed(delta(content="more"), delta("stop"))
+    async with _pair(store, tmp_path, cut, goes_on, more) as pair, asyncio.timeout(2 * WAIT_S):
+        first, other = pair.clients
+        begun = await first.responses.create(model="m", input="hi", background=True)
+        while not pair.upstream.bodies:  # noqa: ASYNC110 - another process asks
+            await asyncio.sleep(0)
+        await pair.kill(0)
+        while len(pair.upstream.bodies) < 2:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        while (whole := await other.responses.retrieve(begun.id)).status in {"queued", "in_progress"}:  # noqa: ASYNC110 - it is asked
+            await asyncio.sleep(0)
+        assert (whole.status, whole.output_text) in {
+            ("completed", FIRST + REST),
+            ("completed", REST),  # it was killed before it had the first words
+        }
+        again = await other.responses.create(model="m", input="go on", previous_response_id=begun.id)
+        assert again.output_text == "more"

@@ -23,7 +23,7 @@ def read(**fields: object) -> tuple[tuple[ToolSpec, ...], list[str]]:
     "tool",
     [
         {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": SCHEMA}},
-        {"type": "function", "name": "look", "description": "Look.", "parameters": SCHEMA, "strict": True},
+        {"type": "function", "name": "look", "description": "Look.", "parameters": SCHEMA, "strict": "yes"},
         {"name": "look", "description": "Look.", "input_schema": SCHEMA},
         {"type": "custom", "name": "look", "description": "Look.", "input_schema": SCHEMA},
     ],
@@ -46,6 +46,14 @@ def test_a_schema_that_is_nested_too_deeply_is_refused_with_its_field(field: str
     with pytest.raises(BadFieldError, match="nested more than 64 levels deep") as refused:
         read(**named(450))
     assert refused.value.param == field
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_strict_is_read_in_every_shape(*, strict: bool) -> None:
+    named = {"name": "look", "description": "Look.", "strict": strict}
+    (spec_of_chat,), _ = read(tools=[{"type": "function", "function": {**named, "parameters": SCHEMA}}])
+    (spec_of_messages,), _ = read(tools=[{**named, "input_schema": SCHEMA}])
+    assert spec_of_chat == spec_of_messages == ToolSpec("look", "Look.", {"type": "object"}, strict)
 
 
 def test_functions_of_the_old_kind_are_tools() -> None:

@@ -9,8 +9,8 @@ from midstream.engine.agent_resources import AgentResources
 from midstream.engine.host import Host
 from midstream.environment import World
 from midstream.store.memory import MemoryStore
-from midstream.testing import ScriptedModel
-from tests.engine.test_toolset import Shelf
+from midstream.testing import ScriptedModel, text
+from tests.engine.test_toolset import Shelf, named
 
 
 async def test_a_host_that_stops_closes_the_sources_of_sub_agents_too_and_each_once() -> None:
@@ -50,3 +50,18 @@ async def test_a_tool_server_that_cannot_be_closed_is_logged_and_the_others_are_
     await AgentResources(Agent(ScriptedModel([]), tools=[Broken("broken"), whole]), World()).close()
     assert whole.closings == 1
     assert "its pipe is gone" in caplog.text
+
+
+async def test_sources_of_one_session_are_its_own_and_are_closed_with_it_or_with_the_host() -> None:
+    mine, later, other = Shelf("mine", named("a")), Shelf("later"), Shelf("other")
+    model = ScriptedModel(lambda request: text(f"I have {[each.name for each in request.tools]}"))
+    async with Host(Agent(model), MemoryStore()) as host:
+        await host.set_sources("one", [mine])
+        await host.set_sources("two", [other])
+        assert await host.ask("one", "Which tools?") == "I have ['a']"
+        assert await host.ask("three", "Which tools?") == "I have []"
+        await host.set_sources("one", [later])
+        assert (mine.closings, later.closings) == (1, 0)
+        await host.set_sources("one", [])
+        assert (mine.closings, later.closings, other.closings) == (1, 1, 0)
+    assert (mine.closings, later.closings, other.closings) == (1, 1, 1)

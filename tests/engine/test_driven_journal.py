@@ -14,7 +14,7 @@ from midstream.history.messages import UserMessage
 from midstream.session.driven_turn import Begin, EndTurn, RequestModelResponse
 from midstream.session.records import EpochStarted, Record, TurnStatus, decode
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.worlds import SETTLE_TURNS
+from midstream.testing.worlds import SETTLE_TURNS, FakeWorld
 
 BEGIN = decision_of(Begin(UserMessage.of("go"), "loop"))
 END = decision_of(EndTurn(TurnStatus.COMPLETED, {}))
@@ -78,6 +78,35 @@ async def test_a_run_of_another_process_is_refused_and_costs_nothing() -> None:
     await second.begin_run()
     await second.submit(BEGIN)
     assert second.is_usable
+
+
+class _LateStore(MemoryStore):
+    """Notices a death a moment later."""
+
+    death_noticed_s = 5.0
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_a_run_waits_until_the_death_of_the_last_process_can_be_noticed(*, is_dead: bool) -> None:
+    memory, world = Memory(), FakeWorld()
+    first, store = await journal_of(memory), _LateStore(memory)
+    await first.begin_run()
+    await store.open()
+    second = DrivenJournal(store, "s", world, node="node-2")
+    await second.load()
+    running = asyncio.create_task(second.begin_run())
+    await world.advance(1.0)
+    assert not running.done()
+    if is_dead:
+        memory.kill(memory.sessions["s"].node or "")
+    for _ in range(100):
+        await world.advance(0.1)
+    assert running.done()
+    if is_dead:
+        await running
+    else:
+        with pytest.raises(LeaseHeldError):
+            await running
 
 
 async def test_what_others_appended_is_heard_with_the_claim() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 
@@ -410,16 +410,22 @@ async def test_a_session_that_is_given_up_while_another_node_claims_it_counts_as
 
 
 @spec("TURN-54")
-async def test_a_host_that_stops_gives_up_a_session_that_it_was_just_claiming(places: Places) -> None:
+@pytest.mark.parametrize("moment", ["claim", "claimed"])
+async def test_a_host_that_stops_gives_up_a_session_that_it_was_just_claiming(
+    places: Places, moment: str
+) -> None:
     claiming = Scripted(places.memory)
     first = await places.host([[Stall()]])
     await _say(first, "hi")
     await first.stop(grace_s=0.01)
-    claimed = claiming.hold("claimed")
+    hold = claiming.hold(moment)
     second = Host(Agent(ScriptedModel([[Stall()]])), claiming)
     await second.start()
-    await claimed.was_asked.wait()
-    await second.stop(grace_s=0.01)
+    await hold.was_asked.wait()
+    stopping = asyncio.ensure_future(second.stop(grace_s=0.01))
+    await _until(lambda: all(task.cancelling() for task in second._opening.values()))
+    hold.may_go_on.set()
+    await stopping
     third = await places.host([[Stall()]])
     assert (await third.session("s")).state.is_live
     assert places.handovers() == [False, True]
@@ -609,7 +615,7 @@ async def test_a_child_that_was_taken_from_a_frozen_process_is_not_given_up_by_i
     here.agent = _boss([TextDelta("half "), Gate(go), Finished()])
     there.agent = _boss(text("whole"))
     parent = await _say(here, "where is it?")
-    await _until(lambda: "s::1.1.0" in places.memory.sessions)
+    await _until(lambda: "s::1.1.0" in places.memory.sessions and bool(places.records("s::1.1.0")))
     assert isinstance(here.store, MemoryStore)
     places.memory.living.discard(here.store.node)  # its heartbeat was missed for a moment
     await there.session("s::1.1.0")
@@ -625,3 +631,89 @@ def _boss(response: list[ScriptedStep]) -> Agent:
     finder = Agent(ScriptedModel([response]), name="finder")
     helper = sub_agent(finder, name="research", description="Finds things.")
     return Agent(ScriptedModel([calls(("research", '{"task": "find it"}')), text("thanks")]), tools=[helper])
+
+
+# --- turns that no report mentions --------------------------------------------------------------------------------
+
+
+async def _left_turn_while_unwatched(places: Places, store: Scripted) -> tuple[Host, Runner]:
+    """Return a host that followed a turn whose node died, and has not been informed of that."""
+    here = await places.host([[Stall()]])
+    there = await places.host([text("done"), text("done")], store=store)
+    await _say(here, "hi")
+    theirs = await there.session("s")
+    await _until(lambda: there._caretaker.peers == 1)
+    watching = store.hold("watch")
+    there._caretaker.refresh_followed()
+    await watching.was_asked.wait()
+    await places.kill(here)
+    return there, theirs
+
+
+@spec("TURN-51")
+async def test_a_turn_goes_on_whose_session_was_claimed_for_a_command_that_could_not_be_written(
+    places: Places,
+) -> None:
+    store = Scripted(places.memory)
+    _, theirs = await _left_turn_while_unwatched(places, store)
+    store.refused = "append"
+    with pytest.raises(StoreBusyError):
+        await theirs.submit(SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE))
+    store.refused = ""
+    assert any(isinstance(each, TurnEnded) for each in await records_until_end(theirs, after=0))
+
+
+class _Ends:
+    """Observes that a turn ends."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
+        if any(isinstance(each, TurnEnded) for each in records):
+            self.reached.set()
+
+
+@spec("TURN-51")
+async def test_a_turn_goes_on_that_was_not_read_yet_when_the_claim_of_its_session_failed(
+    places: Places,
+) -> None:
+    here = await places.host([[Stall()]])
+    store = Scripted(places.memory)
+    there = await places.host([text("done")], store=store)
+    await run_turn_of(here, "first")
+    theirs = await there.session("s")
+    await _until(lambda: there._caretaker.peers == 1)
+    watching = store.hold("watch")
+    there._caretaker.refresh_followed()
+    await watching.was_asked.wait()
+    await _say(here, "second")
+    await places.kill(here)
+    store.refused = "read"
+    with pytest.raises(StoreBusyError):
+        await theirs._mailbox.post(None)  # as a deadline does, which no client sends again
+    store.refused = ""
+    ends = _Ends()
+    there.observers.add(ends)
+    await ends.reached.wait()
+
+
+@spec("TURN-51")
+async def test_a_turn_goes_on_whose_node_came_back_and_died_before_it_was_looked_at_again(
+    places: Places,
+) -> None:
+    store = Scripted(places.memory)
+    here = await places.host([[Stall()]])
+    there = await places.host([text("done")], store=store)
+    await _say(here, "hi")
+    theirs = await there.session("s")
+    claim = store.hold("claim")
+    assert isinstance(here.store, MemoryStore)
+    places.memory.living.discard(here.store.node)  # its lock was lost for a moment
+    places.memory.wake_watchers()
+    await claim.was_asked.wait()
+    places.memory.living.add(here.store.node)
+    claim.may_go_on.set()
+    await _until(lambda: not there._awake["s"]._mailbox.is_idle or "s" not in there._caretaker._taking_up)
+    await places.kill(here)
+    assert any(isinstance(each, TurnEnded) for each in await records_until_end(theirs, after=0))

@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 
 from midstream.environment import World
-from midstream.errors import NotFoundError
+from midstream.errors import NotFoundError, UnavailableError
 from midstream.session.records import Record, TurnEnded, decode
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
@@ -140,13 +140,18 @@ async def until_there(folder: Path, session: str, *kinds: type[Record]) -> list[
             if kinds and all(any(isinstance(each, kind) for each in left) for kind in kinds):
                 return found
             await _moment()
-            with contextlib.suppress(NotFoundError):  # nobody has made the database yet
+            # Nobody has made the database yet, or its servers elect a leader.
+            with contextlib.suppress(NotFoundError, UnavailableError):
                 found = records(folder, session)
 
 
 async def until(is_true: Callable[[], bool]) -> None:
+    """Wait until something is true; a store without a leader does not know it yet."""
     async with asyncio.timeout(WAIT_S):
-        while not is_true():
+        while True:
+            with contextlib.suppress(UnavailableError):
+                if is_true():
+                    return
             await _moment()
 
 

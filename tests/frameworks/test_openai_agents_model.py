@@ -28,6 +28,7 @@ from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
     ModelError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelStalledError,
     ModelUnavailableError,
@@ -286,7 +287,7 @@ async def test_a_model_of_chat_completions_answers_likewise() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (refusal(429, **{"retry-after": "7"}), ModelUnavailableError),
+        (refusal(429, **{"retry-after": "7"}), ModelRateLimitedError),
         (refusal(500), ModelUnavailableError),
         (refusal(401), ModelAccessError),
         (refusal(400), ModelRejectedError),

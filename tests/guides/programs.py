@@ -63,7 +63,7 @@ class Program(Struct, frozen=True):
         language: Of the blocks.
         before: Put in front, where a block of JavaScript stands for an application that the page leaves to its reader.
         needs: Modules of extras and of other projects.
-        environment: `main`, or the one of the frameworks that need one of their own.
+        environment: `main`, or one of those that frameworks and the SDK of A2A need for themselves.
         is_of_provider: Run it against the strict provider of this machine instead of OpenAI's and Anthropic's servers.
         talks_to: The name in `SERVED` of the agent that is served, for a program that talks to a server. It is run
             three times: with a line that holds, with one that is cut in mid-answer, and with a server that is
@@ -78,7 +78,7 @@ class Program(Struct, frozen=True):
     language: Literal["python", "js"] = "python"
     before: str = ""
     needs: tuple[str, ...] = ()
-    environment: Literal["main", "frameworks"] = "main"
+    environment: Literal["main", "frameworks", "a2a"] = "main"
     is_of_provider: bool = False
     talks_to: str = ""
     session: str = "my-session"
@@ -325,8 +325,15 @@ asyncio.run(main())
 _MADE = "print(agent.model.name != '', end='')"
 _OWN = f"const url = '{URL}';\nconst token = () => 'a-token';\n"
 
-IN_A_BROWSER = {("browser.md", "js"): "tests/server/test_browser_guide.py"}
-"""Blocks that need a real page, and the test that runs each of them in Chromium, also while the server is killed."""
+IN_A_BROWSER = {
+    ("browser.md", "js"): "tests/server/test_browser_guide.py",
+    ("ai-sdk.md", "js"): "tests/dialects/test_ui_stream.py",
+    ("ag-ui.md", "js"): "tests/dialects/test_ag_ui_cuts.py",
+    ("langgraph-api.md", "js"): "tests/dialects/test_langgraph_stream.py",
+    ("durable-streams.md", "js"): "tests/dialects/test_plain_streams.py",
+}
+"""Blocks that need a real page or packages of npm, and the test that runs each of them, also while the server is
+killed."""
 TABLE = [
     Program("README.md", (0,), "print(agent.model.name, end='')", "scripted"),
     Program("README.md", (1,), _ASK, _COAT, talks_to="hello:agent"),
@@ -337,8 +344,19 @@ TABLE = [
     Program("README.md", (2,), _IN_PROCESS, _COAT),
     Program("README.md", (3,), "print(app.routes[0].path, end='')", "/agent"),
     Program("README.md", (4,), needs=("openai", "pydantic_ai")),
+    Program("acp-agent.md", (0,), prints=f"{_COAT}\n", needs=("acp",)),
+    Program(
+        "a2a.md",
+        (0,),
+        prints=_COAT.removeprefix("Let me look. ") + "\n",
+        environment="a2a",
+        talks_to="hello:agent",
+        session="oslo",
+    ),
+    Program("a2a.md", (1,), "print(skill.id, app.requires_authentication, end='')", "forecast False"),
     Program("acp.md", (0,), _MADE, "True", needs=("acp",)),
     Program("acp.md", (1,), needs=("acp",)),
+    Program("ai-sdk.md", (0,), _MADE, "True"),
     Program("approvals.md", (1,), _MADE, "True", needs=("acp",)),
     Program("approvals.md", (0,), "print(is_large('Ann', 99), end='')", "False"),
     Program("approvals.md", (2,), _DECIDE, "It is paid.", talks_to="approvals:agent"),
@@ -370,12 +388,29 @@ TABLE = [
         "True",
         needs=("langchain",),
     ),
+    Program(
+        "mcp-server.md",
+        (0,),
+        prints=_COAT.removeprefix("Let me look. ") + "\n",
+        needs=("mcp",),
+        talks_to="hello:agent",
+        session="oslo",
+    ),
+    Program("mcp-server.md", (1,), "print(review.name, app.requires_authentication, end='')", "review False"),
     Program("mcp.md", (0,), "print([each.name for each in agent.sources], end='')", "['files', 'mail']"),
     Program("models.md", (0,), "print(agent.stalls.first_token_s, end='')", "60.0"),
     Program("gateway.md", (0,), "print(agent.name != '', end='')", "True", needs=("claude_agent_sdk",)),
     Program("models.md", (1,), "print(model.name, end='')", "openai-compatible:some-model"),
     Program("models.md", (2,), "print(model.name, end='')", "anthropic-messages:some-model"),
     Program("models.md", (3,), "print(model.name, end='')", "openai-responses:some-model"),
+    Program(
+        "langgraph-api.md",
+        (0,),
+        prints="Take a coat: it is 8 degrees in Oslo.\n",
+        needs=("langgraph_sdk",),
+        talks_to="hello:agent",
+        session="my-thread",
+    ),
     Program("network.md", (0,), prints=f"{_COAT}\n", talks_to="hello:agent", session="private"),
     Program("network.md", (1,), prints=f"{_COAT}\n", talks_to="hello:agent", session="session-1"),
     Program("openai-memory.md", (0,), _MADE, "True", needs=("openai",)),

@@ -40,6 +40,15 @@ def test_every_yaml_block_is_yaml() -> None:
             assert yaml.safe_load(block.code), block.key
 
 
+def test_the_configuration_of_continue_has_all_that_its_schema_requires() -> None:
+    """`packages/config-yaml/src/schemas/index.ts` of continuedev/continue refuses a file without these."""
+    yaml = pytest.importorskip("yaml")
+    (shown,) = [block for block in BLOCKS.values() if "provider: openai\n" in block.code]
+    found = yaml.safe_load(shown.code)
+    assert found.keys() >= {"name", "version", "schema", "models"}
+    assert all(each.keys() >= {"name", "provider", "model"} for each in found["models"])
+
+
 def _commands() -> Iterator[tuple[str, str]]:
     for (page, language, _), block in BLOCKS.items():
         if language in COMMANDS:
@@ -53,6 +62,10 @@ def test_every_command_is_one_with_these_options(page: str, line: str) -> None:
     command: click.Command = midstream_command
     context = click.Context(command, info_name="midstream", resilient_parsing=True)
     while isinstance(command, click.Group) and words:
+        if command.invoke_without_command:  # its own options stand before the name of a command
+            _, words, _ = command.make_parser(context).parse_args([*words])
+            if not words:
+                return
         name, found, words = command.resolve_command(context, words)
         assert found is not None, name
         command, context = found, click.Context(found, context, name, resilient_parsing=True)

@@ -37,7 +37,12 @@ pytestmark = pytest.mark.slow
 
 WAIT_S = 60.0
 NODE = shutil.which("node")
-FRAMEWORKS = ROOT / ".venv-peers-durable" / "bin" / "python"
+APART = {
+    "main": (Path(sys.executable), ""),
+    "frameworks": (ROOT / ".venv-peers-durable" / "bin" / "python", "make contract"),
+    "a2a": (Path(sys.prefix, "a2a", "bin", "python"), "make .venv/.a2a"),
+}
+"""The interpreter of each environment, and what makes it."""
 CLIENT_JS = ROOT / "src" / "midstream" / "server" / "static" / "client" / "midstream.js"
 TALKING = [program for program in TABLE if program.talks_to]
 ONCE_FOR_ALL = [program for program in TALKING if program.talks_to not in POOLED]
@@ -179,8 +184,9 @@ def _fits(program: Program, out: str) -> bool:
 def _check_environment(program: Program) -> None:
     for module in program.needs:
         pytest.importorskip(module)
-    if program.environment == "frameworks" and not FRAMEWORKS.exists():
-        pytest.skip("the frameworks are in their own environment: `make contract`")
+    python, made_by = APART[program.environment]
+    if not python.exists():
+        pytest.skip(f"what this needs is in an environment of its own: `{made_by}`")
     if program.language == "js" and NODE is None:
         pytest.skip("JavaScript is run by node (20 or newer), which is not here")
 
@@ -192,7 +198,7 @@ def _write(folder: Path, program: Program, url: str) -> list[str]:
     printed = [BLOCKS[program.page, program.language, number].code for number in program.blocks]
     code = "\n".join([program.before, *printed, program.then]).replace(URL, url)
     if program.language == "python":
-        python = FRAMEWORKS if program.environment == "frameworks" else Path(sys.executable)
+        python, _ = APART[program.environment]
         (folder / "program.py").write_text(code)
         return [str(python), "program.py"]
     assert NODE is not None

@@ -213,12 +213,30 @@ def _upstreams(shell: Shell, *gateways: str) -> None:
         assert models["object"] == "list"
 
 
+def _users(shell: Shell, *lines: str) -> None:
+    """Give two users keys, let one request an answer, and read what has been used."""
+    adding, other_adding, listing, revoking, usage, other_usage = lines
+    with shell.serving("midstream gateway --upstream scripted"):
+        key = shell.run(adding).strip()
+        shell.run(other_adding)
+        assert [line.split("\t")[1] for line in shell.run(listing).splitlines()] == ["ada", "eve"]
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]})
+        curl = f"curl -s -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
+        answer = f"{curl} {shell.url}/v1/chat/completions -d '{body}'"
+        assert json.loads(shell.run(answer))["choices"][0]["message"]["content"] == "You said: hello"
+        assert "1 key revoked" in shell.run(revoking)
+        assert json.loads(shell.run(answer))["error"]["code"] == "invalid_api_key"
+        assert shell.run(usage).split("\t")[:2] == ["ada", "1"]
+    with shell.serving("midstream gateway --upstream scripted --store gateway.db"):
+        assert shell.run(other_usage) == ""
+
+
 def _gateway_file(shell: Shell, gateway: str) -> None:
     """Start it with the file of options, and the file of MCP servers, that the page shows."""
     pytest.importorskip("claude_agent_sdk")
     shell.environment["MAIL_TOKEN"] = "t"
     (shell.folder / "project").mkdir()
-    (shell.folder / "gateway.toml").write_text(BLOCKS["gateway.md", "toml", 1].code)
+    (shell.folder / "gateway.toml").write_text(BLOCKS["gateway.md", "toml", 2].code)
     (shell.folder / "mcp.json").write_text(BLOCKS["gateway.md", "json", 1].code)
     (shell.folder / "gateway.key").write_text("the-key-of-our-clients\n")
     (shell.folder / "gateway.key").chmod(0o600)
@@ -228,6 +246,26 @@ def _gateway_file(shell: Shell, gateway: str) -> None:
         )
     assert models["object"] == "list"
     assert (shell.folder / "gateway.db").exists()
+
+
+def _several_models(shell: Shell, gateway: str) -> None:
+    """Start it with the tables that the page shows; one of its models answers."""
+    for package in ("claude_agent_sdk", "openai"):
+        pytest.importorskip(package)
+    shell.environment["TEAM_OPENAI_KEY"] = "k"
+    (shell.folder / "project").mkdir()
+    (shell.folder / "models.toml").write_text(BLOCKS["gateway.md", "toml", 3].code)
+    (shell.folder / "gateway.key").write_text("the-key-of-our-clients\n")
+    (shell.folder / "gateway.key").chmod(0o600)
+    with shell.serving(gateway):
+        curl = f"curl -s -H 'Authorization: Bearer the-key-of-our-clients' {shell.url}/v1"
+        models = json.loads(shell.run(f"{curl}/models"))
+        body = json.dumps({"model": "try", "messages": [{"role": "user", "content": "hello"}]})
+        answer = json.loads(
+            shell.run(f"{curl}/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+        )
+    assert {each["id"] for each in models["data"]} == {"coder", "gpt", "qwen3", "try"}
+    assert answer["choices"][0]["message"]["content"] == "You said: hello"
 
 
 def _targets(shell: Shell, *lines: str) -> None:
@@ -297,20 +335,28 @@ RUN: dict[tuple[Key, ...], Callable[..., None]] = {
     (("encryption.md", "", 1),): _decrypted_outside,
     (("encryption.md", "", 2),): _encrypted_for_clients,
     (("gateway.md", "", 0),): _upstreams,
-    (("gateway.md", "", 2),): _gateway_file,
+    (("gateway.md", "", 1), ("gateway.md", "", 2)): _users,
+    (("gateway.md", "", 4),): _gateway_file,
+    (("gateway.md", "", 5),): _several_models,
     (("security.md", "sh", 0),): _security,
     (("security.md", "sh", 1),): _verified,
 }
 NOT_RUN = {
     ("README.md", "", 1): "nothing is published yet: tests/test_extras.py",
     ("doctor.md", "", 0): "output on one reader's files: tests/cli/test_doctor.py",
-    ("gateway.md", "", 1): "another vendor's program: its API is tests/dialects",
+    (
+        "durable-streams.md",
+        "sh",
+        0,
+    ): "an address that is nowhere: tests/dialects/test_plain_streams.py sends the body",
+    ("gateway.md", "", 3): "another vendor's program: its API is tests/dialects",
     (
         "jetstream.md",
         "",
         0,
     ): "a configuration: tests/store/jetstream/test_stream_setup.py gives it to a server",
     ("mcp.md", "", 0): "a package of another registry: tests/cli/test_mcp_servers.py serves with --mcp",
+    ("mcp-server.md", "", 0): "another vendor's program: tests/dialects/test_mcp_kills.py has a client",
     ("postgresql.md", "", 0): "a configuration: tests/fault/test_postgres_recovery.py gives it to a server",
     ("postgresql.md", "", 1): "a configuration: tests/fault/test_postgres_recovery.py gives it to a server",
     ("network.md", "", 0): "output behind one proxy: tests/cli/test_network.py",

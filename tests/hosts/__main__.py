@@ -1,6 +1,7 @@
-"""Play every situation with every program as an unmodified client of the gateway, and print the table.
+"""Play every situation with every program as an unmodified client of the gateway, and print and write the table.
 
     python -m tests.hosts [--programs claude,codex] [--situations "two turns with a tool"] [--times 3] [--seed SEED]
+                          [--write docs/reference/hosts.md]
 
 The programs stand in the folder that `make agents` installs; a missing one is named and left out.
 """
@@ -16,16 +17,17 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from midstream.version import __version__
 from tests.hosts.host_programs import PROGRAMS, HostProgram
 from tests.hosts.host_situations import SITUATIONS, HostRun, place_in
 from tests.hosts.line_cuts import Relay
 from tests.programs.gateway_process import TOKEN, GatewayProcess
 from tests.programs.model_server import ModelServer
 from tests.programs.programs import Place, Program
-from tests.programs.situations import Verdict
 
 LIMIT_S = 900.0
 
@@ -51,7 +53,7 @@ UPSTREAM = Program(
 )
 
 
-async def play(program: HostProgram, name: str, folder: Path, chance: random.Random) -> Verdict:
+async def play(program: HostProgram, name: str, folder: Path, chance: random.Random) -> HostRun:
     """Play one situation in a new folder, and judge it. The folder is left only if the situation did not hold."""
     model = ModelServer(folder / "ledger", continues=True)
     await model.start()
@@ -77,7 +79,7 @@ async def play(program: HostProgram, name: str, folder: Path, chance: random.Ran
     run.check(TOKEN not in log, "the key is in the gateway's log")
     if not run.verdict.faults:
         shutil.rmtree(folder, ignore_errors=True)
-    return run.verdict
+    return run
 
 
 def main(arguments: list[str]) -> int:
@@ -88,10 +90,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--times", type=int, default=1, help="of each situation (1)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--json", type=Path, help="write the table to this file too")
+    parser.add_argument("--write", type=Path, help="write the page of the documentation to this file too")
     given = parser.parse_args(arguments)
     _print(f"--seed {given.seed}")
     faults = 0
-    table: dict[str, dict[str, list[Verdict]]] = {}
+    table: dict[str, dict[str, list[HostRun]]] = {}
     for program_name in given.programs.split(","):
         program = PROGRAMS[program_name]
         if not program.is_installed:
@@ -102,25 +105,98 @@ def main(arguments: list[str]) -> int:
             for _ in range(given.times):
                 started = time.monotonic()
                 folder = Path(tempfile.mkdtemp(prefix=f"host-{program_name}-"))
-                verdict = asyncio.run(play(program, name, folder, chance))
-                table.setdefault(program_name, {}).setdefault(name, []).append(verdict)
+                run = asyncio.run(play(program, name, folder, chance))
+                verdict = run.verdict
+                table.setdefault(program_name, {}).setdefault(name, []).append(run)
                 faults += bool(verdict.faults)
                 mark = "FAULT" if verdict.faults else "held"
                 took = time.monotonic() - started
                 notes = [*verdict.facts, *verdict.faults, *([str(folder)] if verdict.faults else [])]
                 _print(f"{program_name:10} {name:30} {mark:6} {took:5.1f} s  {'; '.join(notes)}")
-    total = sum(len(verdicts) for cells in table.values() for verdicts in cells.values())
-    _print(f"{total} cells, {faults} with faults")
+    total = sum(run.is_played for cells in table.values() for runs in cells.values() for run in runs)
+    _print(f"{total} played, {faults} with faults")
+    is_whole = [*table] == [*PROGRAMS] and all([*cells] == [*SITUATIONS] for cells in table.values())
+    if given.write and not is_whole:
+        _print(f"{given.write} is not written: it has all programs and all situations")
+    elif given.write:
+        given.write.write_text(page_of(table, seed=given.seed), encoding="utf-8")
     if given.json:
         told = {
             program: {
-                name: {"played": len(all_), "faults": [fault for each in all_ for fault in each.faults]}
+                name: {
+                    "played": len(all_),
+                    "faults": [fault for each in all_ for fault in each.verdict.faults],
+                }
                 for name, all_ in cells.items()
             }
             for program, cells in table.items()
         }
         given.json.write_text(json.dumps({"seed": given.seed, "result": told}, indent=1) + "\n")
     return 1 if faults else 0
+
+
+PAGE = """# Client applications at the gateway
+
+`make hosts` plays these situations with unmodified programs that people run, as clients of `midstream gateway` in
+front of a scripted model server on this machine, and writes this page. Their settings are the blocks of
+[the guide](../guides/gateway.md#client-applications). Each run is judged by what the model server was sent (each
+message once, behind the right ones) and by what the program showed (each word once, in order). The line between program
+and gateway is cut at a random byte; the gateway is killed by SIGKILL.
+
+| program | version |
+| --- | --- |
+{versions}
+| midstream | {version} |
+
+| situation | {names} |
+| --- | {lines} |
+{rows}
+
+{total} runs on {day}, {faults} with faults (seed {seed}). A dash: the program has no such thing without a terminal.
+
+Continue repeats a request whose connection was lost, and shows the words that it had before the cut, too. The model is
+not asked for the answer again.
+{failed}"""
+
+
+def page_of(table: Mapping[str, Mapping[str, Sequence[HostRun]]], *, seed: int) -> str:
+    """Return the page with the results."""
+    runs = [run for cells in table.values() for runs in cells.values() for run in runs if run.is_played]
+    rows = [
+        " | ".join(
+            [
+                f"| {name}",
+                *(_cell(cells[name]) if name in cells else "-" for cells in table.values()),
+            ]
+        )
+        + " |"
+        for name in SITUATIONS
+    ]
+    failed = [
+        f"\n- {program}, {name}: {fault}"
+        for program, cells in table.items()
+        for name, all_ in cells.items()
+        for run in all_
+        for fault in run.verdict.faults
+    ]
+    return PAGE.format(
+        versions="\n".join(f"| {name} | {PROGRAMS[name].version()} |" for name in table),
+        version=__version__,
+        names=" | ".join(table),
+        lines=" | ".join("---" for _ in table),
+        rows="\n".join(rows),
+        total=len(runs),
+        day=time.strftime("%Y-%m-%d", time.gmtime()),
+        faults=sum(bool(run.verdict.faults) for run in runs),
+        seed=seed,
+        failed="".join([*failed, "\n"]) if failed else "",
+    )
+
+
+def _cell(runs: Sequence[HostRun]) -> str:
+    played = [run for run in runs if run.is_played]
+    held = sum(not run.verdict.faults for run in played)
+    return f"{held} of {len(played)} held" if played else "-"
 
 
 def _print(text: str) -> None:

@@ -1,19 +1,29 @@
-"""Agent programs that people run, unmodified, as clients of the gateway: their settings, and how a message is sent."""
+"""Agent programs that people run, unmodified, as clients of the gateway: their settings, and how a message is sent.
+
+The settings are the blocks of the guide, with another address and another key.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
+from tests.house.source import ROOT
 from tests.programs.gateway_process import OFFLINE, TOKEN
-from tests.programs.programs import CODEX_SETTINGS, Place
+from tests.programs.programs import Place
 
+CODEX_KEY = "MIDSTREAM_KEY"
+"""The variable of the key, as the guide has it."""
+FEW_TOKENS = 12
+"""Tokens of a conversation above which Codex compacts it: fewer than each answer of the model server counts."""
 MCP_SERVER = Path(__file__).parents[1] / "programs" / "mcp_server.py"
+GUIDE = ROOT / "docs" / "guides" / "gateway.md"
 INSTALLED = Path(os.environ.get("AGENT_PROGRAMS", ".venv/agents")).resolve()
 
 
@@ -26,6 +36,10 @@ class HostProgram(Struct, frozen=True):
         env: Variables by which it finds the gateway at this URL.
         prepare: Writes its settings for the gateway at this URL.
         has_sub_agents: Its model is offered a tool that starts a sub-agent.
+        compacts: Lets the conversation be compacted before the next message: returns what is to be sent for that, or ""
+            for nothing. None if no setting or command of it does that without a terminal.
+        requests_titles: It requests a title for a conversation.
+        keeps_cut_words: It shows the words that it had before a cut, and then the whole of the repeated answer.
     """
 
     name: str
@@ -34,6 +48,16 @@ class HostProgram(Struct, frozen=True):
     env: Callable[[Place, str], Mapping[str, str]]
     prepare: Callable[[Place, str], None]
     has_sub_agents: bool = False
+    compacts: Callable[[Place], str] | None = None
+    requests_titles: bool = False
+    keeps_cut_words: bool = False
+
+    def version(self) -> str:
+        """Return the version that it reports."""
+        done = subprocess.run(
+            [self.path(), "--version"], capture_output=True, text=True, timeout=60, check=True
+        )
+        return next(word for word in done.stdout.split() if word[0].isdigit())
 
     @property
     def is_installed(self) -> bool:
@@ -58,6 +82,15 @@ def environment(program: HostProgram, place: Place, url: str) -> dict[str, str]:
     }
 
 
+def guide_block(heading: str, language: str, url: str) -> str:
+    """Return the block of the guide below a heading, for the gateway at this URL."""
+    page = GUIDE.read_text(encoding="utf-8")
+    section = page.partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
+    block = section.partition(f"```{language}\n")[2].partition("```")[0]
+    assert "http://127.0.0.1:8100" in block, f"the guide has no such block for {heading}"
+    return block.replace("http://127.0.0.1:8100", url).replace("KEY", TOKEN)
+
+
 def _claude_env(_: Place, url: str) -> Mapping[str, str]:
     return {
         "ANTHROPIC_BASE_URL": url,
@@ -79,37 +112,42 @@ def _codex_arguments(words: str, is_continued: bool) -> list[str]:  # noqa: FBT0
 def _codex_settings(place: Place, url: str) -> None:
     folder = place.home / ".codex"
     folder.mkdir(parents=True, exist_ok=True)
-    settings = CODEX_SETTINGS.format(url=url, policy="never", sandbox="danger-full-access")
+    block = guide_block("Codex", "toml", url).replace(f"MIDSTREAM_{TOKEN}", CODEX_KEY)
+    rights = ['approval_policy = "never"', 'sandbox_mode = "danger-full-access"']
     server = {"command": sys.executable, "args": [str(MCP_SERVER)]}
     lines = [f"{name} = {json.dumps(value)}" for name, value in server.items()]
-    (folder / "config.toml").write_text("\n".join([settings, "[mcp_servers.weather]", *lines, ""]))
+    (folder / "config.toml").write_text("\n".join([*rights, block, "[mcp_servers.weather]", *lines, ""]))
+
+
+def _codex_compacts(place: Place) -> str:
+    file = place.home / ".codex" / "config.toml"
+    file.write_text(f"model_auto_compact_token_limit = {FEW_TOKENS}\n{file.read_text()}")
+    return ""
 
 
 def _codex_env(place: Place, _: str) -> Mapping[str, str]:
-    return {"CODEX_HOME": str(place.home / ".codex"), "SCRIPTED_KEY": TOKEN}
+    return {"CODEX_HOME": str(place.home / ".codex"), CODEX_KEY: TOKEN}
 
 
 def _opencode_arguments(words: str, is_continued: bool) -> list[str]:  # noqa: FBT001 - see HostProgram
-    return ["run", *(["-c"] if is_continued else []), words]
+    return ["run", "-m", "midstream/agent", *(["-c"] if is_continued else []), words]
 
 
 def _opencode_settings(place: Place, url: str) -> None:
     folder = place.home / ".config" / "opencode"
     folder.mkdir(parents=True, exist_ok=True)
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "gateway",
-        "options": {"baseURL": f"{url}/v1", "apiKey": TOKEN},
-        "models": {"m": {"name": "m", "limit": {"context": 200000, "output": 8000}}},
-    }
-    settings = {
-        "model": "gateway/m",
-        "small_model": "gateway/m",
-        "autoupdate": False,
-        "share": "disabled",
-        "provider": {"gateway": provider},
-    }
-    (folder / "opencode.json").write_text(json.dumps(settings))
+    block = json.loads(guide_block("opencode", "json", url))
+    (folder / "opencode.json").write_text(json.dumps({**block, "autoupdate": False, "share": "disabled"}))
+
+
+def _continue_arguments(words: str, is_continued: bool) -> list[str]:  # noqa: FBT001 - see HostProgram
+    return ["-p", "--auto", *(["--resume"] if is_continued else []), words]
+
+
+def _continue_settings(place: Place, url: str) -> None:
+    folder = place.home / ".continue"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(guide_block("Continue", "yaml", url))
 
 
 PROGRAMS = {
@@ -122,6 +160,7 @@ PROGRAMS = {
             _claude_env,
             lambda place, url: None,
             has_sub_agents=True,
+            compacts=lambda place: "/compact",
         ),
         HostProgram(
             "codex",
@@ -129,6 +168,7 @@ PROGRAMS = {
             _codex_arguments,
             _codex_env,
             _codex_settings,
+            compacts=_codex_compacts,
         ),
         HostProgram(
             "opencode",
@@ -137,6 +177,15 @@ PROGRAMS = {
             lambda place, url: {},
             _opencode_settings,
             has_sub_agents=True,
+            requests_titles=True,
+        ),
+        HostProgram(
+            "continue",
+            lambda: INSTALLED / "node" / "node_modules" / ".bin" / "cn",
+            _continue_arguments,
+            lambda place, url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
+            _continue_settings,
+            keeps_cut_words=True,
         ),
     )
 }

@@ -40,6 +40,7 @@ class HostRun(Struct):
     relay: Relay
     chance: random.Random
     verdict: Verdict = field(default_factory=Verdict)
+    is_played: bool = True
 
     async def send(self, words: str, *, is_continued: bool = False, place: Place | None = None) -> str:
         """Send a message with the program, at another place where one is given; return its standard output."""
@@ -67,10 +68,24 @@ class HostRun(Struct):
         if not holds:
             self.verdict.faults.append(fault)
 
-    def shown_once(self, screen: str, directive_id: str, count: int) -> None:
-        """Check that a screen has so many words of an answer, each once and in order."""
+    def not_played(self, reason: str) -> None:
+        """Leave the situation out."""
+        self.is_played = False
+        self.verdict.facts.append(reason)
+
+    def shown_once(self, screen: str, directive_id: str, count: int, *, is_cut: bool = False) -> None:
+        """Check that a screen has so many words of an answer, each once and in order.
+
+        Args:
+            is_cut: The answer was cut; some programs show the words before the cut, too.
+        """
         words = [word for word in screen.split() if word.startswith(f"R{directive_id}.")]
         expected = [f"R{directive_id}.{place}" for place in range(count)]
+        before = len(words) - count
+        if is_cut and self.program.keeps_cut_words and before > 0:
+            self.check(words[:before] == expected[:before], "the words before the cut are others")
+            self.verdict.facts.append(f"shows {before} words before the cut once more")
+            words = words[before:]
         self.check(words == expected, f"the screen has {_shorten(words)}, not {_shorten(expected)}")
 
     def asked(self, directive_id: str, *before: str, times: int = 1) -> None:
@@ -140,7 +155,7 @@ async def _cut(run: HostRun, way: Way) -> None:
     screen = await run.send(f"Q1 {{say {LONG}}}")
     run.verdict.facts.append(f"after {after} bytes")
     run.check(run.relay.cut.is_done, "the line was not cut")
-    run.shown_once(screen, "1", LONG)
+    run.shown_once(screen, "1", LONG, is_cut=True)
     run.asked("1")
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
     run.asked("2", "1")
@@ -163,7 +178,7 @@ async def killed_in_answer(run: HostRun) -> None:
     await World().sleep(run.chance.uniform(0.2, 0.9))
     await run.gateway.kill()
     await run.restart()
-    run.shown_once(await sending, "1", LONG)
+    run.shown_once(await sending, "1", LONG, is_cut=True)
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
     run.asked("2", "1")
 
@@ -181,7 +196,7 @@ async def killed_between_turns(run: HostRun) -> None:
 async def sub_agent(run: HostRun) -> None:
     """The model starts a sub-agent, whose messages are no part of the main conversation."""
     if not run.program.has_sub_agents:
-        run.verdict.facts.append("starts none by this tool")
+        run.not_played("starts none by this tool")
         return
     run.check("R1.done" in await run.send("Q1 {agent}"), "the main agent did not end")
     run.asked("1s")
@@ -192,7 +207,7 @@ async def sub_agent(run: HostRun) -> None:
 async def mcp_tool(run: HostRun) -> None:
     """The model calls a tool of an MCP server of the program; Codex declares it in a namespace."""
     if run.program.name != "codex":
-        run.verdict.facts.append("only played with codex")
+        run.not_played("only played with codex")
         return
     run.check("R1.done" in await run.send("Q1 {look}"), "the tool was not called")
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
@@ -201,13 +216,31 @@ async def mcp_tool(run: HostRun) -> None:
 
 async def compaction(run: HostRun) -> None:
     """The conversation is compacted, and goes on."""
-    if run.program.name != "claude":
-        run.verdict.facts.append("has no command for it")
+    if run.program.compacts is None:
+        run.not_played("has no command for it without a terminal")
         return
     run.shown_once(await run.send("Q1 {say 3}"), "1", 3)
-    await run.send("/compact", is_continued=True)
+    if command := run.program.compacts(run.place):
+        await run.send(command, is_continued=True)
+    before = len(run.model.requests)
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
     run.check(len(run.model.main("2")) == 1, "Q2 was not sent to the model once")
+    summaries = [each for each in run.model.requests if not each.is_main and "1" in each.ids]
+    run.check(
+        command or summaries, f"no summary was requested in {len(run.model.requests) - before} requests"
+    )
+
+
+async def title(run: HostRun) -> None:
+    """The program requests a title beside the conversation, which has it in none of its requests."""
+    if not run.program.requests_titles:
+        run.not_played("requests none without a terminal")
+        return
+    run.shown_once(await run.send("Q1 {say 3}"), "1", 3)
+    run.check(any(not each.is_main for each in run.model.requests), "no title was requested")
+    run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
+    run.asked("1")
+    run.asked("2", "1")
 
 
 SITUATIONS: dict[str, HostSituation] = {
@@ -220,6 +253,7 @@ SITUATIONS: dict[str, HostSituation] = {
     "sub-agent": sub_agent,
     "tool of an MCP server": mcp_tool,
     "compaction": compaction,
+    "title": title,
 }
 
 

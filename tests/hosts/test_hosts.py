@@ -24,10 +24,11 @@ pytestmark = [
         ("claude", "gateway killed in an answer"),
         ("codex", "line cut by reset"),
         ("codex", "tool of an MCP server"),
+        ("codex", "compaction"),
     ],
 )
 async def test_an_unmodified_program_goes_through_the_situation(
     program: str, situation: str, tmp_path: Path
 ) -> None:
-    verdict = await play(PROGRAMS[program], situation, tmp_path, random.Random(f"{program} {situation}"))
-    assert verdict.faults == [], verdict
+    run = await play(PROGRAMS[program], situation, tmp_path, random.Random(f"{program} {situation}"))
+    assert (run.is_played, run.verdict.faults) == (True, []), run.verdict

@@ -31,6 +31,7 @@ BINARY = {".db", ".gif", ".ico", ".jpg", ".png", ".webp", ".woff2"}
 
 def test_the_pins_are_these_files() -> None:
     assert [path.name for path in PINS] == [
+        "a2a.txt",
         "agents.txt",
         "base.txt",
         "build.txt",
@@ -68,13 +69,20 @@ def test_the_pins_of_this_environment_leave_nothing_out_but_on_purpose() -> None
     assert [line for line in broken if not line.endswith(LEFT_OUT)] == []
 
 
-def test_every_npm_pin_has_a_version_and_a_hash_and_no_address() -> None:
-    lock = (ROOT / "tests" / "oracles" / "node" / "package-lock.json").read_text(encoding="utf-8")
-    packages = {name: package for name, package in json.loads(lock)["packages"].items() if name}
-    assert [
-        name for name, package in packages.items() if not package["integrity"].startswith("sha512-")
-    ] == []
-    assert "node_modules/ai" in packages, "nothing was looked at"
+@pytest.mark.parametrize(
+    ("folder", "package"),
+    [
+        ("tests/oracles/node", "ai"),
+        ("tests/dialects/node", "ai"),
+        ("examples/ai_sdk", "ai"),
+        ("tests/compliance/node", "zod"),
+    ],
+)
+def test_every_npm_pin_has_a_version_and_a_hash_and_no_address(folder: str, package: str) -> None:
+    lock = (ROOT / folder / "package-lock.json").read_text(encoding="utf-8")
+    packages = {name: found for name, found in json.loads(lock)["packages"].items() if name}
+    assert [name for name, found in packages.items() if not found["integrity"].startswith("sha512-")] == []
+    assert f"node_modules/{package}" in packages, "nothing was looked at"
     assert "://" not in lock
 
 

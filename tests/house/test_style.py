@@ -69,6 +69,13 @@ CHANCE = re.compile(r"random\.(?!Random$)\w+|secrets\.\w+|uuid\.uuid[14]|os\.ura
 SETTINGS_OF_ALL = {"derandomize", "database", "deadline", "print_blob"}
 # Test file: why nothing that it draws decides whether it fails.
 MAY_DRAW: dict[str, str] = {
+    "tests/dialects/acp_kills.py": "only `make dialects` draws its seed, and prints it",
+    "tests/dialects/a2a_kills.py": "only `make dialects` draws its seed, and prints it",
+    "tests/dialects/ag_ui_cuts.py": "only `make dialects` draws its seed, and prints it",
+    "tests/dialects/langgraph_stream.py": "only `make dialects` draws its seed, and prints it",
+    "tests/dialects/mcp_kills.py": "only `make dialects` draws its seed, and prints it",
+    "tests/dialects/plain_streams.py": "only `make dialects` draws its seed, and prints it",
+    "tests/dialects/ui_stream.py": "only `make dialects` draws its seed, and prints it",
     "tests/hosts/__main__.py": "only `make hosts` draws its seed, and prints it",
     "tests/fault/test_nodes.py": "only `make fault` draws its seed, and prints it",
     "tests/fault/test_postgres_nodes.py": "likewise",

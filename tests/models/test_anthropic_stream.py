@@ -18,6 +18,7 @@ from midstream.errors import (
     ModelAccessError,
     ModelError,
     ModelFilteredError,
+    ModelOverloadedError,
     ModelRejectedError,
     ModelStalledError,
     ModelUnavailableError,
@@ -255,7 +256,7 @@ def test_the_rules_of_other_servers_are_read_too() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        ({"type": "overloaded_error", "message": "Overloaded"}, ModelUnavailableError),
+        ({"type": "overloaded_error", "message": "Overloaded"}, ModelOverloadedError),
         ({"type": "api_error", "message": "x"}, ModelUnavailableError),
         ({"type": "timeout_error", "message": "x"}, ModelStalledError),
         ({"type": "authentication_error", "message": "x"}, ModelAccessError),

@@ -14,6 +14,8 @@ from midstream.errors import (
     ModelError,
     ModelFilteredError,
     ModelForgotError,
+    ModelOverloadedError,
+    ModelRateLimitedError,
     ModelStalledError,
     ModelUnavailableError,
     UsageError,
@@ -181,7 +183,7 @@ async def test_what_the_filter_left_is_kept_and_nothing_left_is_an_error() -> No
         (event("failed", response={"error": {"code": "invalid_api_key"}}), ModelAccessError),
         (event("failed", response={"error": {"code": "bio_policy"}}), ModelFilteredError),
         (event("cancelled", response={}), ModelUnavailableError),
-        ({"type": "error", "code": "rate_limit_exceeded", "message": "x"}, ModelUnavailableError),
+        ({"type": "error", "code": "rate_limit_exceeded", "message": "x"}, ModelRateLimitedError),
         ({"type": "error", "error": {"type": "authentication_error"}}, ModelAccessError),
     ],
 )
@@ -240,7 +242,7 @@ async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter_and_ca
     assert [body["prompt_cache_key"] for body in server.bodies] == [cache_key_of("s1")] * 2
 
 
-@pytest.mark.parametrize(("status", "kind"), [(401, ModelAccessError), (503, ModelUnavailableError)])
+@pytest.mark.parametrize(("status", "kind"), [(401, ModelAccessError), (503, ModelOverloadedError)])
 async def test_a_refusal_is_typed(status: int, kind: type[ModelError]) -> None:
     assert type(await error_from(HELLO, Link(status=status))) is kind
 

@@ -357,7 +357,7 @@ async def test_bytes_that_come_unasked_cost_the_connection() -> None:
 async def test_the_head_has_all_that_a_server_needs_and_no_more() -> None:
     async with scripted(WHOLE, WHOLE, headers={"X-Mine": "a", "User-Agent": "mine"}) as (peer, provider):
         await _words(provider)
-        with_password = peer.url.replace("127", "me:pass%40word@127")
+        with_password = peer.url.replace("127", "me:pass%40word@127", 1)
         other = Provider(with_password, "m", headers={"Accept-Encoding": "gzip"}, world=World())
         await _words(other)
         await other.aclose()

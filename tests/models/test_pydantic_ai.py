@@ -31,6 +31,8 @@ from midstream.errors import (
     ModelError,
     ModelFilteredError,
     ModelMissingError,
+    ModelQuotaError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelUnavailableError,
     UsageError,
@@ -397,9 +399,9 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (refusal(429, {"message": "slow down"}, **{"retry-after": "3"}), ModelUnavailableError),
+        (refusal(429, {"message": "slow down"}, **{"retry-after": "3"}), ModelRateLimitedError),
         (refusal(500), ModelUnavailableError),
-        (refusal(429, {"message": "pay first", "code": "insufficient_quota"}), ModelAccessError),
+        (refusal(429, {"message": "pay first", "code": "insufficient_quota"}), ModelQuotaError),
         (refusal(400), ModelRejectedError),
         (refusal(401), ModelAccessError),
         (refusal(400, {"message": "long", "code": "context_length_exceeded"}), ContextOverflowError),

@@ -27,13 +27,31 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     """
     if case.query and str(case.query.get("wait")).isdecimal() and 1 < int(case.query["wait"]) <= WAIT_S_MAX:
         case.query["wait"] = 1  # as good as any other, and within the patience of a search
+    if case.query and "stream_mode" in case.query:
+        case.query["stream_mode"] = "values"  # a list as one text has no form that a schema can say
     if isinstance(case.body, dict):
         case.body = _without_point(case.body)
+    if case.path == "/v1/chat" and isinstance(case.body, dict):
+        _begin_turn(case.body)
+    if case.path == "/v1/ag-ui" and isinstance(case.body, dict):
+        _begin_ag_ui(case.body)
+    if case.path == "/v1/mcp" and isinstance(case.body, dict) and case.body.get("jsonrpc") == "2.0":
+        case.body |= {"id": 1, "method": "initialize"}  # all else needs the session that this begins
+    if case.path.startswith("/v1/a2a"):
+        _begin_task(case)
+    if case.path.startswith("/v1/langgraph/") and isinstance(case.body, dict):
+        _begin_run(case.body)
+    if case.path.endswith("/{subscription}") and isinstance(case.body, dict):
+        _begin_subscription(case.body)
     headers = case.headers
+    if case.path == "/v1/stream/{stream}" and case.method == "POST":
+        headers["stream-closed"] = "true"  # without it a body is needed, which has any form
     headers.pop("x-schemathesis-unknown-property", None)  # HTTP lets anybody send headers of their own
     for name in ("last-event-id", "x-idempotency-event-id"):
         if headers.get(name) == "":  # stands for none, which a format cannot say
             del headers[name]
+    if case.path == "/v1/mcp" and case.method == "GET":
+        headers.setdefault("last-event-id", "x.0")  # without one there is nothing to read
     if isinstance(case.body, dict) and case.body.get("type") == "command" and not headers.get(KEY):
         headers[KEY] = "k"
     if headers.get(KEY):
@@ -41,6 +59,79 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
             headers[SECRET] = "s" * 43
         if case.method == "POST" and len(headers[KEY]) <= KEY_CHARS_MAX:
             headers[KEY] = f"{headers[KEY]}-{next(_numbers)}"[-KEY_CHARS_MAX:]
+
+
+def _begin_turn(body: dict[str, Any]) -> None:
+    """Let a chat that has the form of one end with a new message of its user, which no schema can say."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(_is_message(each) for each in messages):
+        return
+    words = {"type": "text", "text": "hi"}
+    messages[-1] = {"id": f"m{next(_numbers)}", "role": "user", "parts": [words]}
+
+
+def _begin_subscription(body: dict[str, Any]) -> None:
+    """Let a subscription have what its type needs, which no schema can say."""
+    body.setdefault("pattern", "a/*")
+    if body["pattern"] == "":
+        body["pattern"] = "a/*"
+    if body.get("type") == "webhook":
+        webhook = body.setdefault("webhook", {"url": ""})
+        if webhook is None or (isinstance(webhook, dict) and isinstance(webhook.get("url"), str)):
+            body["webhook"] = {"url": "https://1.1.1.1/"}
+    body.setdefault("wake_stream", "pool")
+
+
+def _begin_ag_ui(body: dict[str, Any]) -> None:
+    """Let a thread whose messages have their form end with a new one of its user, which no schema can say."""
+    messages = body.get("messages")
+    if isinstance(messages, list) and messages and all(_has_role(each) for each in messages):
+        body["messages"] = [{"id": f"m{next(_numbers)}", "role": "user", "content": "hi"}]
+
+
+def _begin_task(case: schemathesis.Case) -> None:
+    """Let a request be of the served version, name nothing that no schema can say, and have a message of a user."""
+    case.headers["a2a-version"] = "1.0"
+    for name in {"status", "pageToken", "statusTimestampAfter"} & (case.query or {}).keys():
+        case.query[name] = ""
+    message = case.body.get("message") if isinstance(case.body, dict) else None
+    if (
+        isinstance(message, dict)
+        and message.get("role") == "ROLE_USER"
+        and isinstance(message.get("parts"), list)
+    ):
+        case.body["message"] = {
+            "messageId": f"m{next(_numbers)}",
+            "role": "ROLE_USER",
+            "parts": [{"text": "hi"}],
+        }
+
+
+def _has_role(message: object) -> bool:
+    return isinstance(message, dict) and message.get("role") == "user" and _is_content(message.get("content"))
+
+
+def _is_content(content: object) -> bool:
+    return content is None or isinstance(content, str | list)
+
+
+def _begin_run(body: dict[str, Any]) -> None:
+    """Let a run have a message of its user, or the answers it resumes with, which no schema can say."""
+    if "assistant_id" not in body:
+        return
+    body["input"] = {"messages": [{"id": f"m{next(_numbers)}", "role": "user", "content": "hi"}]}
+    if isinstance(body.get("command"), dict):
+        body["command"].pop("resume", None)
+
+
+def _is_message(value: Any) -> bool:  # noqa: ANN401 - any JSON
+    return (
+        isinstance(value, dict)
+        and value.get("role") in ("system", "user", "assistant")
+        and isinstance(value.get("parts"), list)
+        and all(isinstance(part, dict) for part in value["parts"])
+        and isinstance(value.get("id", ""), str)
+    )
 
 
 def _without_point(value: Any) -> Any:  # noqa: ANN401 - any JSON

@@ -233,6 +233,8 @@ def _from_people(session: Session) -> Iterator[Command]:
     yield SendMessage(say().message, when_busy=WhenBusy.QUEUE)
     yield SendMessage(say().message, timeout_s=30.0)
     yield SendMessage(say().message, timeout_s=30.0, responses_max=1)
+    yield SendMessage(say().message, keep=0, before=(say().message,), turns=turn)
+    yield SendMessage(say().message, keep=0, turns=turn + 1)
     yield from (Withdraw(), Withdraw(session.queued), Withdraw(session.queued + 1))
     yield from (Cancel(), Cancel(turn), CancelExpired(turn), TurnExpired(turn))
     yield from (Resume(), Resume(turn))

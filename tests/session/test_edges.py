@@ -74,7 +74,7 @@ def test_a_transcript_of_a_client_application_closes_whatever_is_open() -> None:
         assert asked.ref.turn == after.turns == before.turns + 1
 
 
-@spec("TURN-1", "TURN-28")
+@spec("TURN-1", "TURN-28", "TURN-91")
 def test_busy_always_refuses_or_queues() -> None:
     taken = {
         (edge.state, edge.records, edge.after) for edge in explored().edges if edge.command == "SendMessage"
@@ -82,6 +82,7 @@ def test_busy_always_refuses_or_queues() -> None:
     busy = STATES - {"Idle"}
     assert taken == {
         ("Idle", ("MessageAccepted", "AttemptStarted"), "AwaitingModel"),
+        ("Idle", ("[journal_moved]",), "Idle"),
         *((state, ("[session_busy]",), state) for state in busy),
         *((state, ("MessageQueued",), state) for state in busy),
     }
@@ -92,6 +93,7 @@ def test_ended_absorbs_all_but_a_message_a_resumption_and_a_late_result() -> Non
     taken = {edge for edge in explored().edges if edge.state == "Idle" and edge.records}
     assert taken == {
         Edge("Idle", "SendMessage", ("MessageAccepted", "AttemptStarted"), "AwaitingModel"),
+        Edge("Idle", "SendMessage", ("[journal_moved]",), "Idle"),
         Edge("Idle", "Resume", ("TurnResumed", "AttemptStarted"), "AwaitingModel"),
         Edge("Idle", "Resume", ("[nothing_to_resume]",), "Idle"),
         Edge("Idle", "Answer", ("[question_closed]",), "Idle"),

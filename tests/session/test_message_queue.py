@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from midstream.errors import (
     MalformedFrameError,
@@ -20,6 +21,7 @@ from midstream.session.references import CallRef
 from midstream.session.session import (
     QUEUE_MAX,
     Received,
+    Session,
     decide,
     fold,
 )
@@ -112,3 +114,33 @@ def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
     received = Received("s", "secret", 1, "d1", ended("a", "late"))
     assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, received, epoch=1, at=AT))
     assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, received, epoch=1, at=AT))
+
+
+@spec("TURN-91")
+def test_a_message_brings_the_conversation_that_its_client_has_changed() -> None:
+    session = _live(say("one"), answers("1"), say("two"), answers("2", turn=2))
+    old = session.history.entries
+    others = (UserMessage.of("dos"),)
+    said = SendMessage(UserMessage.of("three"), keep=2, before=others, turns=2)
+    session = _fold(session, said)
+    assert session.history.entries == (*old[:2], *others, said.message)
+    assert (session.turns, session.is_live) == (3, True)
+
+
+@spec("TURN-91")
+def test_what_the_model_is_not_shown_any_more_is_shown_again_where_it_changed() -> None:
+    before = replace(_live(say("one"), answers("1"), say("two"), answers("2", turn=2)), cut=2)
+    assert _fold(before, SendMessage(UserMessage.of("x"), keep=2, turns=2)).cut == 2
+    assert _fold(before, SendMessage(UserMessage.of("x"), keep=1, turns=2)).cut == 0
+
+
+@spec("TURN-91")
+@pytest.mark.parametrize(
+    ("session", "code"),
+    [(_live(say()), "session_busy"), (_live(say(), answers(), say(), answers(turn=2)), "journal_moved")],
+)
+def test_a_change_of_a_conversation_that_went_on_is_refused(session: Session, code: str) -> None:
+    said = SendMessage(UserMessage.of("x"), when_busy=WhenBusy.QUEUE, keep=0, turns=1)
+    with pytest.raises(Refused) as refused:
+        decide(session, said, epoch=1, at=AT)
+    assert refused.value.error.code == code

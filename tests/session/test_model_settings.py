@@ -128,7 +128,7 @@ def test_a_field_of_another_name_is_known_by_it() -> None:
 @pytest.mark.parametrize(
     ("model", "missing"),
     [
-        ("claude-3-5-sonnet-latest", {"effort", "response_format"}),
+        ("claude-3-5-sonnet-latest", {"effort", "response_format", "strict"}),
         ("claude-sonnet-4-5", {"effort"}),
         ("claude-opus-4-6", set()),
         ("claude-sonnet-5", set()),

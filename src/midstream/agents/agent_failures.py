@@ -25,6 +25,10 @@ from midstream.errors import (
     ModelFilteredError,
     ModelForgotError,
     ModelMissingError,
+    ModelNotFoundError,
+    ModelOverloadedError,
+    ModelQuotaError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelRestartedError,
     ModelStalledError,
@@ -65,6 +69,8 @@ class FailureCause(StrEnum):
 CAUSES: dict[type[ModelError], FailureCause] = {
     ModelError: FailureCause.UNKNOWN,
     ModelUnavailableError: FailureCause.UNAVAILABLE,
+    ModelOverloadedError: FailureCause.UNAVAILABLE,
+    ModelRateLimitedError: FailureCause.UNAVAILABLE,
     ModelCutError: FailureCause.UNKNOWN,
     ModelRestartedError: FailureCause.UNAVAILABLE,
     UpstreamBusyError: FailureCause.BUSY,
@@ -78,6 +84,8 @@ CAUSES: dict[type[ModelError], FailureCause] = {
     ContextOverflowError: FailureCause.HOPELESS,
     ModelFilteredError: FailureCause.HOPELESS,
     ModelAccessError: FailureCause.CREDENTIAL,
+    ModelQuotaError: FailureCause.CREDENTIAL,
+    ModelNotFoundError: FailureCause.CREDENTIAL,
     ModelMissingError: FailureCause.HOPELESS,
 }
 """Every class of error, by its meaning (a test looks for missing ones)."""
@@ -93,6 +101,8 @@ class FailureSituation(Struct, frozen=True):
         repeats: How often this message was sent again to this agent because it could not be reached.
         is_forced: It was sent again by force.
         is_anew: This agent was opened because another one had failed in this turn.
+        is_retried: The caller retries by itself, such as a client application behind the gateway. Retries here would
+            multiply those: an SDK with two sends nine messages to a provider that is down.
         was_whole: The answer before this turn came to its end: its provider accepted all that the agent had then.
         idle_s: How long the agent had been silent before this turn, in seconds.
     """
@@ -103,6 +113,7 @@ class FailureSituation(Struct, frozen=True):
     repeats: int = 0
     is_forced: bool = False
     is_anew: bool = False
+    is_retried: bool = False
     was_whole: bool = False
     idle_s: float = 0.0
 
@@ -178,7 +189,7 @@ def _anew(situation: FailureSituation) -> Remedy:
 
 def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
     asked_s = error.retry_after_s or 0.0
-    if asked_s > ATTEMPT_PAUSE_MAX_S:
+    if asked_s > ATTEMPT_PAUSE_MAX_S or situation.is_retried:
         return Fail()
     if not situation.is_taken and situation.repeats < len(AGENT_REPEAT_AFTER_S):
         return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], asked_s))

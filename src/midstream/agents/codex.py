@@ -39,6 +39,9 @@ from midstream.errors import (
     ModelError,
     ModelFilteredError,
     ModelMissingError,
+    ModelOverloadedError,
+    ModelQuotaError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelUnavailableError,
     UpstreamFailedError,
@@ -71,11 +74,11 @@ STOP_S = 5.0
 _GONE_WORDS = ("no rollout found", "is empty", "thread not found", "no such thread")
 _FAULTS: Mapping[str, type[ModelError]] = {
     "contextWindowExceeded": ContextOverflowError,
-    "sessionBudgetExceeded": ModelAccessError,
-    "usageLimitExceeded": ModelUnavailableError,
-    "rateLimitExceeded": ModelUnavailableError,
-    "flexUnavailable": ModelUnavailableError,
-    "serverOverloaded": ModelUnavailableError,
+    "sessionBudgetExceeded": ModelQuotaError,
+    "usageLimitExceeded": ModelRateLimitedError,
+    "rateLimitExceeded": ModelRateLimitedError,
+    "flexUnavailable": ModelOverloadedError,
+    "serverOverloaded": ModelOverloadedError,
     "internalServerError": ModelUnavailableError,
     "httpConnectionFailed": ModelUnavailableError,
     "responseStreamConnectionFailed": ModelUnavailableError,
@@ -622,7 +625,7 @@ def _refusal(error: sdk.JsonRpcError) -> ModelError:
         return UpstreamGoneError(f"codex: {error.message}")
     kind: type[ModelError] = UpstreamFailedError
     if isinstance(error, sdk.ServerBusyError):
-        kind = ModelUnavailableError
+        kind = ModelOverloadedError
     elif isinstance(error, sdk.InvalidRequestError | sdk.InvalidParamsError | sdk.MethodNotFoundError):
         kind = ModelRejectedError
     return kind(f"codex: {error.message}")

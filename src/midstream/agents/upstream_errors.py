@@ -20,6 +20,10 @@ from midstream.errors import (
     ModelError,
     ModelFilteredError,
     ModelMissingError,
+    ModelNotFoundError,
+    ModelOverloadedError,
+    ModelQuotaError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelStalledError,
     ModelUnavailableError,
@@ -34,9 +38,13 @@ _GONE = UpstreamGoneError
 _BUSY = UpstreamBusyError
 _FAILED = UpstreamFailedError
 _LATER = ModelUnavailableError
+_FULL = ModelOverloadedError
+_RATE = ModelRateLimitedError
 _STALL = ModelStalledError
 _NEVER = ModelRejectedError
 _ASK = ModelAccessError
+_QUOTA = ModelQuotaError
+_NO_MODEL = ModelNotFoundError
 _FILTER = ModelFilteredError
 _LONG = ContextOverflowError
 _MISSING = ModelMissingError
@@ -45,11 +53,11 @@ NAMES: Mapping[str, type[ModelError]] = MappingProxyType(
     {
         # Claude: `AssistantMessage.error`, `ResultMessage.subtype`, `.terminal_reason`
         "authentication_failed": _ASK,
-        "billing_error": _ASK,
-        "rate_limit": _LATER,
+        "billing_error": _QUOTA,
+        "rate_limit": _RATE,
         "invalid_request": _NEVER,
         "server_error": _LATER,
-        "error_max_budget_usd": _ASK,
+        "error_max_budget_usd": _QUOTA,
         "error_max_structured_output_retries": _FAILED,
         "prompt_too_long": _LONG,
         # OpenAI: responses and conversations kept there
@@ -158,15 +166,13 @@ SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
             "unauthenticated",
             "unauthorized",
             "oauth token",
-            "credit balance is too low",
             "organization has been disabled",
-            "insufficient_quota",
-            "quota exceeded & billing",
-            "model & may not exist",
             "do not have access",
             "does not have access",
         ),
     ),
+    (_QUOTA, ("credit balance is too low", "insufficient_quota", "quota exceeded & billing")),
+    (_NO_MODEL, ("model & may not exist",)),
     (_FILTER, ("violate our usage policy", "content filter", "content_filter")),
     (
         _MISSING,
@@ -185,15 +191,13 @@ SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
         ("timed out", "timeout waiting", "deadline exceeded"),
     ),
     (
+        _RATE,
+        ("rate limit", "rate_limit", "usage limit", "hit your limit", "too many requests"),
+    ),
+    (_FULL, ("overloaded", "service unavailable")),
+    (
         _LATER,
         (
-            "rate limit",
-            "rate_limit",
-            "usage limit",
-            "hit your limit",
-            "too many requests",
-            "overloaded",
-            "service unavailable",
             "internal server error",
             "bad gateway",
             "connection error",
@@ -221,6 +225,8 @@ CHECK_ACCESS = " (check its login or key, its account and the name of its model;
 _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
     {
         _ASK: CHECK_ACCESS,
+        _QUOTA: CHECK_ACCESS,
+        _NO_MODEL: CHECK_ACCESS,
         _LONG: " (the conversation is longer than the model can read)",
         _FILTER: " (its content filter; another text may pass)",
     }

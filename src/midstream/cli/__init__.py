@@ -28,6 +28,7 @@ from midstream.version import __version__
 __all__ = ["Surroundings", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "acp": ("midstream.cli.acp_command:acp", "Be an agent in an editor (Agent Client Protocol)."),
     "access": (
         "midstream.cli.access_command:access",
         "List and revoke credentials of a server; write token files.",

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
-from midstream.cli.session_options import json_of, server_options
+from midstream.cli.session_options import server_options
 from midstream.cli.sources import IssuedCredential, ServerSource
 from midstream.cli.terminal import clean
 from midstream.cli.times import time_of
-from midstream.environment import World
+from midstream.cli.token_lines import add_token, read_tokens, write_tokens
+from midstream.cli.visible_text import json_of
 from midstream.errors import UsageError
-from midstream.file_safety import read_secret_text, replace_own
 from midstream.server.auth.principals import Action
-from midstream.server.auth.token_file import HASHED, ROLES, digest_of_token, parse_line, without_comment
-
-_NEW_FILE = "# Tokens of midstream, by their digests. Lines are added by `midstream access add`.\n"
+from midstream.server.auth.token_file import HASHED, ROLES, parse_line
 
 
 @click.group()
@@ -110,26 +107,8 @@ def add(
 
     FILE has only the token's digest. It is created, for you only, if it does not exist.
     """
-    world = World()
-    now = datetime.fromtimestamp(world.now(), UTC)
-    token = world.new_secret()
-    settings = [
-        f"role={role}" if role else "",
-        f"scope={','.join(actions)}" if actions else "",
-        f"sessions={sessions}" if sessions else "",
-        f"expires={_stamp(now + timedelta(days=days))}" if days else "",
-        f"added={_stamp(now)}",
-        f"# {clean(comment, is_one_line=True)}" if comment else "",
-    ]
-    line = " ".join(filter(None, [f"{HASHED}{digest_of_token(token)}", subject, tenant, *settings]))
-    named = [word for word in (subject, tenant) if word]
-    if not subject or "\n" in line or without_comment(line).split()[1 : 1 + len(named)] != named:
-        raise UsageError(
-            f"{subject!r} and {tenant!r} must be words without spaces that do not begin with '#'"
-        )
-    parse_line(line)
-    text = _read(file)
-    _replace(file, f"{text}{line}\n")
+    settings = {"role": role or "", "scope": ",".join(actions), "sessions": sessions or ""}
+    token = add_token(file, subject, tenant, settings, days=days, comment=comment)
     if is_json:
         click.echo(json_of({"subject": subject, "token": token, "file": str(file)}))
         return
@@ -146,7 +125,7 @@ def hash_tokens(
 ) -> None:
     """Replace the tokens in FILE by their digests. The tokens, and all logins under them, stay good."""
     lines, count = [], 0
-    for number, line in enumerate(_read(file).splitlines(), 1):
+    for number, line in enumerate(read_tokens(file).splitlines(), 1):
         try:
             parsed = parse_line(line)
         except UsageError as error:
@@ -157,7 +136,7 @@ def hash_tokens(
             count += 1
         lines.append(line)
     if count:
-        _replace(file, "\n".join(lines) + "\n")
+        write_tokens(file, "\n".join(lines) + "\n")
     click.echo(json_of({"replaced": count}) if is_json else f"{count} tokens were replaced by their digests.")
 
 
@@ -169,21 +148,3 @@ def _cells(line: IssuedCredential) -> Iterator[str]:
 
 def _report(count: int, *, is_json: bool) -> None:
     click.echo(json_of({"revoked": count}) if is_json else f"{count} credentials were revoked.")
-
-
-def _read(file: Path) -> str:
-    """Return the text of a token file; of a new one where there is none."""
-    try:
-        text = read_secret_text(file, "the tokens", is_named=True)
-    except FileNotFoundError:
-        return _NEW_FILE
-    return text if not text or text.endswith("\n") else f"{text}\n"
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a token file whole: a server that reads it meanwhile gets the former text or the new one."""
-    replace_own(file.resolve(), text.encode())
-
-
-def _stamp(time: datetime) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -9,13 +9,13 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from midstream.agents.agent_runs import SILENCE_MAX_S, SilenceLimits
+from midstream.agents.agent_runs import SILENCE_MAX_S
 from midstream.agents.permission_rules import HARMLESS, Kind, Rules
 from midstream.agents.pool import PoolLimits
 from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.agents.prior_transcript import TranscriptBudget
 from midstream.cli.mcp_servers import read_servers
-from midstream.cli.upstream_options import CLI, STORE, UpstreamOptions
+from midstream.cli.upstream_options import CLI, SILENCE_S, STORE, UpstreamOptions
 from midstream.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
@@ -166,9 +166,9 @@ _ON_POOL = (
         "silence_s",
         type=click.FloatRange(min=0, max=SILENCE_MAX_S, min_open=True),
         metavar="SECONDS",
-        default=SilenceLimits().idle_s,
+        default=SILENCE_S,
         show_default=True,
-        help="Seconds without any event after which an agent's answer is cut.",
+        help="Seconds without any event after which an answer of the upstream is cut, also before its first word.",
     ),
 )
 
@@ -178,6 +178,16 @@ def agent_options(command: F) -> F:
     for option in reversed((*_ON_PERMISSIONS, *_ON_AGENTS, *_ON_POOL)):
         command = option(command)
     return command
+
+
+OF_STORE = frozenset({"pool_records", "pool_days"})
+"""Options that hold for all pools of a store: each pool removes what is beyond them."""
+
+
+def names_of_agent_options() -> frozenset[str]:
+    """Return the names of the options of one agent and its pool; those of the store are not among them."""
+    command = click.command(agent_options(lambda: None))
+    return frozenset(str(option.name) for option in command.params) - OF_STORE
 
 
 def read_agent_options(options: Mapping[str, Any]) -> UpstreamOptions:
@@ -199,6 +209,7 @@ def read_agent_options(options: Mapping[str, Any]) -> UpstreamOptions:
         instructions=options["instructions"] or "",
         sign_in=options["sign_in"],
         sessions=options["agent_sessions"] or "",
+        silence_s=options["silence_s"],
         limits=PoolLimits(
             live_max=options["live_agents"],
             rest_s=options["agent_rest"],
@@ -207,9 +218,8 @@ def read_agent_options(options: Mapping[str, Any]) -> UpstreamOptions:
             budget=TranscriptBudget(
                 total_chars=options["transcript_chars"], result_chars=options["transcript_result_chars"]
             ),
-            silence=SilenceLimits(idle_s=options["silence_s"]),
-            record_age_max_s=options["pool_days"] * DAY_S,
-            records_max=options["pool_records"],
+            record_age_max_s=options.get("pool_days", RECORD_AGE_MAX_S / DAY_S) * DAY_S,
+            records_max=options.get("pool_records", RECORDS_MAX),
         ),
     )
 

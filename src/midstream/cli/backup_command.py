@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from midstream.cli import Surroundings
-from midstream.cli.session_options import json_of
 from midstream.cli.terminal import clean
+from midstream.cli.visible_text import json_of
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.sqlite.backup_restore import put_back

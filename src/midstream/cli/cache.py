@@ -12,9 +12,10 @@ from midstream.agents.cache_use import TurnCost, turn_costs
 from midstream.agents.prefix_difference import first_difference
 from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
-from midstream.cli.session_options import complete, json_of, source_of, source_options
+from midstream.cli.session_options import complete, source_of, source_options
 from midstream.cli.sources import resolve
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, pad, shorten
+from midstream.cli.visible_text import json_of
 from midstream.errors import UsageError
 from midstream.session.journal_reading import JournalReader
 from midstream.store.key_place import KeyPlace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.agent_options import agent_options, read_agent_options
-from midstream.cli.gateway_file import file_option
+from midstream.cli.agent_options import OF_STORE, agent_options, read_agent_options
+from midstream.cli.gateway_file import PRICES, file_option, models_of
 from midstream.cli.gateway_key import GatewayKey, find_key
+from midstream.cli.gateway_keys_command import keys, users_file
+from midstream.cli.gateway_usage_command import usage
 from midstream.cli.key_option import KeyPlaceType
 from midstream.cli.listening import (
     address_options,
@@ -26,29 +29,41 @@ from midstream.cli.listening import (
 )
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
-from midstream.cli.upstream_options import find_upstream
+from midstream.cli.upstream_options import find_upstream, is_pooled
 from midstream.cli.workers import run_workers, workers_option
+from midstream.dialects.gateway_bodies import BODY_BYTES_MAX
 from midstream.dialects.live_responses import GRACE_S
+from midstream.dialects.usage_totals import Prices
+from midstream.errors import UsageError
+from midstream.models.model import Model
+from midstream.models.routed_models import Route, RoutedModels
 from midstream.paths import make_folder
 from midstream.server.gateway_app import KEPT_S
 from midstream.server.gateway_app import gateway as gateway_app
 from midstream.server.uvicorn_server import serve
 from midstream.server.worker_link import find_link
+from midstream.store.contract import Store
 from midstream.store.store_registry import show_store
 
 HOUR_S = 3600.0
+_PRICE = click.FloatRange(min=0)
 COLLECT_AFTER = 5_000
 """Objects made, less those gone again, after which Python looks for what only holds itself: a hundred answers make
 thousands, nearly none of them so, and all of them stand still while it looks."""
 
 
-@click.command(short_help="Serve an agent under the APIs of OpenAI and Anthropic.")
+@click.group(
+    invoke_without_command=True,
+    subcommand_metavar="[keys|usage ...]",
+    short_help="Serve an agent under the APIs of OpenAI and Anthropic.",
+)
 @file_option
 @click.option(
     "--upstream",
-    required=True,
+    default="",
     metavar="KIND[:DETAIL]",
-    help="claude, cursor:MODEL, codex, acp:COMMAND, openai:MODEL, openai-compatible:URL, or scripted.",
+    help="claude, cursor:MODEL, codex, acp:COMMAND, openai:MODEL, anthropic:MODEL, openai-compatible:URL, or scripted. "
+    "Needed, except with tables [models.NAME] in the file of --config.",
 )
 @click.option("--model", default="", help="The upstream's model, if DETAIL is something else.")
 @click.option(
@@ -63,6 +78,19 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     default="",
     metavar="VARIABLE",
     help="The environment variable with the upstream's key, if the upstream does not find its own.",
+)
+@click.option(
+    "--input-price",
+    type=_PRICE,
+    metavar="COST",
+    help="Price of a million input tokens, in any one currency: usage then has a cost. Needs --output-price.",
+)
+@click.option("--output-price", type=_PRICE, metavar="COST", help="Price of a million output tokens.")
+@click.option(
+    "--cached-input-price",
+    type=_PRICE,
+    metavar="COST",
+    help="Price of a million input tokens from a cache (default: as other input).",
 )
 @address_options(port=8100)
 @workers_option
@@ -81,6 +109,12 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file with the key that clients send, readable by you only.",
+)
+@click.option(
+    "--users-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file with the users' keys and limits (default: gateway-users in midstream's data folder), written by "
+    "`midstream gateway keys` and read again when it changes.",
 )
 @click.option(
     "--no-token",
@@ -127,11 +161,17 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
 
     Set the printed base URL in a client application, with the key. A stateful agent receives only new messages, and
     an answer survives a lost connection. Ctrl-C ends the gateway within 10 s.
+
+    `keys` gives users a key each, `usage` shows what they have used; options that they share stand before them.
     """
+    if context.invoked_subcommand is not None:
+        return
     link = find_link()
     log_to_stderr(options["log_level"], options["log_format"], worker=link.setup.number if link else 0)
     surroundings: Surroundings = context.obj
+    models = _models_of(context, options)
     key = find_key(context, options, surroundings.places.data)
+    users, prices = _users_of(options, surroundings, is_open=key.key is None), _prices_of(models, options)
     tls = require_safe_address(options)
     path = options["store"] or make_folder(surroundings.places.data) / surroundings.places.gateway_store.name
     report = partial(_report, surroundings, key=key, is_json=options["is_json"])
@@ -139,31 +179,30 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         run_workers(options, path, login="", on_ready=report)
         return
     store = encrypted_store(path, options["key_file"], is_escrowed=False)
-    model = find_upstream(
-        options["upstream"],
-        store,
-        model=options["model"],
-        cwd=options["cwd"],
-        key_variable=options["key_variable"],
-        options=read_agent_options(options),
-    )
+    model = RoutedModels(_routes_of(models, store)) if models else _upstream_of(options, store)
     app = gateway_app(
         model,
         token=key.key,
+        users=users,
+        prices=prices,
         store=store,
         names=options["names"],
         grace_s=options["grace_s"],
         kept_s=options["keep_sessions_hours"] * HOUR_S,
         shows_upstream_calls=not options["hides_tools"],
     )
-
     if link is not None:
         app.reports.worker = link.setup.number
 
     def report_url(url: str) -> None:
         gc.freeze()  # what is loaded by now stays: the collector need not traverse it again
         gc.set_threshold(COLLECT_AFTER)
-        ready = {"url": url, "pid": os.getpid(), "store": show_store(path), "upstream": model.name}
+        ready = {
+            "url": url,
+            "pid": os.getpid(),
+            "store": show_store(path),
+            "upstream": ", ".join(models) or model.name,
+        }
         if link is None:
             report(ready)
         else:
@@ -179,10 +218,87 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         on_listening=report_url,
         link=link,
         raw_limits=raw_limits_of(options),
+        message_bytes_max=BODY_BYTES_MAX,
     )
     run_server(work)
     if surroundings.talk.is_terminal and link is None:
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
+
+
+def _models_of(context: click.Context, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of each of several models by its name; those of the store stand outside of the tables.
+
+    Raises:
+        click.MissingParameter: There is neither a table nor an upstream.
+        UsageError: There are both.
+    """
+    of_store = {name: options[name] for name in OF_STORE}
+    models = {
+        name: {**(of_store if is_pooled(own["upstream"]) else {}), **own}
+        for name, own in models_of(context).items()
+    }
+    if not (models or options["upstream"]):
+        raise click.MissingParameter(ctx=context, param_hint="'--upstream'", param_type="option")
+    return models
+
+
+def _users_of(options: Mapping[str, Any], surroundings: Surroundings, *, is_open: bool) -> Path | None:
+    """Return the file with the users' keys; None where no key is required.
+
+    Raises:
+        UsageError: None is required, and there is a file.
+    """
+    if not is_open:
+        return users_file(surroundings.places, options["users_file"])
+    if options["users_file"] is not None:
+        raise UsageError(
+            "--no-token requires no key, so --users-file would limit nobody; leave one of them out"
+        )
+    return None
+
+
+def _prices_of(models: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Prices]:
+    """Return the prices of the models by their names; those of the only one under "".
+
+    Raises:
+        UsageError: One of the two prices that are needed is missing.
+    """
+    prices = {}
+    for name, each in (models or {"": options}).items():
+        paid, answered, cached = (each[price] for price in PRICES)
+        if (paid, answered, cached) == (None, None, None):
+            continue
+        if paid is None or answered is None:
+            whose = f"model {name!r}: " if name else ""
+            raise UsageError(f"{whose}a cost needs both --input-price and --output-price")
+        prices[name] = Prices(paid, answered, cached)
+    return prices
+
+
+def _upstream_of(options: Mapping[str, Any], store: Store) -> Model:
+    return find_upstream(
+        options["upstream"],
+        store,
+        model=options["model"],
+        cwd=options["cwd"],
+        key_variable=options["key_variable"],
+        options=read_agent_options(options),
+    )
+
+
+def _routes_of(models: Mapping[str, Mapping[str, Any]], store: Store) -> dict[str, Route]:
+    """Return the models by their names.
+
+    Raises:
+        UsageError: One of them cannot be made; the message has its name.
+    """
+    routes = {}
+    for name, options in models.items():
+        try:
+            routes[name] = Route(_upstream_of(options, store), options["model"])
+        except UsageError as error:
+            raise UsageError(f"model {name!r}: {error.message}") from error
+    return routes
 
 
 def _report(surroundings: Surroundings, ready: dict[str, Any], *, key: GatewayKey, is_json: bool) -> None:
@@ -205,3 +321,7 @@ def _report(surroundings: Surroundings, ready: dict[str, Any], *, key: GatewayKe
     # A log would keep the key where others may read it.
     is_shown = key.key is not None and surroundings.talk.is_terminal
     click.echo(f"  API key: {key.key if is_shown else key.place}", err=True)
+
+
+gateway.add_command(keys)
+gateway.add_command(usage)

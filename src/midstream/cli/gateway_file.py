@@ -1,7 +1,7 @@
 """The file of options of `midstream gateway`: TOML whose keys are the names of the flags.
 
 Its values are defaults: a flag of the command line wins, and so does a variable of the environment. It holds no
-secrets, so that it can be shared and committed.
+secrets, so that it can be shared and committed. Tables `[models.NAME]` name several upstreams, each with its options.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from midstream.cli.agent_options import names_of_agent_options
 from midstream.cli.key_option import KeyPlaceType
 from midstream.errors import UsageError
 from midstream.file_safety import read_own
@@ -21,6 +23,12 @@ from midstream.store.store_registry import file_of
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
+PRICES = ("input_price", "output_price", "cached_input_price")
+"""The names of the options with the prices of a model."""
+MODELS = "models"
+"""The key of the tables."""
+_MODELS_META = f"{__name__}.{MODELS}"
+_NAMES_UPSTREAM = frozenset({"upstream", "model", "cwd", "key_variable", *PRICES})
 _NOT_IN_FILES = frozenset({"config", "help", "token"})
 _SECRET = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD)=.+", re.IGNORECASE | re.DOTALL)
 """A variable whose name is that of a secret, with its value."""
@@ -41,20 +49,84 @@ def file_option(command: F) -> F:
 def _take_defaults(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     """Let the values of a file be the defaults of the command's other options."""
     if path is not None and not context.resilient_parsing:
-        context.default_map = {**(context.default_map or {}), **_read_defaults(context, path)}
+        values = _read(path)
+        models = values.pop(MODELS, None)
+        defaults = _read_defaults(context, path, values, _options_of(context.command))
+        context.default_map = {**(context.default_map or {}), **defaults}
+        if models is not None:
+            context.meta[_MODELS_META] = _read_models(context, path, models)
 
 
-def _read_defaults(context: click.Context, path: Path) -> dict[str, Any]:
-    """Return the values of a file, by the names that click has for the options.
+def models_of(context: click.Context) -> Mapping[str, Mapping[str, Any]]:
+    """Return the options of each model of the file by its name, as the command has its own; none without tables.
 
     Raises:
-        UsageError: The file cannot be read, has an unknown key, a value that is none of its option, or a secret.
+        UsageError: There are tables, and an option of an upstream stands outside of them.
+    """
+    models: Mapping[str, Mapping[str, Any]] = context.meta.get(_MODELS_META, {})
+    if models:
+        for option in _options_of_upstreams(context.command).values():
+            if context.get_parameter_source(str(option.name)) is not ParameterSource.DEFAULT:
+                raise UsageError(
+                    f"{option.opts[0]} is an option of one upstream; with [{MODELS}.NAME] it stands in these tables"
+                )
+    return models
+
+
+def _options_of_upstreams(command: click.Command) -> dict[str, click.Option]:
+    """Return the options that a table of one model may have, by their keys."""
+    names = _NAMES_UPSTREAM | names_of_agent_options()
+    return {key: option for key, option in _options_of(command).items() if option.name in names}
+
+
+def _read_models(context: click.Context, path: Path, models: object) -> dict[str, dict[str, Any]]:
+    """Return the options of each model by its name.
+
+    Raises:
+        UsageError: These are no tables, one of them names no upstream, or has a wrong key or value.
+    """
+    if not (isinstance(models, dict) and models and all(isinstance(each, dict) for each in models.values())):
+        raise UsageError(f"{str(path)!r}, {MODELS!r}: expected tables, such as [{MODELS}.fast]")
+    options = _options_of_upstreams(context.command)
+    found: dict[str, dict[str, Any]] = {}
+    for name, values in models.items():
+        defaults = _read_defaults(context, path, values, options, within=f"{MODELS}.{name}.")
+        if "upstream" not in values:
+            raise UsageError(f"{str(path)!r}, '{MODELS}.{name}': `upstream` is missing")
+        command = click.Command(name, params=[*options.values()])
+        found[name] = command.make_context(name, [], default_map=defaults).params
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the values of a file.
+
+    Raises:
+        UsageError: It cannot be read.
     """
     try:
-        values = tomllib.loads(read_own(path, "the file of options", is_named=True).decode())
+        return tomllib.loads(read_own(path, "the file of options", is_named=True).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is not valid TOML: {error}") from error
-    options = _options_of(context.command)
+
+
+def _read_defaults(
+    context: click.Context,
+    path: Path,
+    values: Mapping[str, Any],
+    options: Mapping[str, click.Option],
+    *,
+    within: str = "",
+) -> dict[str, Any]:
+    """Return the values of a file or of one of its tables, by the names that click has for the options.
+
+    Args:
+        options: Those that may stand there, by their keys.
+        within: How the keys of the table begin in messages.
+
+    Raises:
+        UsageError: There is an unknown key, a value that is none of its option, or a secret.
+    """
     defaults: dict[str, Any] = {}
     for key, value in values.items():
         try:
@@ -63,7 +135,7 @@ def _read_defaults(context: click.Context, path: Path) -> dict[str, Any]:
             placed = _place(option, _check_type(option, value), path.absolute().parent)
             option.type_cast_value(context, placed)
         except (click.BadParameter, UsageError) as error:
-            raise UsageError(f"{str(path)!r}, {key!r}: {error}") from error
+            raise UsageError(f"{str(path)!r}, {within + key!r}: {error}") from error
         defaults[str(option.name)] = placed
     return defaults
 

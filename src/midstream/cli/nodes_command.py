@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import click
 
 from midstream.cli import Surroundings
-from midstream.cli.session_options import json_of, source_of, source_options
+from midstream.cli.session_options import source_of, source_options
 from midstream.cli.terminal import clean, columns, pad, width_of
 from midstream.cli.times import duration_of, time_of
+from midstream.cli.visible_text import json_of
 from midstream.store.key_place import KeyPlace
 from midstream.store.node_reports import NodeLine
 

@@ -14,10 +14,9 @@ from midstream.agents.pool_entries import CALLS_NAMESPACE, POOL_NAMESPACE, sessi
 from midstream.agents.pool_records import PoolRecord, decode
 from midstream.cli import Surroundings
 from midstream.cli.key_option import key_file_option
-from midstream.cli.session_options import json_of
 from midstream.cli.terminal import Ink, clean, columns, pad, shorten
 from midstream.cli.times import time_of
-from midstream.cli.visible_text import reveal_line
+from midstream.cli.visible_text import json_of, reveal_line
 from midstream.errors import NotFoundError, UsageError
 from midstream.store.blocking_reads import ENTRY_MARK
 from midstream.store.contract import KeyValueEntry

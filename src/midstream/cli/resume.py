@@ -9,11 +9,12 @@ import click
 from midstream.cli import Surroundings
 from midstream.cli.chat import ChatSession
 from midstream.cli.chats import Chats
-from midstream.cli.session_options import complete, json_of, server_options
+from midstream.cli.session_options import complete, server_options
 from midstream.cli.sources import ListedSession, ServerSource
 from midstream.cli.sources import resolve as resolved
 from midstream.cli.terminal import clean
 from midstream.cli.times import time_of
+from midstream.cli.visible_text import json_of
 from midstream.errors import NothingToResumeError
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import TurnStatus

@@ -113,6 +113,14 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     help="Let pages of this origin, such as https://app.example, use the server, without cookies; may be repeated.",
 )
 @click.option(
+    "--allow-webhook",
+    "webhook_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let subscriptions of plain streams send webhooks to this origin of a private network, such as "
+    "http://127.0.0.1:9000 (without a port: to each port of the host); may be repeated.",
+)
+@click.option(
     "--trust-proxy",
     "trusted_proxies",
     multiple=True,
@@ -240,6 +248,7 @@ def _serve_here(
         store=encrypted_store(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
         access=_access_of(surroundings, options, login, start=link.setup.start if link else ""),
         allowed_origins=options["allowed_origins"],
+        webhook_origins=options["webhook_origins"],
         observers=_observers_of(agent, options),
         retention=_retention_of(options),
         memory=MemoryLimits(bytes_max=options["memory_mib"] * MIB),

@@ -10,11 +10,11 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.prompts import how_to_answer, question_lines
-from midstream.cli.session_options import complete, json_of, server_options, source_of, source_options
+from midstream.cli.session_options import complete, server_options, source_of, source_options
 from midstream.cli.sources import ServerSource, resolve
 from midstream.cli.terminal import Ink, clean, columns
 from midstream.cli.transcript import INDENT
-from midstream.cli.visible_text import reveal_line
+from midstream.cli.visible_text import json_of, reveal_line
 from midstream.errors import NotFoundError, UsageError
 from midstream.protocol.frames import AnswerPayload, encode
 from midstream.session.calls import Choice

@@ -8,14 +8,12 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import click
-import msgspec
 from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
 from midstream.cli.key_option import key_file_option
 from midstream.cli.sources import ServerSource, Source, StoreSource
 from midstream.cli.terminal import clean
-from midstream.cli.visible_text import escape_json
 from midstream.errors import MidstreamError, UsageError
 from midstream.local_keys import URL_VARIABLE
 from midstream.paths import Paths
@@ -91,8 +89,3 @@ def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Co
             for line in islice(fitting, COMPLETIONS_MAX)
         ]
     return []
-
-
-def json_of(value: object) -> str:
-    """Return a value as one line of JSON that is harmless to print."""
-    return escape_json(msgspec.json.encode(value).decode())

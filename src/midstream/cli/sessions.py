@@ -11,11 +11,12 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.session_actions import answer, cancel, questions, resume_turn, withdraw
-from midstream.cli.session_options import complete, json_of, source_of, source_options
+from midstream.cli.session_options import complete, source_of, source_options
 from midstream.cli.sources import ListedSession, SessionExportLine, resolve, with_whole
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, pad, shorten
 from midstream.cli.times import time_of
 from midstream.cli.transcript import TurnTranscript, lines, read
+from midstream.cli.visible_text import json_of
 from midstream.errors import UsageError
 from midstream.session.child_names import PART_MARK
 from midstream.session.journal_reading import JournalReader

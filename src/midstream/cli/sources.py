@@ -38,7 +38,7 @@ from midstream.session.questions import Question, questions_of
 from midstream.session.records import OPEN_STATUSES, decode
 from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS
-from midstream.store.contract import SessionInfo
+from midstream.store.contract import SessionInfo, is_session
 from midstream.store.key_place import KeyPlace
 from midstream.store.node_reports import NODES, NodeLine, lines_of
 from midstream.store.store_registry import open_store, read_store
@@ -151,7 +151,7 @@ class StoreSource(Source):
     @override
     def list(self) -> Iterator[ListedSession]:
         with read_store(self._named, key_file=self._key_file) as store:
-            yield from map(_line_of, store.list())
+            yield from (_line_of(line) for line in store.list() if is_session(line.session))
 
     @override
     def records(self, session: str) -> Iterator[ExportLine]:

@@ -6,8 +6,8 @@ import asyncio
 
 import click
 
-from midstream.cli.session_options import json_of
 from midstream.cli.terminal import clean
+from midstream.cli.visible_text import json_of
 from midstream.store.store_registry import copy_named, prepare_store, show_store
 
 

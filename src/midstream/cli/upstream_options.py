@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from midstream.agents.agent_runs import SilenceLimits
 from midstream.agents.permission_rules import CAUTIOUS, Rules
 from midstream.agents.pool import Pooled, PoolLimits
+from midstream.cli.trial_model import TrialModel
 from midstream.errors import UsageError
-from midstream.history.messages import Text, UserMessage
+from midstream.models.http_limits import HttpLimits
 from midstream.models.model import Model
-from midstream.models.responses import ModelRequest
 from midstream.store.contract import KeyValue
-from midstream.testing.scripted_model import Response, ScriptedModel, text
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 CLI, STORE = "cli", "store"
 """Places of an agent's conversations: files of its CLI on this machine; or the gateway's database, too."""
+SILENCE_S = 1800.0
+"""Seconds of silence that an upstream may have: the slowest reasoning models think for many minutes without a byte."""
 CODEX_SERVER = ("app-server", "--listen", "stdio://")
 """Arguments of Codex's program, as the package starts it."""
 
@@ -42,6 +45,7 @@ class UpstreamOptions(Struct, frozen=True):
         sign_in: The id of the authentication method that it uses; "" for none.
         sessions: Where its conversations are kept: `CLI`, `STORE`, or "" for its default.
         limits: What its pool holds.
+        silence_s: Seconds of silence after which an answer is cut, also before its first word.
     """
 
     permission_mode: str = ""
@@ -56,6 +60,7 @@ class UpstreamOptions(Struct, frozen=True):
     sign_in: str = ""
     sessions: str = ""
     limits: PoolLimits = PoolLimits()
+    silence_s: float = SILENCE_S
 
 
 class Wanted(Struct, frozen=True):
@@ -152,14 +157,33 @@ def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         raise UsageError("OpenAI needs a model, such as --upstream openai:gpt-5")
     if not (wanted.api_key or os.environ.get("OPENAI_API_KEY")):
         raise UsageError("OpenAI needs a key; set OPENAI_API_KEY, or name another variable with --key-from")
-    return (model,), {"api_key": wanted.api_key}
+    return (model,), {"api_key": wanted.api_key, "limits": _http_limits(wanted)}
 
 
 def _compatible(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if not (wanted.detail and wanted.model):
         example = "--upstream openai-compatible:http://127.0.0.1:11434/v1 --model qwen3"
         raise UsageError(f"an OpenAI-compatible server needs a URL and a model, such as {example}")
-    return (wanted.detail, wanted.model, wanted.api_key), {}
+    return (wanted.detail, wanted.model, wanted.api_key), {"limits": _http_limits(wanted)}
+
+
+def _anthropic(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    model = wanted.detail or wanted.model
+    if not model:
+        raise UsageError("Anthropic needs a model, such as --upstream anthropic:claude-sonnet-4-5")
+    key = wanted.api_key or os.environ.get("ANTHROPIC_API_KEY")
+    if not key:
+        raise UsageError(
+            "Anthropic needs a key; set ANTHROPIC_API_KEY, or name another variable with --key-from"
+        )
+    base_url = os.environ.get("ANTHROPIC_BASE_URL", "https://api.anthropic.com").rstrip("/")
+    base_url = base_url if base_url.endswith("/v1") else f"{base_url}/v1"
+    return (base_url, model, key), {"limits": _http_limits(wanted)}
+
+
+def _http_limits(wanted: Wanted) -> HttpLimits:
+    silence_s = wanted.options.silence_s
+    return HttpLimits(first_byte_s=silence_s, between_bytes_s=silence_s)
 
 
 def _one_of(option: str, said: str, known: Collection[str]) -> str | None:
@@ -189,6 +213,9 @@ _OPTIONS = {
 
 KINDS: Mapping[str, _Kind] = {
     "acp": _Kind("midstream.agents.acp", "AcpAgent", "acp", _acp, _ACP_TAKES),
+    "anthropic": _Kind(
+        "midstream.models.anthropic_messages", "AnthropicMessages", "", _anthropic, is_pooled=False
+    ),
     "claude": _Kind("midstream.agents.claude", "Claude", "claude", _claude, _CLAUDE_TAKES),
     "codex": _Kind("midstream.agents.codex", "Codex", "codex", _codex, _CODEX_TAKES),
     "cursor": _Kind("midstream.agents.cursor", "Cursor", "cursor", _cursor, _CURSOR_TAKES),
@@ -199,7 +226,13 @@ KINDS: Mapping[str, _Kind] = {
 }
 """Every upstream with software of its own, by the name it has on the command line."""
 SCRIPTED = "scripted"
-"""Repeats its message; for trying a host without any model."""
+"""For trying a client application without any model: see `TrialModel`."""
+
+
+def is_pooled(named: str) -> bool:
+    """Whether `KIND` or `KIND:DETAIL` names an agent that stands behind a pool."""
+    kind = KINDS.get(named.partition(":")[0])
+    return kind is not None and kind.is_pooled
 
 
 def find_upstream(
@@ -241,7 +274,7 @@ def find_upstream(
     if options.limits != PoolLimits() and (kind is None or not kind.is_pooled):
         raise UsageError(f"the upstream {kind_name!r} has no pool; leave out its options")
     if kind is None:
-        return ScriptedModel(_echo, name=SCRIPTED)
+        return TrialModel(SCRIPTED, prefix=f"{detail}: " if detail else "")
     api_key = os.environ.get(key_variable) if key_variable else None
     if key_variable and not api_key:
         raise UsageError(
@@ -257,14 +290,11 @@ def find_upstream(
     upstream = made(*positional, **named_arguments)
     if not kind.is_pooled:
         return cast("Model", upstream)
-    servers = options.servers
-    return Pooled(upstream, kv, limits=options.limits, servers=(lambda: servers) if servers else None)
-
-
-def _echo(request: ModelRequest) -> Response:
-    newest = next(
-        (entry for entry in reversed(request.history.entries) if isinstance(entry, UserMessage)), None
+    servers, idle_s = options.servers, options.silence_s
+    silence = SilenceLimits(idle_s=idle_s, tool_s=max(SilenceLimits().tool_s, idle_s))
+    return Pooled(
+        upstream,
+        kv,
+        limits=replace(options.limits, silence=silence),
+        servers=(lambda: servers) if servers else None,
     )
-    parts = newest.parts if newest is not None else ()
-    words = "".join(part.text for part in parts if isinstance(part, Text))
-    return text(f"You said: {words}" if words else "You said nothing.")

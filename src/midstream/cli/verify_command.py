@@ -13,8 +13,8 @@ import click
 from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.key_option import key_file_option
-from midstream.cli.session_options import json_of
 from midstream.cli.terminal import clean
+from midstream.cli.visible_text import json_of
 from midstream.environment import World
 from midstream.errors import SessionNotFoundError, UsageError
 from midstream.file_safety import create_own_once, follow_own_links, open_own

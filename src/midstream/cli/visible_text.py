@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
+
 UNICODE_VERSION = "17.0"
 """The version of the Unicode data that the table is made from."""
 INVISIBLE: tuple[tuple[int, int], ...] = (
@@ -70,3 +72,8 @@ def reveal_line(text: str) -> str:
 def escape_json(document: str) -> str:
     """Return a JSON document with everything invisible as JSON escapes: harmless to print, and the same value."""
     return _INVISIBLE.sub(lambda found: json.dumps(found.group())[1:-1], document)
+
+
+def json_of(value: object) -> str:
+    """Return a value as one line of JSON that is harmless to print."""
+    return escape_json(msgspec.json.encode(value).decode())

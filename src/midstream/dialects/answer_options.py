@@ -13,10 +13,12 @@ from msgspec import Struct
 from midstream.dialects.fields import Fields, field
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import ToolSpec
-from midstream.session.model_settings import ANY_TOOL, DEFAULT_SETTINGS, ModelSettings
+from midstream.session.model_settings import ANY_TOOL, DEFAULT_SETTINGS, STRICT, ModelSettings
 
 _UNSAID: Value = object()
 """What a reader returns for a field whose value is the default anyway."""
+STRICT_FIELD = "tools.strict"
+"""Name of `strict` of a function among the ignored fields."""
 _ANY = ("required", "any")
 _ONE = ("function", "tool", "custom")
 
@@ -59,6 +61,8 @@ def read_options(
                 odd.append(name)
             elif found is not _UNSAID and (tools or each != "parallel_calls"):
                 settings[each], names[each] = found, name
+    if any(tool.strict for tool in tools):
+        names[STRICT] = STRICT_FIELD
     return AnswerOptions(ModelSettings(**settings), names, tuple(odd))
 
 
@@ -122,7 +126,7 @@ def _read_tool_choice(value: Value, tools: Collection[ToolSpec]) -> Value:
         return ANY_TOOL if tools else None
     if not (isinstance(value, dict) and kind in _ONE):
         return None
-    inner = value.get("function")
+    inner = value.get("function", value.get("custom"))
     name = (inner if isinstance(inner, dict) else value).get("name")
     return name if name in {tool.name for tool in tools} else None
 

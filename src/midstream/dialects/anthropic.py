@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from midstream.dialects.answer_options import read_options
-from midstream.dialects.api_errors import OVERLOADED, SERVER_FAULTS, ApiError
+from midstream.dialects.api_errors import INSUFFICIENT_QUOTA, OVERLOADED, SERVER_FAULTS, ApiError
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.dialects.tool_specs import tools_of
@@ -39,16 +39,19 @@ _STOPS = {
     Finish.FILTER: "refusal",
     Finish.INTERRUPTED: "end_turn",
 }
+_NO_STOP = {"stop_reason": None, "stop_sequence": None}
 _COUNTER = "x-anthropic-billing-header:"
 OVERLOADED_STATUS = 529
+PAYMENT_STATUS = 402
 _ERROR_TYPES = {
+    402: "billing_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    503: "overloaded_error",
+    529: "overloaded_error",
     504: "timeout_error",
 }
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -123,7 +126,7 @@ class MessagesWriter(Writer):
 
     @override
     def begin(self) -> list[bytes]:
-        message = self._message([], None, usage_in_messages(None))
+        message = self._message([], _NO_STOP, usage_in_messages(None))
         return [_event("message_start", {"message": message}), PING]
 
     @override
@@ -158,17 +161,18 @@ class MessagesWriter(Writer):
     @override
     def whole(self) -> bytes:
         finished = self._finished or Finished()
-        return _json(self._message(self._blocks, _STOPS[finished.finish], usage_in_messages(finished.usage)))
+        return _json(self._message(self._blocks, _stop_of(finished), usage_in_messages(finished.usage)))
 
-    def _message(self, blocks: list[dict[str, Any]], stop: str | None, usage: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    def _message(
+        self, blocks: list[dict[str, Any]], stop: Mapping[str, str | None], usage: Mapping[str, int]
+    ) -> dict[str, Any]:
         return {
             "id": self._form.id,
             "type": "message",
             "role": "assistant",
             "model": self._form.model,
             "content": blocks,
-            "stop_reason": stop,
-            "stop_sequence": None,
+            **stop,
             "usage": usage,
         }
 
@@ -207,11 +211,10 @@ class MessagesWriter(Writer):
     def _end(self, event: Finished) -> list[bytes]:
         pieces = self._close()
         self._finished = event
-        delta = {"stop_reason": _STOPS[event.finish], "stop_sequence": None}
         usage = usage_in_messages(event.usage)
         return [
             *pieces,
-            _event("message_delta", {"delta": delta, "usage": usage}),
+            _event("message_delta", {"delta": _stop_of(event), "usage": usage}),
             _event("message_stop", {}),
         ]
 
@@ -220,6 +223,13 @@ class MessagesWriter(Writer):
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", {"index": len(self._blocks), "delta": delta})
+
+
+def _stop_of(end: Finished) -> dict[str, str | None]:
+    """Return why a response ended, and the stop sequence where the upstream named it."""
+    if end.finish is Finish.STOP and end.stop_sequence:
+        return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_sequence}
+    return {"stop_reason": _STOPS[end.finish], "stop_sequence": None}
 
 
 def usage_in_messages(usage: Usage | None) -> dict[str, int]:
@@ -240,12 +250,14 @@ def _event(kind: str, fields: dict[str, Any]) -> bytes:
 def anthropic_error(refusal: ApiError) -> dict[str, Any]:
     """Return a refusal as the object that this API has for errors, whole and in a stream alike."""
     fault = "api_error" if refusal.status >= SERVER_FAULTS else "invalid_request_error"
-    kind = _ERROR_TYPES.get(refusal.status, fault)
+    kind = _ERROR_TYPES.get(anthropic_status(refusal), fault)
     return {"type": "error", "error": {"type": kind, "message": refusal.message}}
 
 
 def anthropic_status(refusal: ApiError) -> int:
-    """Return the HTTP status of a refusal; an overloaded server has one of its own."""
+    """Return the HTTP status of a refusal; an overloaded server and an account without credit have their own."""
+    if refusal.code == INSUFFICIENT_QUOTA:
+        return PAYMENT_STATUS
     return OVERLOADED_STATUS if refusal.status == OVERLOADED else refusal.status
 
 

@@ -6,6 +6,7 @@ itself, so a final error has none of these, or has `x-should-retry: false`, whic
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from msgspec import Struct
@@ -21,6 +22,10 @@ from midstream.errors import (
     ModelError,
     ModelFilteredError,
     ModelMissingError,
+    ModelNotFoundError,
+    ModelOverloadedError,
+    ModelQuotaError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelStalledError,
     ModelUnavailableError,
@@ -35,6 +40,7 @@ from midstream.retries import RETRY_AFTER_S
 from midstream.session.records import TurnEnded, TurnStatus
 
 BAD_REQUEST, UNAUTHORIZED, CONFLICT, RATE_LIMITED, OVERLOADED = 400, 401, 409, 429, 503
+NOT_FOUND = 404
 BAD_GATEWAY = 502
 SERVER_FAULTS = 500
 """Statuses from here on mean that the fault is the server's."""
@@ -77,20 +83,35 @@ _STATUSES: dict[type[MidstreamError], int] = {
     UnavailableError: 503,
     MidstreamError: 500,
     ModelError: 502,
-    ModelUnavailableError: 503,
+    ModelUnavailableError: 500,
+    ModelOverloadedError: 503,
+    ModelRateLimitedError: 429,
     UpstreamBusyError: 409,
     ModelStalledError: 504,
     ModelRejectedError: 400,
     ModelAccessError: 403,
+    ModelQuotaError: 429,
+    ModelNotFoundError: 404,
     ModelMissingError: 500,
 }
+CONTEXT_LENGTH_EXCEEDED, INSUFFICIENT_QUOTA = "context_length_exceeded", "insufficient_quota"
+RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
 _CODES: dict[type[MidstreamError], str] = {
-    ContextOverflowError: "context_length_exceeded",
+    ContextOverflowError: CONTEXT_LENGTH_EXCEEDED,
     ModelFilteredError: "content_filter",
+    ModelQuotaError: INSUFFICIENT_QUOTA,
+    ModelRateLimitedError: RATE_LIMIT_EXCEEDED,
 }
-"""The codes of the APIs by which client applications decide to shorten a conversation, or to inform their user."""
-_OVERFLOW = "prompt is too long: it exceeds the maximum context length of the upstream's model"
-"""Hosts of Anthropic's look for the first words, client applications of OpenAI's for the rest or for the code."""
+"""The codes of the APIs by which client applications shorten a conversation, wait, or inform their user."""
+_OVERFLOW = "prompt is too long{counts}: it exceeds the context window. This model's maximum context length is {limit}."
+"""Each client looks for words of its own: Claude Code and LiteLLM (Messages) for "prompt is too long", LiteLLM (chat
+completions and Responses) for "this model's maximum context length is", opencode for "exceeds the context window"."""
+_ROOM = re.compile(r"input length and `max_tokens` exceed context limit: \d+ \+ \d+ > \d+")
+"""Anthropic's refusal of a response that does not fit behind the prompt: Claude Code reads these counts."""
+_COUNTS = re.compile(
+    r"(\d+) tokens > (\d+) maximum|context length (?:is|of) (\d+) tokens?.*?(\d+) tokens", re.DOTALL
+)
+"""Tokens of the prompt and of the model, as Anthropic and OpenAI write them."""
 
 
 BUG = ApiError(
@@ -113,14 +134,28 @@ def refusal_of(error: MidstreamError) -> ApiError:
     kind = type(error)
     status = next(_STATUSES[base] for base in kind.__mro__ if base in _STATUSES)
     code = next((_CODES[base] for base in kind.__mro__ if base in _CODES), error.code)
-    message = _OVERFLOW if code == _CODES[ContextOverflowError] else error.message
+    message = _overflow_of(error.message) if code == CONTEXT_LENGTH_EXCEEDED else error.message
     is_final = error.retry in ("never", "ask")
     retry_after_s = error.retry_after_s
-    if status == OVERLOADED and isinstance(error, ModelUnavailableError) and retry_after_s is not None:
+    if kind is ModelUnavailableError and retry_after_s is not None:
         status = RATE_LIMITED  # a time to retry after means a rate limit
+    if status == RATE_LIMITED and retry_after_s is not None:
+        message = f"{message}; try again in {max(1, round(retry_after_s))} s"  # Codex reads the pause here
     if retry_after_s is None and error.retry == "later" and status in (CONFLICT, OVERLOADED):
         retry_after_s = RETRY_AFTER_S
     return ApiError(status, code, message, is_final=is_final, retry_after_s=retry_after_s)
+
+
+def _overflow_of(words: str) -> str:
+    """Return the message about a conversation that is too long, with the upstream's counts where it named them."""
+    if found := _ROOM.search(words):
+        return found[0]
+    counts = _COUNTS.search(words)
+    if counts is None:
+        return _OVERFLOW.format(counts="", limit="exceeded")
+    asked, limit, other_limit, other_asked = counts.groups()
+    asked, limit = asked or other_asked, limit or other_limit
+    return _OVERFLOW.format(counts=f": {asked} tokens > {limit} maximum", limit=f"{limit} tokens")
 
 
 def final(refusal: ApiError) -> ApiError:
@@ -136,15 +171,18 @@ def final(refusal: ApiError) -> ApiError:
 _OPENAI_TYPES = {
     401: "authentication_error",
     403: "permission_error",
-    404: "not_found_error",
     409: "conflict_error",
     429: "rate_limit_error",
 }
+"""A status without a row is "invalid_request_error" or "server_error", as at OpenAI. Clients find an unknown model by
+that type with the code `model_not_found`."""
 
 
 def openai_error(refusal: ApiError) -> dict[str, Any]:
     """Return a refusal as the object that both of OpenAI's APIs have for errors, whole and in a stream alike."""
     fault = "server_error" if refusal.status >= SERVER_FAULTS else "invalid_request_error"
     kind = _OPENAI_TYPES.get(refusal.status, fault)
+    if refusal.code == INSUFFICIENT_QUOTA:
+        kind = INSUFFICIENT_QUOTA
     fields = {"message": refusal.message, "type": kind, "param": refusal.param or None, "code": refusal.code}
     return {"error": fields}

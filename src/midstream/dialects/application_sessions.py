@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -39,6 +39,8 @@ DELETED = "gateway-deleted"
 """Namespace of the responses that were deleted before their session."""
 READERS = "gateway-readers"
 """Namespace of the nodes that have readers of a response: by the id of the response and the name of the node."""
+KEPT_CONVERSATIONS = "gateway-kept-conversations"
+"""Namespace of the conversations of `/v1/conversations`."""
 SWEEP_S = 60.0
 CHAINS_MAX = 64
 """Sessions whose digests are kept in memory."""
@@ -94,6 +96,8 @@ class ApplicationSessions:
         self._label = label
         self.is_durable = is_durable
         self._world = world
+        self.count_usage: Callable[[str], Awaitable[None]] | None = None
+        """Counts the answers of a session that have ended, see `UsageCounting`."""
         self._chains: OrderedDict[str, EntryChain] = OrderedDict()
 
     def name_of(self, conversation: str) -> str:
@@ -156,16 +160,14 @@ class ApplicationSessions:
 
     async def find(self, response_id: str) -> FoundResponse | None:
         """Return a response by its id; None where there is none, or not any more."""
-        name, _, ends = response_id.partition("_")
-        place, number = ends[:-_NUMBER_DIGITS], ends[-_NUMBER_DIGITS:]
-        if not (name and ends.isascii() and place.isalnum() and number.isdigit()):
+        session = session_of_response(response_id)
+        if not session:
             return None
-        session = SESSION_PREFIX + place
         try:
             runner = await self.host.session(session)
         except SessionNotFoundError:
             return None
-        response = runner.state.application.response(int(number))
+        response = runner.state.application.response(int(response_id[-_NUMBER_DIGITS:]))
         if response is None or response.id != response_id:
             return None
         if await self.host.store.kv_get(DELETED, response_id) is not None:
@@ -251,6 +253,7 @@ class ApplicationSessions:
                     REQUESTS: REQUESTS_KEPT_S,
                     DELETED: kept_s + SWEEP_S,
                     READERS: kept_s + SWEEP_S,
+                    KEPT_CONVERSATIONS: kept_s + SWEEP_S,
                 }
                 for namespace, age_s in ages.items():
                     until = self._world.now() - age_s
@@ -265,3 +268,11 @@ class ApplicationSessions:
 def response_id(prefix: str, session: str, number: int) -> str:
     """Return the id of a response: it names its session, so that any process finds it."""
     return f"{prefix}{session.removeprefix(SESSION_PREFIX)}{number:0{_NUMBER_DIGITS}d}"
+
+
+def session_of_response(response_id: str) -> str:
+    """Return the session that a response belongs to, as its store names it; "" for what is no id of a response."""
+    name, _, ends = response_id.partition("_")
+    place, number = ends[:-_NUMBER_DIGITS], ends[-_NUMBER_DIGITS:]
+    is_id = bool(name and ends.isascii() and place.isalnum() and number.isdigit())
+    return SESSION_PREFIX + place if is_id else ""

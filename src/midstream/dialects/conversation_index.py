@@ -80,8 +80,19 @@ SIDE_CALL_CHARS = 4000
 """Characters of the system prompt and of the newest message that are looked through for these words."""
 
 
-def read_session_name(headers: Mapping[str, str], asked: Asked) -> str:
-    """Return the conversation's name where the client application gives one, else ""."""
+def read_session_name(headers: Mapping[str, str], asked: Asked, principal: str = "") -> str:
+    """Return the conversation's name where the client application gives one, else "".
+
+    Args:
+        principal: See `name_within`. A conversation that the gateway keeps has the gateway's own name.
+    """
+    if asked.conversation:
+        return kept_name(asked.conversation)
+    name = _given_name(headers, asked)
+    return name_within(principal, name) if principal else name
+
+
+def _given_name(headers: Mapping[str, str], asked: Asked) -> str:
     agents = [value for name in AGENT_HEADERS if (value := headers.get(name, "").strip())]
     for header in SESSION_HEADERS:
         if value := headers.get(header, "").strip():
@@ -93,9 +104,32 @@ def read_session_name(headers: Mapping[str, str], asked: Asked) -> str:
     return f"m:{found[1]}" if found else ""
 
 
-def scope_of(asked: Asked) -> str:
-    """Return where a conversation without a name is looked for."""
-    return f"{asked.model}\0{asked.user}\0{asked.cache_key}"
+def kept_name(conversation: str) -> str:
+    """Return the name of a conversation of `/v1/conversations`, by its id."""
+    return _shorten_name(f"c:{conversation}")
+
+
+def name_within(principal: str, name: str) -> str:
+    """Return the name under which a principal's conversation or key is kept: no other principal can name it.
+
+    Args:
+        principal: See `ApiCaller`; "" keeps the name as it is.
+        name: The client application's own, or "" for none.
+    """
+    if not (principal and name):
+        return name
+    whose = f"{principal}\0{name}".encode("utf-8", "replace")
+    return f"u:{blake2b(whose, digest_size=32).hexdigest()}"
+
+
+def scope_of(asked: Asked, principal: str = "") -> str:
+    """Return where a conversation without a name is looked for.
+
+    Args:
+        principal: See `ApiCaller`.
+    """
+    scope = f"{asked.model}\0{asked.user}\0{asked.cache_key}"
+    return f"{principal}\0{scope}" if principal else scope
 
 
 def newest_words(entries: Sequence[Entry]) -> str | None:

@@ -2,7 +2,7 @@
 
 Other models and other APIs have functions only. So a function in a namespace becomes `namespace__name`, and a custom
 tool, whose input is a text, a function of one text. Codex declares every MCP server as a namespace, and `apply_patch`
-as a custom tool.
+as a custom tool. Chat completions have custom tools too, in a shape of their own.
 """
 
 from __future__ import annotations
@@ -91,6 +91,42 @@ def list_others(tool: Value) -> list[DeclaredTool]:
         for each in _list_of(tool.get("tools"))
         if isinstance(each, dict) and isinstance(each.get("name"), str)
     ]
+
+
+def list_chat_customs(tool: Value) -> list[DeclaredTool]:
+    """Return the custom tool of a declaration in chat completions; none where it is another tool."""
+    custom = tool.get("custom") if isinstance(tool, dict) and tool.get("type") == "custom" else None
+    name = custom.get("name") if isinstance(custom, dict) else None
+    if custom is None or not (isinstance(name, str) and name):
+        return []
+    form = custom.get("format")
+    if isinstance(form, dict) and isinstance(form.get("grammar"), dict):
+        custom = {**custom, "format": {**form, **form["grammar"]}}
+    return [DeclaredTool("custom", "", name, custom)]
+
+
+def chat_in_functions(messages: Sequence[Value]) -> list[Value]:
+    """Return messages of chat completions with calls of functions in the place of those of custom tools."""
+    if not any(isinstance(each, dict) and "tool_calls" in each for each in messages):
+        return [*messages]
+    return [_chat_in_functions(each) if isinstance(each, dict) else each for each in messages]
+
+
+def _chat_in_functions(message: Json) -> Json:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_chat_call_in_functions(call) for call in calls]}
+
+
+def _chat_call_in_functions(call: Value) -> Value:
+    custom = call.get("custom") if isinstance(call, dict) and call.get("type") == "custom" else None
+    if not isinstance(custom, dict):
+        return call
+    text = custom.get("input")
+    function = {"name": custom.get("name"), "arguments": write_input(text if isinstance(text, str) else "")}
+    rest = {name: value for name, value in call.items() if name != "custom"}
+    return {**rest, "type": "function", "function": function}
 
 
 def in_functions(items: Sequence[Value]) -> list[Value]:

@@ -68,6 +68,13 @@ class Writer(Protocol):
     def write(self, event: ModelEvent) -> list[bytes]:
         """Return the events that show one of the model's; after `Finished` the stream is at its end."""
 
+    def end_at(self, at: float) -> None:
+        """Take the time of the end, in seconds since 1970, before the event that ends the stream.
+
+        An API without a field for it needs no such method.
+        """
+        del at
+
     def fail(self, refusal: ApiError) -> list[bytes]:
         """Return the events that end a stream which failed."""
 
@@ -94,6 +101,8 @@ class Dialect(Struct, frozen=True, kw_only=True, eq=False):
         keep_alive: An event that keeps an open stream alive.
         in_functions: Returns messages, one for one, with calls of functions in the place of those of other tools.
         is_retrievable: Responses can be requested by their id.
+        streamed_codes: Codes of refusals that a stream has as an event even before its first text: its clients look
+            for them there only.
     """
 
     name: str
@@ -108,6 +117,7 @@ class Dialect(Struct, frozen=True, kw_only=True, eq=False):
     keep_alive: bytes = COMMENT
     in_functions: Callable[[Sequence[Value]], list[Value]] = list
     is_retrievable: bool = False
+    streamed_codes: frozenset[str] = frozenset()
 
     def error_body(self, refusal: ApiError) -> bytes:
         """Return a refusal as the body of a whole response."""
@@ -127,6 +137,7 @@ class Asked(Struct, frozen=True, kw_only=True):
             `Form`.
         is_private: Nothing of it may be kept on disk (`store: false`).
         previous: The id of a stored response that this goes on from, or "".
+        conversation: The id of a conversation that the gateway keeps, which this goes on with, or "".
         metadata: The application's own notes that are texts.
         user, cache_key: What the application calls its user, and the requests that begin alike.
         wished: The settings of the response.
@@ -144,6 +155,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     is_stored: bool = False
     is_private: bool = False
     previous: str = ""
+    conversation: str = ""
     metadata: Mapping[str, str] = {}
     user: str = ""
     cache_key: str = ""

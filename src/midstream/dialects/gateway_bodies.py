@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from msgspec import Struct
 from starlette.types import Message, Receive, Scope
 
-from midstream.dialects.api_errors import ApiError
+from midstream.dialects.api_callers import ANYONE, ApiCaller
+from midstream.dialects.api_errors import ApiError, refusal_of
+from midstream.dialects.fields import BadFieldError
+from midstream.errors import MidstreamError
 from midstream.local_keys import is_loopback
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
@@ -29,6 +32,15 @@ class RefusedError(Exception):
         self.refusal = refusal
 
 
+def refusal_in(error: RefusedError | MidstreamError) -> ApiError:
+    """Return the refusal of a request from the error that it ended with."""
+    if isinstance(error, RefusedError):
+        return error.refusal
+    if isinstance(error, BadFieldError):
+        return ApiError(400, error.code, error.message, param=error.param)
+    return refusal_of(error)
+
+
 class GoneError(Exception):
     """The client went away before the body was complete."""
 
@@ -38,6 +50,7 @@ class Arrived(Struct, frozen=True):
 
     Args:
         is_local: It came from this machine, and no proxy passed it on.
+        caller: Who sends it.
     """
 
     method: str
@@ -46,6 +59,7 @@ class Arrived(Struct, frozen=True):
     headers: Mapping[str, str]
     body: bytes
     is_local: bool = False
+    caller: ApiCaller = ANYONE
 
 
 def is_local(scope: Scope, headers: Mapping[str, str]) -> bool:
@@ -68,14 +82,19 @@ def check_token(headers: Mapping[str, str], token: str) -> None:
     Raises:
         RefusedError: It shows none, or another one.
     """
-    shown = [headers.get("x-api-key", "")]
-    authorization = headers.get("authorization", "")
-    if authorization[: len(BEARER)].lower() == BEARER:
-        shown.append(authorization[len(BEARER) :])
     wanted = token.encode()
-    if not any(hmac.compare_digest(each.strip().encode("utf-8", "replace"), wanted) for each in shown):
+    if not any(hmac.compare_digest(each.encode("utf-8", "replace"), wanted) for each in keys_in(headers)):
         message = "this gateway needs its own key; send it as `Authorization: Bearer …` or `x-api-key: …`"
         raise RefusedError(ApiError(401, "invalid_api_key", message))
+
+
+def keys_in(headers: Mapping[str, str]) -> list[str]:
+    """Return the keys that a request shows, as OpenAI's clients do or as Anthropic's."""
+    shown = [headers.get("x-api-key", "").strip()]
+    authorization = headers.get("authorization", "")
+    if authorization[: len(BEARER)].lower() == BEARER:
+        shown.append(authorization[len(BEARER) :].strip())
+    return [each for each in shown if each]
 
 
 def digest_key(headers: Mapping[str, str]) -> bytes:
@@ -127,3 +146,9 @@ def _too_large() -> RefusedError:
     return RefusedError(
         ApiError(413, "request_too_large", f"a request has {BODY_BYTES_MAX} bytes at most", is_final=True)
     )
+
+
+async def wait_until_gone(receive: Receive) -> None:
+    """Wait until the client of a request has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

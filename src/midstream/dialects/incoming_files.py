@@ -17,7 +17,7 @@ def attachment_of(form: Format, part: Part) -> UserPart:
     raw: Json = part.raw if isinstance(part.raw, dict) else {}
     found = media_in(form, part)
     if found is not None and (found.data or found.url):
-        return File(found.media_type, data=found.data, url=found.url)
+        return File(found.media_type, data=found.data, url=found.url, detail=found.detail)
     kind = raw.get("type")
     filed = _of_audio(raw) if kind == "input_audio" else _of_document(raw) if kind == "document" else None
     return filed or _of_file(raw) or Text(f"[attached: {_name_of(raw) or kind or 'a file'}]")

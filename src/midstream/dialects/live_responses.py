@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from midstream.dialects.application_sessions import ApplicationSessions, FoundResponse
@@ -108,7 +109,12 @@ class LiveResponse:
         return Projection(self.dialect, form, self.found.response, shows_upstream_calls=shows_upstream_calls)
 
     async def settle(self, model_response: Response | None, world: World) -> None:
-        """Keep where the conversation goes on, before a client is sent the end of the response."""
+        """Keep where the conversation goes on, before a client is sent the end of the response.
+
+        What no journal on disk has is counted before it, too.
+        """
+        if not self.sessions.is_durable and self.sessions.count_usage is not None:
+            await self.sessions.count_usage(self.found.session)
         if self._settled is None:
             if self._place is None or model_response is None:
                 return
@@ -140,6 +146,13 @@ class LiveResponses:
     def __len__(self) -> int:
         self._open = {each for each in self._open if each in self._by_id and self._by_id[each].is_open}
         return len(self._open)
+
+    def count_open(self) -> Counter[str]:
+        """Return how many are being made for each principal; see `ApiCaller`."""
+        lives = (self._by_id[each] for each in self._open if each in self._by_id)
+        return Counter(
+            live.found.request.principal for live in lives if live.found.request.principal and live.is_open
+        )
 
     def all(self) -> list[LiveResponse]:
         """Return all, in the order in which they were begun."""

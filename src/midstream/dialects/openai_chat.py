@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from midstream.dialects.answer_options import read_options
 from midstream.dialects.api_errors import ApiError, openai_error
+from midstream.dialects.declared_tools import chat_in_functions, list_chat_customs, read_input
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.dialects.tool_specs import tools_of
@@ -60,7 +61,7 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
     messages = field(fields, "messages", list[Any])
     if messages is None or not (messages or known):
         raise bad_field("messages", "`messages` is a list with at least one message")
-    if (field(fields, "n", int) or 1) != 1:
+    if field(fields, "n", int) not in (None, 1):
         raise bad_field("n", "one answer a request: `n` is 1")
     ignored = sorted(fields.keys() - _READ)
     tools = tools_of(fields, ignored)
@@ -71,6 +72,7 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
         model=field(fields, "model", str) or "",
         messages=messages,
         tools=tools,
+        other_tools=_customs_of(fields) if "tools" in fields else {},
         is_stream=bool(field(fields, "stream", bool)),
         includes_usage=options.get("include_usage") is True,
         is_private=field(fields, "store", bool) is False,
@@ -80,6 +82,13 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
         wished=wished,
         ignored=(*ignored, *wished.odd),
     )
+
+
+def _customs_of(fields: Fields) -> dict[str, tuple[str, str, str]]:
+    """Return the custom tools, for which functions stand; see `Form.other_tools`."""
+    declared = field(fields, "tools", list[Any]) or ()
+    customs = [each for tool in declared for each in list_chat_customs(tool)]
+    return {each.function_name: (each.kind, each.namespace, each.name) for each in customs}
 
 
 class ChatWriter(Writer):
@@ -161,13 +170,17 @@ class ChatWriter(Writer):
 
     def _call(self, event: ToolCallRequested) -> list[bytes]:
         at = len(self._calls)
-        function = {"name": event.name, "arguments": event.arguments}
-        call: dict[str, Any] = {"id": event.id, "type": "function", "function": function}
+        kind, written = "function", "arguments"
+        called = {"name": event.name, written: event.arguments}
+        if event.name in self._form.other_tools:
+            kind, written = "custom", "input"
+            called = {"name": event.name, written: read_input(event.arguments)}
+        call: dict[str, Any] = {"id": event.id, "type": kind, kind: called}
         if event.signature is not None:
             call["extra_content"] = {"google": {"thought_signature": event.signature}}
         self._calls.append(call)
-        opening = {**call, "index": at, "function": {"name": event.name, "arguments": ""}}
-        rest = {"index": at, "function": {"arguments": event.arguments}}
+        opening = {**call, "index": at, kind: {"name": event.name, written: ""}}
+        rest = {"index": at, kind: {written: called[written]}}
         return [self._chunk(_json({"tool_calls": [piece]})) for piece in (opening, rest)]
 
     def _end(self, event: Finished) -> list[bytes]:
@@ -213,5 +226,6 @@ CHAT = Dialect(
     id_prefix="chatcmpl-",
     read=read_chat,
     writer=ChatWriter,
+    in_functions=chat_in_functions,
     error=openai_error,
 )

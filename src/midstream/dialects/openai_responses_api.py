@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 from typing_extensions import override
 
-from midstream.dialects.answer_options import read_options
-from midstream.dialects.api_errors import RATE_LIMITED, ApiError, openai_error
+from midstream.dialects.answer_options import STRICT_FIELD, read_options
+from midstream.dialects.api_errors import CONTEXT_LENGTH_EXCEEDED, RATE_LIMITED, ApiError, openai_error
+from midstream.dialects.compacted_items import expand_compacted
 from midstream.dialects.declared_tools import SEARCH, in_functions, list_others, loaded_tools, read_input
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.dialects.fields import Fields, bad_field, field, texts_of
@@ -26,6 +28,8 @@ _WISHES = {
     "tool_choice": "forced_tool",
     "parallel_tool_calls": "parallel_calls",
     "reasoning": "effort",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
     "store": "store",
 }
 _READ = frozenset(
@@ -36,35 +40,47 @@ _READ = frozenset(
     }
 )
 _ECHOED = (
+    "frequency_penalty",
     "instructions",
     "max_output_tokens",
     "metadata",
     "parallel_tool_calls",
+    "presence_penalty",
     "previous_response_id",
     "prompt_cache_key",
     "reasoning",
+    "safety_identifier",
     "temperature",
     "text",
     "tool_choice",
     "tools",
     "top_p",
-    "truncation",
     "user",
 )
-_UNSAID: Json = {
+_DEFAULTS: Json = {
+    "frequency_penalty": 0,
     "instructions": None,
     "max_output_tokens": None,
+    "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "presence_penalty": 0,
     "previous_response_id": None,
+    "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
-    "temperature": None,
+    "safety_identifier": None,
+    "service_tier": "default",
+    "temperature": 1,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
-    "top_p": None,
+    "top_logprobs": 0,
+    "top_p": 1,
     "truncation": "disabled",
 }
+"""What this API documents for fields that a request leaves out. Those that a request sets and nothing grants have these
+values, too."""
+_FUNCTION: Json = {"description": None, "parameters": None, "strict": None}
 _CUT = {Finish.LENGTH: "max_output_tokens", Finish.FILTER: "content_filter"}
 
 _ID_PREFIXES = {
@@ -93,11 +109,16 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
     if isinstance(sent, str):
         sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
     previous = field(fields, "previous_response_id", str) or ""
-    if not isinstance(sent, list) or not (sent or previous or known):
+    conversation = _conversation_of(fields)
+    if sent is None and (previous or conversation):
+        sent = []
+    if not isinstance(sent, list) or not (sent or previous or conversation or known):
         raise bad_field("input", "`input` is a text or a list of items")
-    if field(fields, "conversation", object) is not None:
-        raise bad_field("conversation", "conversations are not stored here; use `previous_response_id`")
     is_stored = field(fields, "store", bool) is not False
+    if conversation and (previous or not is_stored):
+        raise bad_field(
+            "conversation", "`conversation` goes with `store`, and without `previous_response_id`"
+        )
     is_background = bool(field(fields, "background", bool))
     if is_background and not is_stored:
         raise bad_field("background", "`background` needs `store`, because the answer is requested later")
@@ -121,13 +142,23 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
         is_stored=is_stored,
         is_private=not is_stored,
         previous=previous,
+        conversation=conversation,
         metadata=texts_of(fields, "metadata"),
         user=field(fields, "user", str) or field(fields, "safety_identifier", str) or "",
         cache_key=field(fields, "prompt_cache_key", str) or "",
-        echo={name: field(fields, name, object) for name in _ECHOED if name in fields},
+        echo={name: field(fields, name, object) for name in _ECHOED if name in fields}
+        | ({"conversation": {"id": conversation}} if conversation else {}),
         wished=wished,
         ignored=(*ignored, *wished.odd),
     )
+
+
+def _conversation_of(fields: Fields) -> str:
+    value = field(fields, "conversation", object)
+    name = value.get("id") if isinstance(value, dict) else value
+    if name is not None and not isinstance(name, str):
+        raise bad_field("conversation", "`conversation` is an id, or an object with an `id`")
+    return name or ""
 
 
 def list_items(messages: list[Value], response_id: str) -> list[Value]:
@@ -158,9 +189,9 @@ class ResponsesWriter(Writer):
             "model": form.model,
             "background": form.is_background,
             "store": form.is_stored,
-            **_UNSAID,
-            **{name: value for name, value in form.echo.items() if value is not None},
+            **_settings(form),
         }
+        self._ended_at = 0.0
         self._sequence = 0
         self._output: list[Json] = []
         """Items that are whole."""
@@ -214,6 +245,10 @@ class ResponsesWriter(Writer):
     def whole(self) -> bytes:
         return _json(self.response)
 
+    @override
+    def end_at(self, at: float) -> None:
+        self._ended_at = at
+
     def _stop(self, status: Status, *, error: Json | None = None) -> list[bytes]:
         pieces = self._close("incomplete")
         self.response = self._in_state(status, error=error)
@@ -235,8 +270,9 @@ class ResponsesWriter(Writer):
         details: Json | None = None,
         usage: Json | None = None,
     ) -> Json:
+        completed_at = int(self._ended_at) if status == "completed" else None
         changing = {"error": error, "incomplete_details": details, "output": [*self._output], "usage": usage}
-        return {**self._fixed, "status": status, **changing}
+        return {**self._fixed, "status": status, "completed_at": completed_at, **changing}
 
     # --- items ------------------------------------------------------------------------------------------------
 
@@ -346,6 +382,26 @@ class ResponsesWriter(Writer):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
 
 
+def _settings(form: Form) -> Json:
+    """Return the settings of a response: those that were requested and granted, and the defaults of all others."""
+    granted = {
+        name: value for name, value in form.echo.items() if value is not None and (name not in form.ignored)
+    }
+    for name in ("reasoning", "text"):
+        if isinstance(granted.get(name), dict):
+            granted[name] = {**_DEFAULTS[name], **granted[name]}
+    if isinstance(tools := granted.get("tools"), list):
+        granted["tools"] = [_whole_tool(each, is_strict=STRICT_FIELD not in form.ignored) for each in tools]
+    return {**_DEFAULTS, **granted}
+
+
+def _whole_tool(tool: Value, *, is_strict: bool) -> Value:
+    """Return a tool as a response lists it: a function has all its fields, and `strict` only where it is granted."""
+    if not (isinstance(tool, dict) and tool.get("type") == "function"):
+        return tool
+    return {**_FUNCTION, **tool} | ({} if is_strict else {"strict": None})
+
+
 def usage_in_responses(counted: Usage | None) -> Json | None:
     """Return tokens as this API counts them, or null where the upstream did not count them."""
     if counted is None:
@@ -366,6 +422,10 @@ def _output_text(words: str) -> Json:
     return {"type": "output_text", "text": words, "annotations": [], "logprobs": []}
 
 
+def _in_functions(items: Sequence[Value]) -> list[Value]:
+    return in_functions(expand_compacted(items))
+
+
 RESPONSES = Dialect(
     name="responses",
     path=("responses",),
@@ -375,6 +435,9 @@ RESPONSES = Dialect(
     read=read_responses,
     writer=ResponsesWriter,
     error=openai_error,
-    in_functions=in_functions,
+    in_functions=_in_functions,
     is_retrievable=True,
+    streamed_codes=frozenset(
+        {CONTEXT_LENGTH_EXCEEDED}
+    ),  # Codex shortens a conversation on `response.failed` only
 )

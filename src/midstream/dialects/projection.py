@@ -152,19 +152,20 @@ class Projection:
         body = record.body
         if body.usage is not None:
             self._usage = body.usage if self._usage is None else self._usage + body.usage
-        self._finished = Finished(body.finish, body.model, self._usage)
+        self._finished = Finished(body.finish, body.model, self._usage, body.stop_sequence)
         if body.finish is Finish.INTERRUPTED or not body.calls:
             return []  # the turn goes on, or its end follows
-        return self._finish()
+        return self._finish(record.at)
 
     def _end_turn(self, record: TurnEnded) -> list[bytes]:
         if record.status is TurnStatus.COMPLETED:
-            return self._finish()
+            return self._finish(record.at)
         refusal = refusal_of_end(record, retry_after_s=self._retry_after_s)
         pieces = self.fail(refusal)
         self.refusal = final(refusal) if self.has_begun else refusal
         return pieces
 
-    def _finish(self) -> list[bytes]:
+    def _finish(self, at: float) -> list[bytes]:
         self.is_over = True
+        self._writer.end_at(at)
         return self.open() + self._writer.write(self._finished)

@@ -79,7 +79,13 @@ class Read(Struct, frozen=True):
 
 
 def read(
-    dialect: Dialect, headers: Mapping[str, str], body: bytes, memo: Memo | None = None, owner: bytes = b""
+    dialect: Dialect,
+    headers: Mapping[str, str],
+    body: bytes,
+    memo: Memo | None = None,
+    owner: bytes = b"",
+    *,
+    principal: str = "",
 ) -> Read:
     """Read a request.
 
@@ -87,6 +93,7 @@ def read(
         headers: Its headers, which may name the conversation.
         memo: What is known of earlier requests; what is read now is kept there.
         owner: Whose request it is, by the key that was shown.
+        principal: See `ApiCaller`: conversations of several are kept apart.
 
     Raises:
         MalformedFrameError: It is no JSON object.
@@ -94,13 +101,13 @@ def read(
     """
     fields = fields_of(body)
     if memo is not None and len(body) >= memo.bytes_min:
-        found = _read_behind(dialect, headers, fields, memo, owner)
+        found = _read_behind(dialect, headers, fields, memo, owner, principal)
         if found is not None:
             return found
     asked = dialect.read(fields, 0)
-    session = read_session_name(headers, asked)
+    session = read_session_name(headers, asked, principal)
     transcript = msgspec.structs.replace(asked, instructions="").transcript()
-    gist = Gist.of_nothing("" if session else scope_of(asked)).then(transcript)
+    gist = Gist.of_nothing("" if session else scope_of(asked, principal)).then(transcript)
     return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, fields)
 
 
@@ -144,6 +151,7 @@ def _read_behind(
     fields: Fields,
     memo: Memo,
     owner: bytes,
+    principal: str,
 ) -> Read | None:
     """Read a request behind the messages that are known, and keep what was read; None where the whole is to be read."""
     messages = _raws_of(fields, dialect.messages)
@@ -152,8 +160,8 @@ def _read_behind(
     asked = dialect.read({**fields, dialect.messages: _NOTHING}, len(messages))
     if asked.is_stored or asked.previous or any(kind == SEARCH for kind, _, _ in asked.other_tools.values()):
         return None  # tools that a search has loaded stand in the messages
-    session = read_session_name(headers, asked)
-    scope = "" if session else scope_of(asked)
+    session = read_session_name(headers, asked, principal)
+    scope = "" if session else scope_of(asked, principal)
     whose = sha256(msgspec.json.encode([dialect.name, owner.hex(), scope])).digest()
     form = dialect.format
     last = range(max(0, len(messages) - CUTS_MAX), len(messages) + 1)

@@ -23,7 +23,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from midstream.dialects.conversation_index import AGENT_HEADERS, SESSION_HEADERS
+from midstream.dialects.conversation_index import AGENT_HEADERS, SESSION_HEADERS, name_within
 
 IDEMPOTENCY_HEADERS = ("idempotency-key", "x-idempotency-key")
 RETRY_HEADER = "x-stainless-retry-count"
@@ -71,13 +71,16 @@ class KeyReused(Struct, frozen=True):
     """The idempotency key belongs to another request."""
 
 
-def request_of(path: str, headers: Mapping[str, str], body: bytes, *, is_named: bool) -> Request:
+def request_of(
+    path: str, headers: Mapping[str, str], body: bytes, *, is_named: bool, principal: str = ""
+) -> Request:
     """Return the facts that decide whether a POST repeats another one.
 
     Args:
         body: The body, or what is equal for equal bodies only.
+        principal: See `ApiCaller`: no request repeats that of another one.
     """
-    whole = blake2b(path.encode(), digest_size=16)
+    whole = blake2b((f"{principal}\0{path}" if principal else path).encode(), digest_size=16)
     # Lengths first: no two requests run together into the same bytes.
     names = (
         headers.get(header, "").encode("utf-8", "replace") for header in (*SESSION_HEADERS, *AGENT_HEADERS)
@@ -88,7 +91,8 @@ def request_of(path: str, headers: Mapping[str, str], body: bytes, *, is_named: 
     key = next((headers[name] for name in IDEMPOTENCY_HEADERS if headers.get(name)), "")
     count = headers.get(RETRY_HEADER, "0")
     is_retry = count.isascii() and count.isdigit() and int(count[:4]) > 0
-    return Request(whole.digest(), f"{path} {key}" if key else "", is_retry=is_retry, is_named=is_named)
+    key = f"{path} {name_within(principal, key)}" if key else ""
+    return Request(whole.digest(), key, is_retry=is_retry, is_named=is_named)
 
 
 def find_repeated(request: Request, known: Iterable[KnownRun]) -> KnownRun | KeyReused | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Self
 
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
 from midstream.dialects.dialect import Dialect, Form
@@ -48,6 +48,18 @@ async def refuse(
     """Send a refusal as its dialect writes it."""
     given = {**(headers or {}), **refusal.headers()}
     await send_whole(send, dialect.error_body(refusal), status=dialect.status(refusal), headers=given)
+
+
+async def refuse_socket(scope: Scope, send: Send, dialect: Dialect, refusal: ApiError) -> None:
+    """Refuse the handshake of a WebSocket, with the body of a refusal where the server can send one."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
+        return
+
+    async def send_in_handshake(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    await refuse(send_in_handshake, dialect, refusal)
 
 
 class ResponseReader:
@@ -113,8 +125,10 @@ class ResponseReader:
             return
         projection = self.projection
         if self._is_ended and projection.refusal is not None and not projection.is_open:
-            await self._refuse(headers)
-            return
+            if projection.refusal.code not in self._live.dialect.streamed_codes:
+                await self._refuse(headers)
+                return
+            self._publish([*projection.open(), *projection.fail(projection.refusal)])
         self._is_quiet = False
         if not self._events:
             self._publish(projection.open())

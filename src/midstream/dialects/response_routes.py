@@ -9,28 +9,29 @@ from midstream.dialects.api_errors import ApiError
 from midstream.dialects.application_sessions import ApplicationSessions
 from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import Arrived, RefusedError
+from midstream.dialects.item_pages import page_of, read_number
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
 from midstream.dialects.openai_responses_api import list_items
 from midstream.dialects.projection import Projection
+from midstream.dialects.response_inputs import ResponseInputs
 from midstream.dialects.response_reader import ResponseReader, send_whole
 from midstream.environment import World
 
-ITEMS_MAX, ITEMS = 100, 20
-"""Items of one page, at most and by default."""
-
 
 class ResponseRoutes:
-    """Everything below `/v1/responses/{id}`."""
+    """Everything below `/v1/responses/`."""
 
     def __init__(
         self,
         sessions: ApplicationSessions,
         responses: LiveResponses,
+        inputs: ResponseInputs,
         world: World,
         *,
         shows_upstream_calls: bool,
     ) -> None:
         self._sessions = sessions
+        self._inputs = inputs
         self._responses = responses
         self._world = world
         self._shows_upstream_calls = shows_upstream_calls
@@ -43,20 +44,24 @@ class ResponseRoutes:
             MidstreamError: The request has another form, or the store refuses.
         """
         match arrived.method, parts:
+            case "POST", ["compact"]:
+                await self._inputs.compact(arrived, receive, send)
+            case "POST", ["input_tokens"]:
+                await self._inputs.count(arrived, send)
             case "GET", [response_id]:
                 await self._show(response_id, arrived, receive, send)
             case "DELETE", [response_id]:
-                await self._delete(response_id, send)
+                await self._delete(response_id, arrived, send)
             case "POST", [response_id, "cancel"]:
-                await self._cancel(response_id, send)
+                await self._cancel(response_id, arrived, send)
             case "GET", [response_id, "input_items"]:
                 await self._items(response_id, arrived, send)
             case _:
                 raise RefusedError(ApiError(404, "not_found", "no such address"))
 
     async def _show(self, response_id: str, arrived: Arrived, receive: Receive, send: Send) -> None:
-        after = _number(arrived, "starting_after", -1) + 1
-        live = await self._live(response_id)
+        after = read_number(arrived, "starting_after", -1) + 1
+        live = await self._live(response_id, arrived)
         if arrived.query.get("stream", "") not in ("true", "1"):
             await send_whole(send, (await self._project(live)).whole())
             return
@@ -73,15 +78,15 @@ class ResponseRoutes:
         async with reader:
             await reader.stream({}, after=after)
 
-    async def _delete(self, response_id: str, send: Send) -> None:
-        live = await self._live(response_id)
+    async def _delete(self, response_id: str, arrived: Arrived, send: Send) -> None:
+        live = await self._live(response_id, arrived)
         await live.cancel()
         await self._sessions.delete(live.found)
         body = {"id": response_id, "object": "response", "deleted": True}
         await send_whole(send, msgspec.json.encode(body))
 
-    async def _cancel(self, response_id: str, send: Send) -> None:
-        live = await self._live(response_id)
+    async def _cancel(self, response_id: str, arrived: Arrived, send: Send) -> None:
+        live = await self._live(response_id, arrived)
         if live.is_open and not live.found.form.is_background:
             raise bad_field(
                 "response_id", "only a background response can be cancelled: close its connection"
@@ -92,28 +97,15 @@ class ResponseRoutes:
         await send_whole(send, (await self._project(live)).whole())
 
     async def _items(self, response_id: str, arrived: Arrived, send: Send) -> None:
-        live = await self._live(response_id)
+        live = await self._live(response_id, arrived)
         items = list_items(live.found.request.input, response_id)
-        if arrived.query.get("order", "desc") != "asc":
-            items.reverse()
-        if after := arrived.query.get("after"):
-            ids = [item["id"] for item in items]
-            items = items[ids.index(after) + 1 :] if after in ids else []
-        limit = min(max(1, _number(arrived, "limit", ITEMS)), ITEMS_MAX)
-        page = items[:limit]
-        body = {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else "",
-            "last_id": page[-1]["id"] if page else "",
-            "has_more": len(items) > limit,
-        }
-        await send_whole(send, msgspec.json.encode(body))
+        await send_whole(send, msgspec.json.encode(page_of(items, arrived)))
 
-    async def _live(self, response_id: str) -> LiveResponse:
-        """Return a response that is stored; any other one has no name."""
+    async def _live(self, response_id: str, arrived: Arrived) -> LiveResponse:
+        """Return a response that is stored; any other one has no name, and that of another principal neither."""
         found = await self._sessions.find(response_id)
-        if found is None or not found.form.is_stored:
+        is_own = found is not None and found.request.principal == arrived.caller.principal
+        if found is None or not (found.form.is_stored and is_own):
             message = "no such response: none was stored under this id, or it is too old"
             raise RefusedError(ApiError(404, "response_not_found", message))
         return self._responses.add(self._sessions, found, None)
@@ -127,12 +119,3 @@ class ResponseRoutes:
             if projection.is_over:
                 break
         return projection
-
-
-def _number(arrived: Arrived, name: str, otherwise: int) -> int:
-    text = arrived.query.get(name)
-    if text is None:
-        return otherwise
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):  # noqa: PLR2004 - nine digits fit any count
-        raise bad_field(name, f"`{name}` is a whole number")
-    return int(text)

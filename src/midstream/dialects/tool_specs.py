@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from midstream.dialects.declared_tools import DeclaredTool, list_others
+from midstream.dialects.declared_tools import DeclaredTool, list_chat_customs, list_others
 from midstream.dialects.fields import Fields, bad_field, field
 from midstream.history.codecs.codec_spec import Json, Value
 from midstream.history.messages import ToolSpec
@@ -22,7 +22,7 @@ def tools_of(
         fields: The request's.
         ignored: Gets the names of tools that only the API's own provider could run.
         loaded: Declarations that the application found later. Given, functions stand for its tools of other kinds
-            (`declared_tools`).
+            (`declared_tools`); otherwise for the custom tools of chat completions.
 
     Raises:
         BadFieldError: `tools` is no list of objects, or a function has no name.
@@ -31,7 +31,7 @@ def tools_of(
     legacy = field(fields, "functions", list[Any]) or []
     found: list[ToolSpec | None] = []
     for tool in [*listed, *({"function": each} for each in legacy), *(loaded or ())]:
-        others = [] if loaded is None else list_others(tool)
+        others = list_chat_customs(tool) if loaded is None else list_others(tool)
         found += [_spec(each) for each in others] or [_tool(tool, ignored)]
     choice = field(fields, "tool_choice", object)
     kind = choice.get("type") if isinstance(choice, dict) else choice
@@ -41,7 +41,7 @@ def tools_of(
 
 
 def _spec(tool: DeclaredTool) -> ToolSpec:
-    return ToolSpec(tool.function_name, tool.description, tool.schema)
+    return ToolSpec(tool.function_name, tool.description, tool.schema, _strict_of(tool.source))
 
 
 def _tool(tool: Value, ignored: list[str]) -> ToolSpec | None:
@@ -58,4 +58,10 @@ def _tool(tool: Value, ignored: list[str]) -> ToolSpec | None:
         raise bad_field("tools", "each tool has a name")
     schema = described.get("parameters", described.get("input_schema"))
     words = described.get("description")
-    return ToolSpec(name, words if isinstance(words, str) else "", schema if isinstance(schema, dict) else {})
+    text = words if isinstance(words, str) else ""
+    return ToolSpec(name, text, schema if isinstance(schema, dict) else {}, _strict_of(described))
+
+
+def _strict_of(described: Json) -> bool | None:
+    strict = described.get("strict")
+    return strict if isinstance(strict, bool) else None

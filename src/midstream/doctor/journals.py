@@ -39,6 +39,7 @@ from midstream.history.rendering import render
 from midstream.session.records import decode, is_pruned
 from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS, ClosedStore
+from midstream.store.contract import is_session
 from midstream.store.guard.chain import may_end_journal
 from midstream.store.key_place import KeyPlace
 from midstream.store.sqlite.truncation import cut_journals
@@ -161,6 +162,8 @@ def examine_store(
     try:
         with read_store(named, key_file=key_file) as store:
             for line in store.list():
+                if not is_session(line.session):
+                    continue
                 sessions += 1
                 live += line.mark.is_live
                 records += line.end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from midstream.engine.agent import Agent, SubAgent
 from midstream.environment import World
@@ -12,6 +12,7 @@ from midstream.errors import ToolDefinitionError
 from midstream.models.model import StoredModel
 from midstream.session.calls import OnDoubt
 from midstream.store.contract import Store
+from midstream.tools.function_tools import ToolSource
 
 SOURCES_CLOSE_S = 10.0
 """Seconds that tool servers have to end: the MCP SDK asks, waits 2 s, terminates, waits 2 s, kills."""
@@ -27,6 +28,8 @@ class AgentResources:
         self._world = world
         self._models: list[StoredModel] = []
         """The models that keep values in the store, while the host runs."""
+        self.of_sessions: dict[str, tuple[ToolSource, ...]] = {}
+        """Sources of tools that only one session has."""
 
     def check(self, store: Store) -> None:
         """Check that the tools can run on a store.
@@ -47,12 +50,27 @@ class AgentResources:
         for model in self._models:
             model.begin_use(store)
 
+    async def set_sources(self, session_id: str, sources: Sequence[ToolSource]) -> None:
+        """Give a session these sources, or none; those that it had are closed."""
+        old = self.of_sessions.pop(session_id, ())
+        if sources:
+            self.of_sessions[session_id] = tuple(sources)
+        await self._end(self._closing(old))
+
     async def close(self) -> None:
         """Close the tool servers and pools, and end the use of models, all at once within `SOURCES_CLOSE_S`."""
-        sources = {id(each): each for agent in _family_of(self._agent) for each in agent.sources}
-        closing = [self._world.spawn(each.close(), name="close tools") for each in sources.values()]
+        sources = [each for agent in _family_of(self._agent) for each in agent.sources]
+        sources += (each for those in self.of_sessions.values() for each in those)
+        closing = self._closing(sources)
         closing += [self._world.spawn(each.end_use(), name="close a model") for each in self._models]
-        self._models = []
+        self._models, self.of_sessions = [], {}
+        await self._end(closing)
+
+    def _closing(self, sources: Iterable[ToolSource]) -> list[asyncio.Task[None]]:
+        each_once = {id(each): each for each in sources}
+        return [self._world.spawn(each.close(), name="close tools") for each in each_once.values()]
+
+    async def _end(self, closing: list[asyncio.Task[None]]) -> None:
         if not closing:
             return
         done, late = await asyncio.wait(closing, timeout=SOURCES_CLOSE_S)

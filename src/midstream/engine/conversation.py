@@ -6,7 +6,7 @@ accepted once. Events are read from the journal, so that the reader survives a s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -90,10 +90,23 @@ async def turn_of(
                     yield event
         except MidstreamError as error:
             failures += 1
-            is_refused = isinstance(error, SessionBusyError) or error.retry not in {"now", "later"}
-            if is_refused or sessions.is_draining or failures > STORE_ATTEMPTS_MAX:
+            if isinstance(error, SessionBusyError):
                 raise
-            await world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=world.chance()))
+            await pause_after(sessions, error, failures)
+
+
+async def pause_after(sessions: ConversationSessions, error: MidstreamError, failures: int) -> None:
+    """Wait before another attempt at a session that has moved, or whose store is busy.
+
+    Args:
+        failures: Attempts that failed in a row.
+
+    Raises:
+        MidstreamError: `error`, where another attempt is of no use.
+    """
+    if error.retry not in {"now", "later"} or sessions.is_draining or failures > STORE_ATTEMPTS_MAX:
+        raise error
+    await sessions.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=sessions.world.chance()))
 
 
 class _Turn:
@@ -176,19 +189,36 @@ async def follow(sessions: ConversationSessions, session: str, after: int) -> As
     Raises:
         MidstreamError: The process shuts down, or the session cannot be read.
     """
-    world, reader, failures = sessions.world, JournalReader(), 0
+    reader = JournalReader()
+    async with aclosing(follow_pages(sessions, session, after)) as pages:
+        async for page in pages:
+            for stored in page:
+                yield reader.read(stored.body)
+
+
+async def follow_pages(
+    sessions: ConversationSessions, session: str, after: int
+) -> AsyncGenerator[Sequence[StoredRecord], None]:
+    """Iterate as `follow` does, over all records that are there at a time; an empty page is before each wait.
+
+    Raises:
+        MidstreamError: The process shuts down, or the session cannot be read.
+    """
+    failures = 0
     while True:
         try:
             runner = await sessions.session(session)
             runner.attach()
             try:
-                async for stored in _records(runner, after):
-                    after, failures = stored.position, 0
-                    yield reader.read(stored.body)
+                while True:
+                    page = await runner.read(after=after, limit=PAGE_RECORDS)
+                    if page:
+                        after, failures = page[-1].position, 0
+                    yield page
+                    if not page:
+                        await runner.wait(after)
             finally:
                 runner.detach()
         except MidstreamError as error:
             failures += 1
-            if error.retry not in {"now", "later"} or sessions.is_draining or failures > STORE_ATTEMPTS_MAX:
-                raise
-            await world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=world.chance()))
+            await pause_after(sessions, error, failures)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from midstream.engine.journal import Journal
 from midstream.engine.listing import batch_of
 from midstream.environment import World
-from midstream.errors import MidstreamError, UnavailableError
+from midstream.errors import LeaseHeldError, MidstreamError, UnavailableError
 from midstream.models.responses import merge_deltas
 from midstream.observability.observers import Observers
 from midstream.retries import APPEND_ATTEMPTS_MAX, APPEND_BACKOFF
@@ -26,6 +26,8 @@ from midstream.session.session import Session
 from midstream.session.turn.commands import Refused
 from midstream.store.contract import Store
 
+HELD_PAUSE_S = 0.05
+"""Seconds between two claims of a session whose process may have died a moment ago."""
 HOLD_S = 0.005
 """Seconds that a whole response may wait for the start of its first call, to be one append with it."""
 
@@ -245,8 +247,19 @@ class DrivenJournal:
             waiting.set_result(answer)
 
     async def _claim(self) -> None:
-        """Claim the session under a new epoch, and fold what other nodes appended."""
-        await self.journal.claim(at=self._world.now())
+        """Claim the session under a new epoch, and fold what other nodes appended.
+
+        A process that was started anew at once may find the session held by the killed one for a moment.
+        """
+        until = self._world.monotonic() + self.journal.death_noticed_s
+        while True:
+            try:
+                await self.journal.claim(at=self._world.now())
+                break
+            except LeaseHeldError:
+                if self._world.monotonic() >= until:
+                    raise
+            await self._world.sleep(HELD_PAUSE_S)
         try:
             others = await self.journal.catch_up()
             self.state = sessions.fold(others, self.state)

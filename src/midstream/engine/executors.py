@@ -297,7 +297,7 @@ class Executor:
     ) -> Response:
         """Journal the model's words as they come and return the whole response."""
         ref = pending_work.ref
-        name = self._agent.model.name
+        name = request.model or self._agent.model.name
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
         passed = CallFilter(has_tools=bool(request.tools)).apply if builder.is_announcing else _same
         try:
@@ -546,6 +546,7 @@ def _of_application(request: ModelRequest, session: Session, asked: ApplicationR
         settings=asked.settings,
         stalls=None,
         is_resent=True,
+        model=asked.model,
     )
 
 

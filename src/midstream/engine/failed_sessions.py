@@ -52,13 +52,14 @@ class FailedSessions:
         self._defects.check(session_id)
 
     def add(self, runner: Runner, error: MidstreamError) -> None:
-        """Reopen a session later where its turn is open and the error may pass."""
+        """Reopen a session later where a turn is open in it, or may be, and the error may pass."""
         session_id = runner.session_id
         if isinstance(error, StoppedOnDefectError):
             self._defects.count(session_id)
         if session_id in self.reopening or self._is_stopped:
             return  # its own runner has failed again: the task goes on trying
-        if runner.state.is_live and isinstance(error, MAY_PASS):
+        may_be_live = runner.state.is_live or runner.journal.has_unused_claim
+        if may_be_live and isinstance(error, MAY_PASS):
             name = f"reopen {session_id}"
             self.reopening[session_id] = self._world.spawn(self._reopen(session_id), name=name)
 

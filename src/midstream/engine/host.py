@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from midstream.engine.agent_resources import AgentResources
 from midstream.engine.conversation import answer_of, payload_of, turn_of
 from midstream.engine.escrow_locks import Locks
 from midstream.engine.failed_sessions import FailedSessions
+from midstream.engine.followed_journals import FollowedJournals
 from midstream.engine.journal import Journal, require_session_id
 from midstream.engine.other_nodes import Caretaker
 from midstream.engine.recovery import Recovery, StartupRecovery
@@ -45,6 +46,7 @@ from midstream.session.turn.states import LOOK_BACK_S, RunningCalls
 from midstream.store.contract import SessionInfo, Store
 from midstream.store.guard.guarded_store import guard_store
 from midstream.store.store_registry import open_store
+from midstream.tools.function_tools import ToolSource
 
 HAND_ON_S = 1.0
 """Seconds in which a session that was cut gives itself up; a store that takes longer gives up everything at its end."""
@@ -282,6 +284,11 @@ class Host:
         """Resume a suspect when it is its turn."""
         self._trials.hold(runner)
 
+    def note_claimed(self, runner: Runner) -> None:
+        """Resume the open turn of a session that was claimed for nothing: no other node is informed of it."""
+        if not self.is_draining:
+            self._caretaker.take_up({runner.session_id}, once_more=True)
+
     async def give_up(self, session_id: str) -> None:
         """Release an idle session that another process is to delete; its readers are informed once that is done.
 
@@ -301,6 +308,11 @@ class Host:
             for session_id, runner in self._awake.items()
             if runner.readers and runner.may_grow_elsewhere
         }
+
+    @property
+    def journals(self) -> FollowedJournals:
+        """Readers of journals that are no sessions."""
+        return self._caretaker.journals
 
     async def put_to_sleep(self, session_id: str) -> bool:
         """Let a session and its sub-agents go to sleep if none of them is at work; return whether all sleep.
@@ -331,6 +343,13 @@ class Host:
     def is_locked(self, info: SessionInfo) -> bool:
         """Whether the open turn of a session waits for its client to bring the secret."""
         return self._caretaker.is_locked(info)
+
+    async def set_sources(self, session_id: str, sources: Sequence[ToolSource]) -> None:
+        """Give a session sources of tools of its own, from the next time that it is opened in this process.
+
+        They are closed when others take their place, or none, and at the end of the host.
+        """
+        await self._resources.set_sources(session_id, sources)
 
     def carry_on(self, session_id: str) -> None:
         """Resume the work of a session, and of its sub-agents, that waited for its client's secret."""
@@ -565,7 +584,9 @@ class Host:
     def _agent_of(self, session_id: str, state: Session) -> Agent:
         """Return who answers in a session: the host's agent, or for a child the one that its call named."""
         path = self._paths.pop(session_id, ())
-        return self.agent.sub_agent(state.parent.path if state.parent else path)
+        agent = self.agent.sub_agent(state.parent.path if state.parent else path)
+        sources = self._resources.of_sessions.get(session_id)
+        return agent.with_tools(*sources) if sources else agent
 
     async def _peek(self, session_id: str) -> Session:
         """Fold a session as it is in the store, without waking it."""

@@ -86,6 +86,8 @@ class Journal:
         """The epoch this process writes under; 0 while it has not claimed the session."""
         self.is_handed_over = False
         """Whether the last node had given the session up before it was claimed here."""
+        self._claiming: asyncio.Task[int] | None = None
+        """The claim by which this process has the lease, or may have it: it is under way, or its outcome unknown."""
         self._cut_claim: SessionInfo | None = None
         """The line of a session that was given up, from before a claim that has not returned."""
         self.held_at = -math.inf
@@ -196,15 +198,30 @@ class Journal:
                 raise self._deletion_error()
             is_free = None if found is None else found.is_free
             self._cut_claim = found if is_free else None
+            claiming = self._store.claim(self.session_id, at=at, is_free=is_free)
+            # One that is cancelled may happen all the same, and later than `release` looks.
+            self._claiming = self._world.spawn(claiming, name=f"claim {self.session_id}")
             try:
-                self.epoch = await self._store.claim(self.session_id, at=at, is_free=is_free)
+                self.epoch = await asyncio.shield(self._claiming)
             except JournalMovedError:  # given up since it was found: its mark of a handover depends on that
+                self._claiming = None
                 continue
+            except LeaseHeldError:
+                self._claiming = None
+                raise
             self._cut_claim = None
             self.is_handed_over = bool(is_free)
             self._world.reach(Fault.AFTER_CLAIM)
             return self.epoch
         raise StoreBusyError(f"session {self.session_id!r} is claimed and given up by others all the time")
+
+    @property
+    def has_unused_claim(self) -> bool:
+        """Whether this process may have the lease, and has appended nothing under it.
+
+        No other node resumes a turn that is open in the session, and none reports it.
+        """
+        return self._claiming is not None and not 0 < self.epoch == self.newest.epoch
 
     @property
     def hides_no_death(self) -> bool:
@@ -215,9 +232,12 @@ class Journal:
         """Release the session, where it was claimed here, so that any node may claim it; calling it again is
         harmless.
         """
+        if self._claiming is not None and not self._claiming.done():
+            await asyncio.wait({self._claiming})
         if self.epoch:
             await self._store.release(self.session_id, epoch=self.epoch)
             self.epoch = 0
+            self._claiming = None
         elif self._cut_claim is not None:
             before, self._cut_claim = self._cut_claim, None
             found = await self._store.find(self.session_id)
@@ -252,6 +272,11 @@ class Journal:
     async def forward(self, body: bytes) -> bytes:
         """Forward a command to the node with the session's lease, and return the answer."""
         return await self._store.forward(self.session_id, body)
+
+    @property
+    def death_noticed_s(self) -> float:
+        """See `Store.death_noticed_s`."""
+        return self._store.death_noticed_s
 
     @property
     def is_transactional(self) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from itertools import count, groupby
 from typing import Protocol, TypeVar
 
 from midstream.engine import session_work
+from midstream.engine.followed_journals import FollowedJournals
 from midstream.engine.forwarding import GIVE_UP, decode_command, encode_answer, name_approver
 from midstream.engine.pruning import Pruner
 from midstream.engine.runner import Runner
@@ -29,7 +30,14 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.protocol.frames import EventId
-from midstream.retries import HAND_OVER_BACKOFF, HAND_OVER_S, RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
+from midstream.retries import (
+    HAND_OVER_BACKOFF,
+    HAND_OVER_S,
+    RECONNECT_BACKOFF,
+    RETURNED_ATTEMPTS_MAX,
+    RETURNED_BACKOFF,
+    STORE_ATTEMPTS_MAX,
+)
 from midstream.session.child_names import root_of
 from midstream.session.retention import Retention
 from midstream.session.session import Session
@@ -101,9 +109,13 @@ class Caretaker:
         self._pruner = Pruner(sessions, store, world, retention)
         self._turnstile = asyncio.Semaphore(TAKEN_UP_AT_ONCE)
         self._is_following_more = asyncio.Event()
+        self.journals = FollowedJournals(self.refresh_followed)
+        """Readers of journals that are no sessions."""
         self._watching: asyncio.Task[None] | None = None
         self._working: set[asyncio.Task[None]] = set()
         self._taking_up: set[str] = set()
+        self._reported_again: set[str] = set()
+        """Orphans that were reported while they were being taken up: another node had them, and died, too."""
         self._once_more: set[str] = set()
         """Sessions that are taken up again when the attempt that is under way has ended."""
         self._locked: dict[str, int] = {}
@@ -127,12 +139,12 @@ class Caretaker:
         """Begin to resume turns without a node.
 
         Args:
-            session_ids: The sessions; those that are being taken up are left out.
+            session_ids: The sessions; those that are being taken up are left out, unless another node proves faster.
             once_more: Take those up again afterwards: what the attempt under way lacked has come.
         """
         wanted = dict.fromkeys(session_ids)
-        if once_more:
-            self._once_more.update(wanted.keys() & self._taking_up)
+        again = self._once_more if once_more else self._reported_again
+        again.update(wanted.keys() & self._taking_up)
         new = [session_id for session_id in wanted if session_id not in self._taking_up]
         unread = Unread(len(new))
         for session_id in new:
@@ -184,7 +196,7 @@ class Caretaker:
         """
         while True:
             self._is_following_more.clear()
-            asking = self._world.spawn(self._store.watch(self._sessions.followed_ends()), name="watch")
+            asking = self._world.spawn(self._store.watch(self._followed_ends()), name="watch")
             waiting = [asking, self._world.spawn(self._is_following_more.wait(), name="follow more")]
             if self.peers:
                 waiting.append(
@@ -227,22 +239,29 @@ class Caretaker:
             try:
                 async with self._turnstile:
                     await self._sessions.session(session_id)
-            except UnavailableError:
+            except (UnavailableError, LeaseHeldError):
                 pass  # tried again below
             finally:
                 unread.count_down()
             await unread.is_over.wait()  # what died together is judged together
+            returns = 0
             for failures in range(1, STORE_ATTEMPTS_MAX + 1):
                 try:
                     async with self._turnstile:
-                        runner = await self._sessions.session(session_id)
-                        await runner.take_up()
+                        await (await self._sessions.session(session_id)).take_up()
                 except UnavailableError:
                     await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
+                except LeaseHeldError:
+                    if session_id in self._reported_again:
+                        self._reported_again.discard(session_id)
+                        continue
+                    returns += 1
+                    if returns > RETURNED_ATTEMPTS_MAX or not await self._has_returned(session_id):
+                        _log.debug("another node was faster", extra={"session": session_id})
+                        return
+                    await self._world.sleep(RETURNED_BACKOFF.wait_s(returns, chance=self._world.chance()))
                 else:
                     return
-        except LeaseHeldError:
-            _log.debug("another node was faster", extra={"session": session_id})
         except SessionLockedError:
             _log.debug("a turn waits for its client", extra={"session": session_id})
             await self._note_locked(session_id)
@@ -250,9 +269,22 @@ class Caretaker:
             _log.error("not taken over: %s", error.message, extra={"session": session_id})
         finally:
             self._taking_up.discard(session_id)
-            if session_id in self._once_more:
-                self._once_more.discard(session_id)
-                self.take_up({session_id})
+            self._reported_again.discard(session_id)
+        if session_id in self._once_more:  # not after a cancellation
+            self._once_more.discard(session_id)
+            self.take_up({session_id})
+
+    async def _has_returned(self, session_id: str) -> bool:
+        """Whether an orphan is held under the epoch that it had without a node: its node has come back.
+
+        Should that node die before the store looks again, the orphan is not reported once more.
+        """
+        try:
+            found = await self._store.find(session_id)
+        except UnavailableError:
+            return True  # it is not known
+        runner = self._sessions.awake(session_id)
+        return runner is not None and found is not None and found.epoch == runner.state.epoch
 
     async def _note_locked(self, session_id: str) -> None:
         found = await self._store.find(session_id)
@@ -304,6 +336,10 @@ class Caretaker:
 
     # --- readers
 
-    async def _refresh(self, moved: Iterable[str]) -> None:
+    def _followed_ends(self) -> dict[str, int]:
+        return {**self._sessions.followed_ends(), **self.journals.ends()}
+
+    async def _refresh(self, moved: Collection[str]) -> None:
+        self.journals.wake(moved)
         runners = [runner for each in moved if (runner := self._sessions.awake(each)) is not None]
         await asyncio.gather(*(runner.refresh() for runner in runners))

@@ -36,7 +36,7 @@ from midstream.session.journal_reading import JournalReader
 from midstream.session.records import OPEN_STATUSES, OutcomeDamaged, encode
 from midstream.session.retention import PruningSurvey, Retention
 from midstream.session.session import Session, evolve, is_prunable, prune_session, restore_session
-from midstream.store.contract import ListPlace, SessionInfo, Store, StoredRecord
+from midstream.store.contract import ListPlace, SessionInfo, Store, StoredRecord, is_session
 
 SWEEP_S = 60.0
 """Seconds between two sweeps."""
@@ -145,7 +145,8 @@ class Pruner:
                 return place  # the next sweep goes on here
             count += 1
             place = ListPlace(info.mark.at, info.session)
-            await self._tend(info)
+            if is_session(info.session):
+                await self._tend(info)
         return place if count == SWEEP_SESSIONS_MAX else None
 
     async def tend(self, session: str) -> None:

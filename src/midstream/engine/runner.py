@@ -102,6 +102,9 @@ class Family(Nursery, Protocol):
     def hold(self, runner: Runner) -> None:
         """Call `Runner.resume` when it is the turn of this suspect."""
 
+    def note_claimed(self, runner: Runner) -> None:
+        """Resume the open turn of a session, if there is one: it was claimed for a command that was not written."""
+
 
 class Runner:
     """A session that is awake in this process."""
@@ -424,6 +427,8 @@ class Runner:
                 for envelope in batch:
                     if not envelope.is_internal:
                         envelope.answer(error)
+                if not internal and self.journal.has_unused_claim:
+                    self._family.note_claimed(self)
                 await self._step(internal)
                 return
             for envelope in batch:

@@ -49,12 +49,15 @@ class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
         data: It in base64; or null, and `url` has its address.
         url: Where it is; or null, and `data` is it.
         name: What people call it.
+        detail: How closely a model is to look at an image, in the word of OpenAI's APIs, such as `low` or `high`;
+            null leaves it to the model.
     """
 
     media_type: str
     data: str | None = None
     url: str | None = None
     name: str | None = None
+    detail: str | None = None
 
 
 class ToolCall(Struct, frozen=True, gc=False, tag="call", omit_defaults=True):
@@ -190,12 +193,16 @@ class UserMessage(Struct, frozen=True, gc=False, tag="user"):
 
 
 class Response(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One answer of a model, whole. Its calls carry distinct ids."""
+    """One answer of a model, whole. Its calls carry distinct ids.
+
+    `stop_sequence` is the requested text before which the answer ended, where the provider named it.
+    """
 
     parts: tuple[ResponsePart, ...]
     finish: Finish = Finish.STOP
     model: str = ""
     usage: Usage | None = None
+    stop_sequence: str = ""
 
     def __post_init__(self) -> None:
         ids = [part.id for part in self.parts if isinstance(part, ToolCall)]
@@ -248,11 +255,15 @@ class History(Struct, frozen=True, gc=False):
 
 
 class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Description of a tool for a model. `parameters` is a JSON schema of an object."""
+    """Description of a tool for a model. `parameters` is a JSON schema of an object.
+
+    `strict`: whether the provider is to hold arguments to that schema; None leaves it to the provider's adapter.
+    """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    strict: bool | None = None
 
 
 def with_distinct_ids(parts: tuple[ResponsePart, ...], *, response_no: int) -> tuple[ResponsePart, ...]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from midstream.models.http_limits import HttpLimits as HttpLimits
     from midstream.models.model import GrantingModel as GrantingModel
     from midstream.models.model import Model as Model
+    from midstream.models.model import PassingModel as PassingModel
     from midstream.models.model import ResumableModel as ResumableModel
     from midstream.models.model import StoredModel as StoredModel
     from midstream.models.openai_compatible import OpenAICompatible as OpenAICompatible
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from midstream.models.responses import KeepAlive as KeepAlive
     from midstream.models.responses import ModelEvent as ModelEvent
     from midstream.models.responses import ModelRequest as ModelRequest
+    from midstream.models.responses import PassedAnswer as PassedAnswer
     from midstream.models.responses import Resumable as Resumable
     from midstream.models.responses import TextDelta as TextDelta
     from midstream.models.responses import ThinkingDelta as ThinkingDelta
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from midstream.models.responses import UpstreamCallEnded as UpstreamCallEnded
     from midstream.models.responses import UpstreamCallStarted as UpstreamCallStarted
     from midstream.models.responses import Working as Working
+    from midstream.models.routed_models import Route as Route
+    from midstream.models.routed_models import RoutedModels as RoutedModels
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -38,13 +42,14 @@ __getattr__, __dir__, __all__ = lazy_names(
         "history.messages": "Finish Usage",
         "models.anthropic_messages": "AnthropicMessages",
         "models.http_limits": "HttpLimits",
-        "models.model": "GrantingModel Model ResumableModel StoredModel",
+        "models.model": "GrantingModel Model PassingModel ResumableModel StoredModel",
         "models.openai_compatible": "OpenAICompatible",
         "models.openai_responses": "OpenAIResponses",
         "models.prompt_prefix": "anchor anchor_chat",
         "models.pydantic_ai": "PydanticAIModel",
+        "models.routed_models": "Route RoutedModels",
         "models.responses": (
-            "Finished KeepAlive ModelEvent ModelRequest Resumable TextDelta ThinkingDelta "
+            "Finished KeepAlive ModelEvent ModelRequest PassedAnswer Resumable TextDelta ThinkingDelta "
             "ToolCallRequested UpstreamCallEnded UpstreamCallStarted Working"
         ),
     },

@@ -75,6 +75,7 @@ class MessageReader:
     def __init__(self) -> None:
         self._open: dict[int, _Block] = {}
         self._stop_reason = ""
+        self._stop_sequence = ""
         self._is_over = False
         self._model = ""
         self._counts: dict[str, int] = {}
@@ -116,7 +117,7 @@ class MessageReader:
         finish = _STOPS.get(self._stop_reason, Finish.STOP)
         if self._has_called and finish is Finish.STOP:
             finish = Finish.CALLS
-        return [*left, Finished(finish, self._model, self._usage())]
+        return [*left, Finished(finish, self._model, self._usage(), self._stop_sequence)]
 
     def _read(self, event: AnthropicEvent) -> list[ModelEvent]:
         kind = event.type
@@ -133,7 +134,9 @@ class MessageReader:
             self._model = _text(message.get("model"))
             self._count(message.get("usage"))
         elif kind == "message_delta":
-            self._stop_reason = _text(_object(event.delta).get("stop_reason")) or self._stop_reason
+            delta = _object(event.delta)
+            self._stop_reason = _text(delta.get("stop_reason")) or self._stop_reason
+            self._stop_sequence = _text(delta.get("stop_sequence")) or self._stop_sequence
             self._count(event.usage)
         elif kind == "message_stop":
             self._is_over = True
@@ -219,6 +222,7 @@ def render_tools(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:
         {"name": tool.name}
         | ({"description": tool.description} if tool.description else {})
         | {"input_schema": {"type": "object"} | (tool.parameters or {"properties": {}})}
+        | ({"strict": True} if tool.strict else {})
         for tool in tools
     ]
 

@@ -7,6 +7,7 @@ iterator stops the work upstream at once: a cancelled turn closes it. Only a `Re
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
 from midstream.models.responses import (
@@ -14,6 +15,7 @@ from midstream.models.responses import (
     KeepAlive,
     ModelEvent,
     ModelRequest,
+    PassedAnswer,
     Resumable,
     ReuseReported,
     TextDelta,
@@ -32,6 +34,8 @@ __all__ = [
     "Model",
     "ModelEvent",
     "ModelRequest",
+    "PassedAnswer",
+    "PassingModel",
     "Resumable",
     "ResumableModel",
     "ReuseReported",
@@ -95,12 +99,31 @@ class StoredModel(Model, Protocol):
 
 
 @runtime_checkable
+class PassingModel(Model, Protocol):
+    """A model whose server has other addresses of OpenAI's API, such as embeddings."""
+
+    def pass_on(self, path: str, body: bytes) -> AbstractAsyncContextManager[PassedAnswer]:
+        """Send a request of a client application as it is, and give the answer as it comes; its end closes it.
+
+        Args:
+            path: Behind the version, such as `/embeddings`.
+            body: JSON.
+
+        Raises:
+            ModelNotFoundError: The server has no such address or no such model.
+            ModelError: Another refusal, silence, or an answer that broke off; also while it is read.
+        """
+
+
+@runtime_checkable
 class GrantingModel(Model, Protocol):
     """A model that takes settings: `ModelRequest.settings`."""
 
     @property
     def grants(self) -> frozenset[str]:
-        """The names of those `midstream.session.model_settings.ModelSettings` that it takes."""
+        """The names of those `midstream.session.model_settings.ModelSettings` that it takes; and `strict`, where it
+        takes that of a tool.
+        """
 
 
 def takes_tools_of(model: Model) -> bool:

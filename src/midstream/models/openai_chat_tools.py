@@ -17,7 +17,8 @@ def render_tools(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:
                 "name": tool.name,
                 "description": tool.description,
                 "parameters": tool.parameters or {"type": "object", "properties": {}},
-            },
+            }
+            | ({} if tool.strict is None else {"strict": tool.strict}),
         }
         for tool in tools
     ]

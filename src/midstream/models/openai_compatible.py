@@ -15,12 +15,12 @@ from midstream.models import openai_chat_tools
 from midstream.models.http_limits import HttpLimits
 from midstream.models.openai_stream import ChatStreamReader
 from midstream.models.prompt_prefix import anchor_chat, cache_key_of, canonical_tools, takes_cache_key
-from midstream.models.provider_http import ProvidedModel, Provider, read_response
+from midstream.models.provider_http import OpenAIServerModel, Provider, read_response
 from midstream.models.responses import ModelEvent, ModelRequest
 from midstream.session.model_settings import CHAT_GRANTS, CHAT_NAMES, chat_fields, select_granted
 
 
-class OpenAICompatible(ProvidedModel):
+class OpenAICompatible(OpenAIServerModel):
     """A model behind `POST {base_url}/chat/completions`: OpenAI, vLLM, llama.cpp, Ollama, OpenRouter, and so on.
 
     Args:

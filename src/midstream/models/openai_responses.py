@@ -15,7 +15,7 @@ from midstream.history.rendering import render
 from midstream.models.http_limits import HttpLimits
 from midstream.models.openai_responses_stream import ResponsesReader, render_tools
 from midstream.models.prompt_prefix import cache_key_of, canonical_tools, takes_cache_key
-from midstream.models.provider_http import ProvidedModel, Provider
+from midstream.models.provider_http import OpenAIServerModel, Provider
 from midstream.models.responses import KeepAlive, ModelEvent, ModelRequest, Resumable
 from midstream.protocol.sse import ServerSentEvent
 from midstream.retries import ATTEMPT_PAUSE_MAX_S, RESPONSE_BACKOFF, RESPONSE_RECONNECTS_MAX
@@ -30,7 +30,7 @@ GONE = (400, 404, 410)
 """What a server answers that no longer has a response, or never kept it."""
 
 
-class OpenAIResponses(ProvidedModel):
+class OpenAIResponses(OpenAIServerModel):
     """A model behind `POST {base_url}/responses`.
 
     In background mode the provider makes the response with or without a connection. A connection that breaks is made

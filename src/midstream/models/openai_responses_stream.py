@@ -183,7 +183,7 @@ def render_tools(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:
             "name": tool.name,
             "description": tool.description,
             "parameters": tool.parameters or {"type": "object", "properties": {}},
-            "strict": False,
+            "strict": bool(tool.strict),
         }
         for tool in tools
     ]

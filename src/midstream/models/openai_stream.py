@@ -60,6 +60,7 @@ class _Choice(Struct):
     index: int = 0
     delta: _Delta | None = None
     finish_reason: str | None = None
+    stop_reason: Any = None  # vLLM's: the stop sequence, or the number of a token
 
 
 class _PromptDetails(Struct):
@@ -103,6 +104,7 @@ class ChatStreamReader:
     def __init__(self) -> None:
         self._calls: dict[int, _Call] = {}
         self._finish: Finish | None = None
+        self._stop_sequence = ""
         self._model = ""
         self._usage: Usage | None = None
         self._has_said = False
@@ -154,11 +156,13 @@ class ChatStreamReader:
             ToolCallRequested(call.id, call.name, "".join(call.arguments), call.signature)
             for _, call in sorted(self._calls.items())
         ]
-        return [*requested, Finished(finish, self._model, self._usage)]
+        return [*requested, Finished(finish, self._model, self._usage, self._stop_sequence)]
 
     def _read_choice(self, choice: _Choice) -> list[ModelEvent]:
         if choice.finish_reason is not None:
             self._finish = _FINISHES.get(choice.finish_reason, Finish.STOP)
+        if isinstance(choice.stop_reason, str):
+            self._stop_sequence = choice.stop_reason
         delta = choice.delta
         if delta is None:
             return []

@@ -15,6 +15,10 @@ from midstream.errors import (
     ModelAccessError,
     ModelError,
     ModelFilteredError,
+    ModelNotFoundError,
+    ModelOverloadedError,
+    ModelQuotaError,
+    ModelRateLimitedError,
     ModelRejectedError,
     ModelStalledError,
     ModelUnavailableError,
@@ -24,9 +28,13 @@ REASON_CHARS_MAX = 300
 """Characters of a server's own words that an error quotes."""
 
 _LATER = ModelUnavailableError
+_FULL = ModelOverloadedError
+_RATE = ModelRateLimitedError
 _STALL = ModelStalledError
 _NEVER = ModelRejectedError
 _ASK = ModelAccessError
+_QUOTA = ModelQuotaError
+_NO_MODEL = ModelNotFoundError
 _FILTER = ModelFilteredError
 _LONG = ContextOverflowError
 
@@ -44,10 +52,13 @@ STATUSES: Mapping[int, type[ModelError]] = MappingProxyType(
             {
                 # 424 is Bedrock's model that failed, 498 a token that is no longer valid, 529 Anthropic overloaded.
                 _LATER: (
-                    "408 409 421 423 424 425 429 449 499 500 502 503 504 506 507 508 509 520 521 522 523 524 525 526 "
-                    "527 529 530 598 599"
+                    "408 409 421 423 424 425 449 499 500 502 504 506 507 508 509 520 521 522 523 524 525 526 527 530 "
+                    "598 599"
                 ),
-                _ASK: "301 302 303 307 308 401 402 403 404 405 407 410 498 511",
+                _FULL: "503 529",
+                _RATE: "429",
+                _ASK: "301 302 303 307 308 401 403 404 405 407 410 498 511",
+                _QUOTA: "402",
                 _NEVER: "400 406 411 412 414 415 416 417 418 422 426 428 431 501 505 510",
                 _LONG: "413",
                 _FILTER: "451",
@@ -61,15 +72,21 @@ CODES: Table = _table(
     {
         _LATER: (
             # OpenAI and those who speak like it
-            "rate_limit_exceeded server_error server_overloaded slow_down vector_store_timeout "
-            "failed_to_download_image engine_overloaded model_overloaded conversation_locked "
+            "server_error vector_store_timeout failed_to_download_image conversation_locked "
             # Anthropic
-            "overloaded_error rate_limit_error api_error conflict_error memory_precondition_failed_error "
-            "memory_path_conflict_error cmek_context_unavailable cmek_key_unreachable ramp_limit_exceeded "
+            "api_error conflict_error memory_precondition_failed_error memory_path_conflict_error "
+            "cmek_context_unavailable cmek_key_unreachable "
             # Google and Bedrock
-            "RESOURCE_EXHAUSTED UNAVAILABLE INTERNAL ABORTED CANCELLED UNKNOWN DATA_LOSS ThrottlingException "
-            "ServiceUnavailableException InternalServerException ModelNotReadyException ModelErrorException "
-            "ModelStreamErrorException ServiceQuotaExceededException"
+            "INTERNAL ABORTED CANCELLED UNKNOWN DATA_LOSS InternalServerException ModelErrorException "
+            "ModelStreamErrorException"
+        ),
+        _FULL: (
+            "server_overloaded server_is_overloaded engine_overloaded model_overloaded slow_down overloaded_error "
+            "UNAVAILABLE ServiceUnavailableException ModelNotReadyException"
+        ),
+        _RATE: (
+            "rate_limit_exceeded rate_limit_error ramp_limit_exceeded RESOURCE_EXHAUSTED ThrottlingException "
+            "ServiceQuotaExceededException"
         ),
         _STALL: "timeout_error DEADLINE_EXCEEDED ModelTimeoutException request_timeout",
         _NEVER: (
@@ -85,17 +102,21 @@ CODES: Table = _table(
             "misalignment_policy_violation ResponsibleAIPolicyViolation moderation_blocked SAFETY PROHIBITED_CONTENT"
         ),
         _ASK: (
-            "insufficient_quota billing_hard_limit_reached billing_not_active account_deactivated invalid_api_key "
+            "account_deactivated invalid_api_key "
             "invalid_organization incorrect_api_key mismatched_organization unsupported_country_region_territory "
-            "model_not_found deployment_not_found DeploymentNotFound data_residency_mismatch "
-            "authentication_error billing_error permission_error not_found_error contract_spend_limit_reached "
-            "enforced_spend_limit_reached linked_organization_spend_limit_reached "
+            "data_residency_mismatch "
+            "authentication_error permission_error not_found_error "
             "linked_organization_billing_unavailable organization_on_hold organization_type_not_supported "
             "parent_organization_required cmek_key_disabled cmek_key_network_blocked sandbox_egress_restricted "
             "claude_code_key_creator_not_member claude_code_version_too_old UNAUTHENTICATED PERMISSION_DENIED "
             "NOT_FOUND FAILED_PRECONDITION AccessDeniedException ResourceNotFoundException "
-            "UnrecognizedClientException ExpiredTokenException insufficient_credits"
+            "UnrecognizedClientException ExpiredTokenException"
         ),
+        _QUOTA: (
+            "insufficient_quota billing_hard_limit_reached billing_not_active billing_error insufficient_credits "
+            "contract_spend_limit_reached enforced_spend_limit_reached linked_organization_spend_limit_reached"
+        ),
+        _NO_MODEL: "model_not_found deployment_not_found DeploymentNotFound",
         _LONG: (
             "context_length_exceeded exceed_context_size_error request_too_large "
             "request_body_too_large_after_decoding string_above_max_length"
@@ -124,7 +145,10 @@ OVERFLOW_WORDS = (
 _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
     {
         _LONG: " (the conversation is longer than the model can read)",
-        _ASK: " (check the API key, the account and the name of the model; then resume the turn)",
+        **dict.fromkeys(
+            (_ASK, _QUOTA, _NO_MODEL),
+            " (check the API key, the account and the name of the model; then resume the turn)",
+        ),
         _FILTER: " (its content filter; another text may pass)",
     }
 )
@@ -167,7 +191,8 @@ def _kind_of(names: list[str], words: str, status: int | None) -> type[ModelErro
     if _LONG in exact or any(sign in words.lower() for sign in OVERFLOW_WORDS):
         return _LONG
     if exact:
-        return exact[0]
+        is_model = exact[0] is _ASK and "not_found_error" in names and words.startswith("model")
+        return _NO_MODEL if is_model else exact[0]  # Anthropic has one name for all that does not exist
     if status is not None:
         return STATUSES.get(status) or (_NEVER if _CLIENT_ERROR <= status < _SERVER_ERROR else _LATER)
     return next((TYPES[name] for name in names if name in TYPES), _LATER)

@@ -8,7 +8,8 @@ import functools
 import io
 import ssl
 import urllib.request
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from types import TracebackType
 from typing import Protocol, Self
@@ -22,6 +23,7 @@ from midstream.errors import (
     FrameTooLargeError,
     ModelError,
     ModelForgotError,
+    ModelNotFoundError,
     ModelStalledError,
     ModelUnavailableError,
     UsageError,
@@ -30,7 +32,7 @@ from midstream.json_depth import require_shallow
 from midstream.models.http_limits import HttpLimits
 from midstream.models.network_log import NetworkLog
 from midstream.models.provider_errors import error_of
-from midstream.models.responses import KeepAlive, ModelEvent
+from midstream.models.responses import KeepAlive, ModelEvent, PassedAnswer
 from midstream.protocol.sse import ServerSentEvent, SseDecoder
 from midstream.retries import retry_after_s
 from midstream.timing import StallBudgets
@@ -249,13 +251,13 @@ class Provider:
         """
         silences = self._limits.silences(stalls)
         self._network.log_request(method, path, body or b"")
-        try:
+        with self._typed_errors():
             async with (
                 self._answer(method, path, body, headers or {}, first_s=silences[0]) as response,
                 contextlib.aclosing(_pieces(response, *silences)) as pieces,
             ):
                 self._network.log_status(response.status)
-                media_type = response.headers.get("content-type", "").partition(";")[0].strip()
+                media_type = _media_type_of(response)
                 if response.status in gone:
                     raise ModelForgotError(f"{self.name} no longer has the response")
                 if response.status != HTTPStatus.OK or media_type in _NO_STREAM:
@@ -264,6 +266,46 @@ class Provider:
                 async for piece in pieces:
                     self._network.log_piece(piece)
                     yield decoder.feed(piece)
+
+    @contextlib.asynccontextmanager
+    async def passed(self, path: str, body: bytes) -> AsyncGenerator[PassedAnswer, None]:
+        """Send a body as it is, and give the answer as it comes; its end closes the connection if it is not whole.
+
+        Raises:
+            ModelNotFoundError: The server has no such address, or no such model.
+            ModelError: As `events`; also while the pieces are read.
+        """
+        silences = self._limits.silences(None)
+        self._network.log_request("POST", path, body)
+        with self._typed_errors():
+            async with (
+                self._answer("POST", path, body, {"accept": "*/*"}, first_s=silences[0]) as response,
+                contextlib.aclosing(_pieces(response, *silences)) as pieces,
+            ):
+                self._network.log_status(response.status)
+                if response.status != HTTPStatus.OK:
+                    error = await self._refusal(response, _media_type_of(response), pieces)
+                    is_missing = response.status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+                    raise ModelNotFoundError(error.message) if is_missing else error
+                content_type = response.headers.get("content-type", "application/json")
+                try:
+                    async with contextlib.aclosing(self._logged(pieces)) as logged:
+                        yield PassedAnswer(content_type, logged)
+                finally:
+                    if not response.content.at_eof():
+                        self._retire_here()
+
+    async def _logged(self, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        with self._typed_errors():
+            async for piece in pieces:
+                self._network.log_piece(piece)
+                yield piece
+
+    @contextlib.contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        """Raise what goes wrong with a connection as errors of the model."""
+        try:
+            yield
         except FrameTooLargeError as error:
             raise ModelUnavailableError(f"{self.name} sent an event above the limit") from error
         except _SilenceError as error:
@@ -330,10 +372,15 @@ class Provider:
 
     async def aclose(self) -> None:
         """Close the connections of the running loop. A later request opens new ones."""
+        if (connections := self._retire_here()) is not None:
+            await _close_unused(connections)
+
+    def _retire_here(self) -> _Connections | None:
+        """Retire the connections of the running loop, if there are any, and return them."""
         connections = self._connections.get(asyncio.get_running_loop())
         if connections is not None:
             self._retire(connections)
-            await _close_unused(connections)
+        return connections
 
     async def _connections_here(self) -> _Connections:
         loop = asyncio.get_running_loop()
@@ -377,6 +424,10 @@ class Provider:
         return error_of(error, status=response.status, retry_after_s=wait_s)
 
 
+def _media_type_of(response: aiohttp.ClientResponse) -> str:
+    return response.headers.get("content-type", "").partition(";")[0].strip()
+
+
 async def _close_unused(connections: _Connections) -> None:
     """Close connections that are retired and have no answer on its way."""
     if connections.is_retired and not connections.answers:
@@ -399,3 +450,15 @@ class ProvidedModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+class OpenAIServerModel(ProvidedModel):
+    """A model of a server whose other addresses of OpenAI's API are used through it: see `PassingModel`."""
+
+    def pass_on(self, path: str, body: bytes) -> AbstractAsyncContextManager[PassedAnswer]:
+        """Send a request as it is, and give the answer as it comes.
+
+        Raises:
+            ModelError: The server refused, was silent, or broke off.
+        """
+        return self._provider.passed(path, body)

@@ -6,7 +6,7 @@ it started, whenever it ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -57,6 +57,7 @@ class ModelRequest(Struct, frozen=True):
         settings: How the answer is to be made, as far as the model grants it.
         person: The receiver of an upstream agent's permission requests; None where there is none.
         stalls: How long the agent allows silences to be; None where no agent sends this.
+        model: Which of several models is to answer (`RoutedModels`); "" for the one there is, or the first.
         is_resent: The history is what a client application has sent: tools that an agent ran itself may be missing.
     """
 
@@ -72,6 +73,14 @@ class ModelRequest(Struct, frozen=True):
     person: Person | None = None
     stalls: StallBudgets | None = None
     is_resent: bool = False
+    model: str = ""
+
+
+class PassedAnswer(Struct, frozen=True):
+    """Answer of a server to a request that was passed on: its type, and its bytes as they come."""
+
+    content_type: str
+    pieces: AsyncGenerator[bytes, None]
 
 
 class TextDelta(Struct, frozen=True):
@@ -151,11 +160,15 @@ class Resumable(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True):
-    """The response is whole. Nothing may follow."""
+    """The response is whole. Nothing may follow.
+
+    `stop_sequence` is the requested text before which it ended, where the provider names it.
+    """
 
     finish: Finish = Finish.STOP
     model: str = ""
     usage: Usage | None = None
+    stop_sequence: str = ""
 
 
 ModelEvent = (
@@ -284,7 +297,8 @@ class ResponseBuilder:
         has_content = any(isinstance(part, ToolCall | UpstreamCall) or part.text.strip() for part in parts)
         if not (has_content or self.is_announcing):
             return None
-        return Response(parts, self._finished.finish, self._finished.model, self._finished.usage)
+        end = self._finished
+        return Response(parts, end.finish, end.model, end.usage, storable(end.stop_sequence))
 
     @property
     def is_running_upstream(self) -> bool:

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 from midstream.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from midstream.dialects.a2a_messages import A2aOptions as A2aOptions
+    from midstream.dialects.a2a_messages import A2aSkill as A2aSkill
+    from midstream.dialects.mcp_messages import McpOptions as McpOptions
+    from midstream.dialects.mcp_messages import McpTool as McpTool
     from midstream.protocol.stream_settings import StreamSettings as StreamSettings
     from midstream.server.app import App as App
     from midstream.server.app import asgi as asgi
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
+        "dialects.mcp_messages": "McpOptions McpTool",
+        "dialects.a2a_messages": "A2aOptions A2aSkill",
         "protocol.stream_settings": "StreamSettings",
         "server.app": "App asgi",
         "server.audit_log": "AuditLog",

@@ -16,8 +16,10 @@ from typing import Any, Never
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route, Router, WebSocketRoute
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from midstream.dialects.a2a_messages import A2aOptions
+from midstream.dialects.mcp_messages import McpOptions
 from midstream.engine.agent import Agent, require_agent
 from midstream.engine.host import Host
 from midstream.engine.sleeping import MemoryLimits
@@ -25,12 +27,32 @@ from midstream.environment import World
 from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.observability.observers import Observer
 from midstream.protocol.stream_settings import StreamSettings
+from midstream.server.api import a2a_endpoint
+from midstream.server.api.ag_ui_endpoint import AgUiConnect, AgUiReader, AgUiRun, AgUiThreads
+from midstream.server.api.chat_endpoint import ChatHistory, ChatPost, ChatReader
+from midstream.server.api.durable_stream_endpoint import PlainStreamReader, PlainStreamWriter
 from midstream.server.api.http_endpoints import EventsEndpoint, HttpEndpoints, StreamCutError
+from midstream.server.api.langgraph_endpoint import LangGraphAssistants, LangGraphThreads
+from midstream.server.api.langgraph_protocol_endpoint import LangGraphCommands, LangGraphEvents
+from midstream.server.api.langgraph_runs_endpoint import (
+    LangGraphRunJoin,
+    LangGraphRunReader,
+    LangGraphRuns,
+    LangGraphRunStream,
+    LangGraphRunWait,
+)
+from midstream.server.api.langgraph_threads import GraphThreads
+from midstream.server.api.mcp_endpoint import McpCalls, McpEnd, McpPost, McpReader
 from midstream.server.api.metrics import Metrics, MetricsPage
 from midstream.server.api.nodes_endpoint import NodesEndpoint
+from midstream.server.api.plain_streams import PlainStreams
 from midstream.server.api.probe_endpoint import ProbeEndpoints
 from midstream.server.api.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.api.route_table import OpenApiEndpoint, routes_of
+from midstream.server.api.session_streams import SessionStreamReader
+from midstream.server.api.stream_sweeping import StreamSweeper
+from midstream.server.api.subscription_delivery import StreamSubscriptions
+from midstream.server.api.subscription_endpoint import SubscriptionOwnerEndpoint, WakeEndpoint
 from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access
 from midstream.server.auth.access_routes import AccessRoutes
@@ -47,6 +69,7 @@ from midstream.server.transports.connection import Connections
 from midstream.server.transports.http_commands import CommandsEndpoint
 from midstream.server.transports.long_poll import PollEndpoint
 from midstream.server.transports.websocket_endpoint import WebSocketEndpoint
+from midstream.server.webhooks import Webhooks
 from midstream.session.retention import Retention
 from midstream.session.turn.states import LOOK_BACK_S
 from midstream.store.contract import Store
@@ -81,6 +104,9 @@ def asgi(
     observers: Sequence[Observer] = (),
     allow_unauthenticated: bool = False,
     audit: AuditLog | None = None,
+    mcp: McpOptions = McpOptions(),
+    a2a: A2aOptions = A2aOptions(),
+    webhook_origins: Collection[str] = (),
 ) -> App:
     """Make the ASGI app that hosts an agent: run it with `midstream serve`, or mount it in your own.
 
@@ -101,6 +127,10 @@ def asgi(
         allow_unauthenticated: Serve clients of other machines without `access`: for an app that is mounted in one with
             a login of its own. By default they are refused.
         audit: Where acts of principals and refusals are written, one JSON line each.
+        mcp: How clients of MCP are served, and with which tools.
+        a2a: How clients of A2A are served, and what the agent's card has.
+        webhook_origins: Origins in private networks, such as `http://127.0.0.1:9000`, to which subscriptions of plain
+            streams may send webhooks. Without a port, each port of the host. Others need a public address and HTTPS.
 
     Raises:
         UsageError: `access` is given, and the store keeps no small values (`KeyValue`); or one of `allowed_origins` is
@@ -127,7 +157,10 @@ def asgi(
         host, access, limits, allowed_origins, allow_unauthenticated=allow_unauthenticated, audit=audit
     )
     connections = Connections(limit=limits.connections_max, settings=settings)
-    return App(host, connections, door, page, allowed_origins=allowed_origins)
+    webhooks = Webhooks(host.store, world, webhook_origins)
+    return App(
+        host, connections, door, page, allowed_origins=allowed_origins, mcp=mcp, a2a=a2a, webhooks=webhooks
+    )
 
 
 class App:
@@ -141,6 +174,9 @@ class App:
         page: MetricsPage | None = None,
         *,
         allowed_origins: Collection[str],
+        mcp: McpOptions = McpOptions(),
+        a2a: A2aOptions = A2aOptions(),
+        webhooks: Webhooks,
     ) -> None:
         self.host = host
         self.connections = connections
@@ -151,7 +187,15 @@ class App:
             host, "serve", name=host.agent.name, figures=self._figures, counters=door.counters.of_fleet
         )
         """How the servers of the store stand."""
-        self._router = _router_of(host, connections, door, self.reports)
+        streams = PlainStreams(host)
+        self._subscriptions = StreamSubscriptions(host, streams, webhooks)
+        self._sweeper = StreamSweeper(host, streams)
+        others = _stream_endpoints(host, connections, streams, self._sweeper, self._subscriptions)
+        others += _mcp_endpoints(McpCalls(host, connections, mcp))
+        tasks = a2a_endpoint.A2aTasks(host, connections, a2a)
+        others.append(a2a_endpoint.A2aCard(host, a2a, is_authenticated=door.access is not None))
+        others += [each(tasks) for each in a2a_endpoint.METHODS]
+        self._router = _router_of(host, connections, door, [NodesEndpoint(self.reports), *others], tasks)
         self.metrics = None if page is None else Metrics(page, self._figures)
         """Serves `/metrics`; None without an observer that has a page."""
         if self.metrics is not None:
@@ -197,6 +241,8 @@ class App:
                 await self.host.start()
                 await self.door.open()
                 self.reports.start()
+                self._subscriptions.start()
+                self._sweeper.start()
                 self._is_started = True
 
     async def _start_late(self) -> None:
@@ -240,6 +286,8 @@ class App:
         self.drain()
         await self.door.close()
         await self.reports.stop()
+        await self._subscriptions.stop()
+        await self._sweeper.stop()
         await self.host.stop(grace_s=grace_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -274,7 +322,8 @@ class App:
             is_late = self.host.is_draining and isinstance(error, UsageError)
             await refuse(problem_of(_draining() if is_late else error), scope, receive, send)
         except HTTPException as error:
-            headers = {**self._allow_header(scope, error), **(error.headers or {})}
+            headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+            headers |= self._allow_header(scope, error)
             await refuse(problem_of_http(error), scope, receive, send, headers)
         except Exception:
             if not is_begun:
@@ -285,12 +334,14 @@ class App:
         """Return the header that names what may be asked at an address where something else was (RFC 9110, 15.5.6)."""
         if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
             return {}
-        methods = {
-            method
+        found = [
+            route
             for route in self._router.routes
             if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
-            for method in route.methods or ()
-        }
+        ]
+        # `/threads/search` is no thread, and `/tasks/x:cancel` no task: what names more of the address is meant.
+        nearest = min(map(_variety, found), default=(0, 0))
+        methods = {method for route in found if _variety(route) == nearest for method in route.methods or ()}
         methods = methods or {"GET", "HEAD"}  # a file
         return {"allow": ", ".join(sorted(methods))}
 
@@ -331,6 +382,11 @@ class App:
             raise
 
 
+def _variety(route: Route) -> tuple[int, int]:
+    """Return a number that is the smaller, the more of an address a route names."""
+    return len(route.param_convertors), -len(route.path)
+
+
 def _draining() -> DrainingError:
     return DrainingError("this server is shutting down; reconnect to continue", retry_after_s=1.0)
 
@@ -338,8 +394,8 @@ def _draining() -> DrainingError:
 class _Routes(Router):
     """Looks up at once what is asked of a session, by what stands behind its name; all else route by route."""
 
-    def __init__(self, routes: Sequence[BaseRoute]) -> None:
-        super().__init__(routes, redirect_slashes=False, default=_raise_not_found)
+    def __init__(self, routes: Sequence[BaseRoute], default: ASGIApp) -> None:
+        super().__init__(routes, redirect_slashes=False, default=default)
         self._of_session = {
             (method, what): route.app
             for route in routes
@@ -358,16 +414,27 @@ class _Routes(Router):
         await app(scope, receive, send)
 
 
-def _router_of(host: Host, connections: Connections, door: AuthMiddleware, reports: NodeReports) -> _Routes:
+def _router_of(
+    host: Host,
+    connections: Connections,
+    door: AuthMiddleware,
+    others: Sequence[Any],
+    tasks: a2a_endpoint.A2aTasks,
+) -> _Routes:
     probe = ProbeEndpoints(host.world)
     endpoints: list[Any] = [
         HttpEndpoints(host, connections),
         CommandsEndpoint(host, connections),
         EventsEndpoint(host, connections),
         PollEndpoint(host, connections),
+        ChatPost(host, connections),
+        ChatReader(host, connections),
+        ChatHistory(host),
+        *_ag_ui_endpoints(host, connections),
+        *_langgraph_endpoints(host, connections),
         probe,
         OpenApiEndpoint(),
-        NodesEndpoint(reports),
+        *others,
     ]
     if door.access is not None:
         endpoints.append(AccessRoutes(door))
@@ -379,8 +446,49 @@ def _router_of(host: Host, connections: Connections, door: AuthMiddleware, repor
             WebSocketRoute(f"{_ONE}/stream", WebSocketEndpoint(host, connections)),
             WebSocketRoute("/v1/probe/stream", probe.stream),
             *page_routes(),
-        ]
+        ],
+        a2a_endpoint.A2aRest(tasks, _raise_not_found),
     )
+
+
+def _stream_endpoints(
+    host: Host,
+    connections: Connections,
+    streams: PlainStreams,
+    sweeper: StreamSweeper,
+    subscriptions: StreamSubscriptions,
+) -> list[Any]:
+    return [
+        WakeEndpoint(host, subscriptions),  # before the streams: their names may have slashes
+        SubscriptionOwnerEndpoint(host, streams, subscriptions),
+        SessionStreamReader(host, connections),
+        PlainStreamWriter(host, streams, sweeper),
+        PlainStreamReader(host, streams, connections),
+    ]
+
+
+def _ag_ui_endpoints(host: Host, connections: Connections) -> list[Any]:
+    threads = AgUiThreads(host, connections)
+    return [AgUiRun(threads), AgUiConnect(threads), AgUiReader(threads)]
+
+
+def _mcp_endpoints(calls: McpCalls) -> list[Any]:
+    return [McpPost(calls), McpReader(calls), McpEnd(calls)]
+
+
+def _langgraph_endpoints(host: Host, connections: Connections) -> list[Any]:
+    threads = GraphThreads(host)
+    return [
+        LangGraphAssistants(host),
+        LangGraphThreads(host, threads),
+        LangGraphRunStream(threads, connections),  # before `runs/{run_id}`
+        LangGraphRunWait(threads, connections),
+        LangGraphRuns(threads),
+        LangGraphRunReader(threads, connections),
+        LangGraphRunJoin(threads, connections),
+        LangGraphEvents(threads, connections),
+        LangGraphCommands(threads),
+    ]
 
 
 async def _raise_not_found(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's shape

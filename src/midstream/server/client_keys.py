@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from starlette.types import Scope
 
-from midstream.dialects.api_errors import ApiError
+from midstream.dialects.api_errors import RATE_LIMIT_EXCEEDED, RATE_LIMITED, ApiError
 from midstream.dialects.gateway_bodies import RefusedError, check_token
 from midstream.environment import World
 from midstream.errors import LimitReachedError, UsageError
@@ -48,7 +48,9 @@ class ClientKey:
                 self.refusals.count(address)
             except LimitReachedError as error:
                 message = f"{error.message} came from this address; send the right key, or wait"
-                limited = ApiError(429, "rate_limit_exceeded", message, retry_after_s=error.retry_after_s)
+                limited = ApiError(
+                    RATE_LIMITED, RATE_LIMIT_EXCEEDED, message, retry_after_s=error.retry_after_s
+                )
                 raise RefusedError(limited) from refused
             raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 from urllib.parse import parse_qsl, unquote
@@ -15,11 +15,13 @@ from starlette.types import Message, Receive, Scope, Send
 from midstream.agents.agent_runs import SILENCE_MAX_S
 from midstream.dialects.accepted_requests import Accepting
 from midstream.dialects.anthropic import estimate_tokens
+from midstream.dialects.api_callers import ApiCaller
 from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
 from midstream.dialects.application_sessions import ApplicationSessions
+from midstream.dialects.conversation_routes import ConversationRoutes
 from midstream.dialects.dialect import Dialect
-from midstream.dialects.dialect_registry import at_path, speaking
-from midstream.dialects.fields import BadFieldError, fields_of
+from midstream.dialects.dialect_registry import RESPONSES, at_path, speaking
+from midstream.dialects.fields import BadFieldError, field, fields_of
 from midstream.dialects.gateway_bodies import (
     Arrived,
     GoneError,
@@ -27,11 +29,19 @@ from midstream.dialects.gateway_bodies import (
     body_of,
     headers_of,
     is_local,
+    refusal_in,
 )
+from midstream.dialects.kept_conversations import KeptConversations
 from midstream.dialects.live_responses import GRACE_S, LiveResponses
-from midstream.dialects.response_reader import ResponseReader, refuse, send_whole
+from midstream.dialects.passed_requests import PASSED, PassedRequests
+from midstream.dialects.response_inputs import ResponseInputs
+from midstream.dialects.response_reader import ResponseReader, refuse, refuse_socket, send_whole
 from midstream.dialects.response_routes import ResponseRoutes
+from midstream.dialects.response_socket import ResponseSocket
 from midstream.dialects.stored_conversations import Conversations
+from midstream.dialects.usage_counting import UsageCounting
+from midstream.dialects.usage_ledger import UsageLedger
+from midstream.dialects.usage_totals import Prices
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.engine.sleeping import MemoryLimits
@@ -39,8 +49,11 @@ from midstream.environment import World
 from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.history.codecs.codec_spec import Json
 from midstream.models.model import Model
-from midstream.server.auth.origins import check_origin, origins_of
+from midstream.models.routed_models import RoutedModels
+from midstream.server.auth.origins import origins_of
 from midstream.server.client_keys import ClientKey
+from midstream.server.gateway_limits import GatewayLimits
+from midstream.server.gateway_users import GatewayCallers, GatewayUsers
 from midstream.server.lifespan import live
 from midstream.server.node_reporting import NodeReports
 from midstream.session.retention import Retention
@@ -64,6 +77,8 @@ def gateway(
     model: Model,
     *,
     token: str | None,
+    users: Path | None = None,
+    prices: Mapping[str, Prices] = {},
     store: str | Path | Store | None = None,
     names: Collection[str] = (),
     allowed_origins: Collection[str] = (),
@@ -77,9 +92,11 @@ def gateway(
     Args:
         model: What answers; closed with the app where it has an `aclose`.
         token: What clients send as their API key, 16 characters at least; None admits every client that can reach it.
+        users: A token file with a key for each user, and limits; read again when it changes. It may not exist yet.
+        prices: Of the models, by their names; those of "" are for every other model. With them usage has a cost.
         store: Where responses are kept, and what conversations are known by: a store, or the URL or path of one (see
             `open_store`); in memory by default, and lost with the process.
-        names: The models' names that client applications may ask for; any by default.
+        names: The models' names that client applications may ask for; by default any, or those of `RoutedModels`.
         allowed_origins: Origins such as `https://app.example` whose pages may ask without a token.
         grace_s: Seconds that a response goes on when no client reads it any more.
         kept_s: Seconds after its last response in which a conversation is kept, in words; then digests remain.
@@ -87,16 +104,27 @@ def gateway(
         world: Clock, chance and tasks; the real ones by default.
 
     Raises:
-        UsageError: No such store is known, what stands in `allowed_origins` is no origin, or the token is too short.
+        UsageError: No such store is known, what stands in `allowed_origins` is no origin, the token is too short, there
+            are `users` and no token, their file has another form, or one of `names` is none of `RoutedModels`.
     """
     world = world or World()
+    if users is not None and token is None:
+        raise UsageError("a gateway that requires no key has no users; give it a token")
+    if isinstance(model, RoutedModels):
+        if unknown := set(names).difference(model.names):
+            raise UsageError(f"none of the models has the name {', '.join(sorted(unknown))}")
+        names = names or model.names
     return Gateway(
         model,
         open_store("memory:" if store is None else store, world=world),
         is_durable=store not in (None, "memory:"),
-        token=token,
+        callers=GatewayCallers(
+            None if token is None else ClientKey(token, world),
+            None if users is None else GatewayUsers(users, world),
+            origins_of(allowed_origins),
+        ),
+        prices=prices,
         names=names,
-        allowed_origins=allowed_origins,
         grace_s=grace_s,
         kept_s=kept_s,
         shows_upstream_calls=shows_upstream_calls,
@@ -122,9 +150,9 @@ class Gateway:
         store: Store,
         *,
         is_durable: bool,
-        token: str | None,
+        callers: GatewayCallers,
+        prices: Mapping[str, Prices],
         names: Collection[str],
-        allowed_origins: Collection[str],
         grace_s: float,
         kept_s: float,
         shows_upstream_calls: bool,
@@ -132,40 +160,46 @@ class Gateway:
     ) -> None:
         self.world = world
         self._model = model
-        self._store = store
         self._kept_s = kept_s
         self._shows_upstream_calls = shows_upstream_calls
         self._conversations = Conversations(store, world)
         self.responses = LiveResponses(world, self._conversations, grace_s=grace_s)
-        agent, memory = Agent(model, name=model.name, stalls=_SILENCE), MemoryLimits(idle_s=IDLE_S)
-        limits = Retention(sessions_for_s=kept_s)
-        durable = Host(agent, store, world=world, retention=limits, memory=memory)
-        limits = Retention(sessions_for_s=min(kept_s, PRIVATE_KEPT_S))
-        private = Host(
-            agent, open_store("memory:", world=world), world=world, retention=limits, memory=memory
-        )
+        durable = _host_of(model, store, world, kept_s=kept_s)
+        memory = open_store("memory:", world=world)
+        private = _host_of(model, memory, world, kept_s=min(kept_s, PRIVATE_KEPT_S))
         self._durable = ApplicationSessions(durable, world, "durable", is_durable=is_durable)
         self._private = ApplicationSessions(private, world, "private", is_durable=False)
-        self._key = None if token is None else ClientKey(token, world)
-        counters = {} if self._key is None else {"wrong_keys": self._key.refusals}
+        self._callers = callers
+        ledger = UsageLedger(durable.store, prices, world)
+        self._usage = UsageCounting(ledger, self._durable, self._private, world)
+        allowances = GatewayLimits(ledger, self.responses.count_open, world)
+        counters = {**callers.counters, **allowances.counters}
         self.reports = NodeReports(
             durable, "gateway", name=model.name, figures=self._figures, counters=counters
         )
         """How the gateways of the store stand."""
         self._names = frozenset(names)
-        self._allowed_origins = origins_of(allowed_origins)
+        self._kept = ConversationRoutes(kept := KeptConversations(self._durable, world))
         self._accepting = Accepting(
             model,
             self._durable,
             self._private,
             self.responses,
             self._conversations,
+            kept,
             self._names,
+            ledger,
+            allowances,
             world,
         )
         self._routes = ResponseRoutes(
-            self._durable, self.responses, world, shows_upstream_calls=shows_upstream_calls
+            self._durable,
+            self.responses,
+            ResponseInputs(self._accepting, self.responses, world),
+            world,
+            shows_upstream_calls=shows_upstream_calls,
         )
+        self._passed = PassedRequests(model, ledger, allowances, world)
         self._starting = asyncio.Lock()
         self._tending: set[asyncio.Task[None]] = set()
         self._is_draining = False
@@ -174,12 +208,12 @@ class Gateway:
     @property
     def requires_authentication(self) -> bool:
         """Whether strangers are kept out."""
-        return self._key is not None
+        return self._callers.are_authenticated
 
     @property
     def open_streams(self) -> int:
         """Answers that are being made."""
-        return len(self.responses)
+        return len(self.responses) + self._passed.open
 
     async def start(self) -> None:
         """Open the store. Calling it again is harmless.
@@ -196,11 +230,13 @@ class Gateway:
                 await self._durable.host.start()  # first: the model's records are in its store
                 await self._private.host.start()
                 self._refuse_when_stopped()
+                await self._usage.begin()
                 self.reports.start()
                 self._tending = {
                     self.world.spawn(self._durable.tend(self._kept_s), name="the gateway's requests"),
                     self.world.spawn(self._private.tend(self._kept_s), name="the gateway's private requests"),
                     self.world.spawn(self._conversations.tend(), name="the gateway's conversations"),
+                    self.world.spawn(self._usage.tend(), name="the gateway's usage"),
                 }
 
     def _figures(self) -> dict[str, float]:
@@ -230,7 +266,7 @@ class Gateway:
         self.drain()
         self._is_stopped = True
         until = self.world.monotonic() + grace_s
-        while len(self.responses) and self.world.monotonic() < until:
+        while self.open_streams and self.world.monotonic() < until:
             await self.world.sleep(0.05)
         await self.responses.stop()
         tending, self._tending = self._tending, set()
@@ -240,6 +276,7 @@ class Gateway:
             await asyncio.wait(tending)
         await self.reports.stop()
         for sessions in (self._private, self._durable):
+            await self._usage.settle()  # in the store of the last one
             await sessions.host.stop(grace_s=0.0)
         if isinstance(self._model, _Closing):  # a host closes only models that keep values in its store
             await self._model.aclose()
@@ -249,10 +286,10 @@ class Gateway:
         if scope["type"] == "lifespan":
             await live(self.start, self.stop, receive, send)
             return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008, "reason": "not_found"})
-            return
         parts = _parts_of(scope["path"])
+        if scope["type"] != "http":
+            await self._serve_socket(scope, parts, receive, send)
+            return
         dialect = speaking(parts)
         is_begun = False
 
@@ -263,8 +300,8 @@ class Gateway:
 
         try:
             await self._guard(scope, parts, receive, send_and_mark_begun)
-        except RefusedError as error:
-            await refuse(send, dialect, error.refusal)
+        except (RefusedError, BadFieldError) as error:
+            await refuse(send, dialect, refusal_in(error))
         except GoneError:
             pass
         except asyncio.CancelledError as error:
@@ -273,8 +310,6 @@ class Gateway:
                 is_final = isinstance(error, _CancelledInAnswerError)
                 await refuse(send, dialect, final(refusal) if is_final else refusal)
             raise
-        except BadFieldError as error:
-            await refuse(send, dialect, ApiError(400, error.code, error.message, param=error.param))
         except MidstreamError as error:
             if is_begun:
                 raise
@@ -285,22 +320,49 @@ class Gateway:
                 await refuse(send, dialect, BUG)
             raise
 
+    async def _serve_socket(self, scope: Scope, parts: list[str], receive: Receive, send: Send) -> None:
+        """Serve a WebSocket, where responses are requested; the handshake is refused like a request."""
+        await receive()  # websocket.connect
+        headers = headers_of(scope)
+
+        def check() -> ApiCaller:
+            if parts != [*RESPONSES.path]:
+                raise RefusedError(_NOT_FOUND)
+            if self._is_draining:
+                raise _draining()
+            return self._callers.find(headers, scope)
+
+        try:
+            caller = check()
+            await self.start()
+        except (RefusedError, MidstreamError) as error:
+            await refuse_socket(scope, send, RESPONSES, refusal_in(error))
+            return
+        socket = ResponseSocket(
+            self._accepting,
+            self.responses,
+            self.world,
+            receive,
+            send,
+            shows_upstream_calls=self._shows_upstream_calls,
+            check=check,
+        )
+        path = "/" + "/".join(parts)
+        await socket.run(Arrived("POST", path, {}, headers, b"", is_local(scope, headers), caller))
+
     async def _guard(self, scope: Scope, parts: list[str], receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
         method = scope["method"]
         if parts in (["health"], ["ready"]) and method == "GET":
             await self._health(parts[0], send)
             return
-        if self._key is None:
-            check_origin(scope, self._allowed_origins)
-        else:
-            self._key.check(headers, scope)
+        caller = self._callers.find(headers, scope)
         await self.start()
         body = await body_of(headers, receive) if method == "POST" else b""
         said = scope["query_string"].decode("latin-1")
         query = dict(parse_qsl(said, keep_blank_values=True)) if said else {}
         path = "/" + "/".join(parts)
-        arrived = Arrived(method, path, query, headers, body, is_local(scope, headers))
+        arrived = Arrived(method, path, query, headers, body, is_local(scope, headers), caller)
         await self._answer(parts, arrived, receive, send)
 
     async def _answer(self, parts: list[str], arrived: Arrived, receive: Receive, send: Send) -> None:
@@ -308,9 +370,15 @@ class Gateway:
         if dialect is not None and arrived.method == "POST":
             await self._run(dialect, arrived, receive, send)
         elif dialect is not None:
-            raise RefusedError(ApiError(405, "method_not_allowed", "this address takes POST"))
+            raise _no_post()
+        elif len(parts) == 1 and parts[0] in PASSED:
+            await self._pass_on(parts[0], arrived, receive, send)
         elif parts[:1] == ["responses"]:
+            if self._is_draining and parts[1:] == ["compact"]:
+                raise _draining()
             await self._routes.answer(parts[1:], arrived, receive, send)
+        elif parts[:1] == ["conversations"]:
+            await self._kept.answer(parts[1:], arrived, send)
         elif parts == ["messages", "count_tokens"] and arrived.method == "POST":
             tokens = estimate_tokens(fields_of(arrived.body))
             await send_whole(send, msgspec.json.encode({"input_tokens": tokens}))
@@ -318,6 +386,16 @@ class Gateway:
             await self._models("/".join(parts[1:]), arrived, send)
         else:
             raise RefusedError(_NOT_FOUND)
+
+    async def _pass_on(self, name: str, arrived: Arrived, receive: Receive, send: Send) -> None:
+        if arrived.method != "POST":
+            raise _no_post()
+        if self._is_draining:
+            raise _draining()
+        model = field(fields_of(arrived.body), "model", str) or ""
+        self._accepting.check_model(model, arrived.caller)
+        counted_model = self._accepting.counted_model(model)
+        await self._passed.answer(name, arrived, receive, send, model=model, counted_model=counted_model)
 
     async def _run(self, dialect: Dialect, arrived: Arrived, receive: Receive, send: Send) -> None:
         if self._is_draining:
@@ -360,11 +438,13 @@ class Gateway:
         await send_whole(send, msgspec.json.encode(told))
 
     async def _models(self, name: str, arrived: Arrived, send: Send) -> None:
-        names = sorted(self._names) or [self._model.name]
+        own = arrived.caller.allowance.models
+        names = sorted(self._names.intersection(own) if own and self._names else own or self._names)
+        names = names or [self._model.name]
         is_anthropic = "anthropic-version" in arrived.headers
         listed = [_model_in(each, is_anthropic=is_anthropic) for each in names]
         if name:
-            self._accepting.check_model(name)
+            self._accepting.check_model(name, arrived.caller)
             await send_whole(send, msgspec.json.encode(_model_in(name, is_anthropic=is_anthropic)))
             return
         told: Json = {"object": "list", "data": listed}
@@ -373,8 +453,17 @@ class Gateway:
         await send_whole(send, msgspec.json.encode(told))
 
 
+def _host_of(model: Model, store: Store, world: World, *, kept_s: float) -> Host:
+    agent, memory = Agent(model, name=model.name, stalls=_SILENCE), MemoryLimits(idle_s=IDLE_S)
+    return Host(agent, store, world=world, retention=Retention(sessions_for_s=kept_s), memory=memory)
+
+
 def _draining() -> DrainingError:
     return DrainingError("this gateway is shutting down; retry in a moment", retry_after_s=2.0)
+
+
+def _no_post() -> RefusedError:
+    return RefusedError(ApiError(405, "method_not_allowed", "this address takes POST"))
 
 
 def _parts_of(path: str) -> list[str]:

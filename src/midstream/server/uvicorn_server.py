@@ -103,6 +103,7 @@ async def serve(
     stop: asyncio.Event | None = None,
     raw_limits: RawLimits = RawLimits(),  # noqa: B008 - frozen
     link: WorkerLink | None = None,
+    message_bytes_max: int = WS_FRAME_BYTES_MAX,
 ) -> None:
     """Serve until SIGINT or SIGTERM (or `stop`), then drain and return within `stop_within_s` seconds.
 
@@ -124,6 +125,7 @@ async def serve(
         stop: Set it to end as by a signal.
         raw_limits: Limits of connections and of what they hold before a request is authenticated.
         link: This process is a worker: it accepts from the sockets of its supervisor, and ends on its order.
+        message_bytes_max: Bytes of one message of a WebSocket; a longer one ends the connection.
 
     Raises:
         PortTakenError: Another program listens there. Nothing was started.
@@ -161,6 +163,7 @@ async def serve(
         grace_s,
         link,
         RawConnections(raw_limits, trusted=trusted_proxies),
+        message_bytes_max,
     )
     noise = PeerNoise(app.world)
     logging.getLogger("uvicorn.error").addFilter(noise)
@@ -237,6 +240,7 @@ class _Server(uvicorn.Server):
         grace_s: float,
         link: WorkerLink | None,
         raw: RawConnections,
+        message_bytes_max: int,
     ) -> None:
         http, websockets = protocols(raw)
         config = uvicorn.Config(
@@ -251,7 +255,7 @@ class _Server(uvicorn.Server):
             forwarded_allow_ips=[*trusted_proxies],
             http=http,
             ws=websockets,
-            ws_max_size=WS_FRAME_BYTES_MAX,
+            ws_max_size=message_bytes_max,
             # Half the client's time and much of the memory, for words that come a few at a time.
             ws_per_message_deflate=False,
             ws_ping_interval=PING_S,

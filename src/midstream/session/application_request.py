@@ -22,6 +22,9 @@ class ApplicationRequest(Struct, frozen=True, gc=False, omit_defaults=True):
         is_background: The response is made whether or not a client reads it.
         form: What the dialect needs to write the response.
         input: The items of the request as they came, where its API lists them later.
+        model: Which model answers it, where several can; "" where there is one.
+        principal: Who requested it, where the requests of several are kept apart; "" otherwise.
+        usage_entry: The name of the entry in which its usage is counted; "" where it is not.
     """
 
     id: str
@@ -33,3 +36,6 @@ class ApplicationRequest(Struct, frozen=True, gc=False, omit_defaults=True):
     is_background: bool = False
     form: dict[str, Any] = {}
     input: list[Any] = []
+    model: str = ""
+    principal: str = ""
+    usage_entry: str = ""

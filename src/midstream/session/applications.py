@@ -15,7 +15,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.errors import JournalMovedError
-from midstream.history.messages import Entry, Finish, History, Step, ToolResult, ToolSpec, UserMessage
+from midstream.history.messages import (
+    Entry,
+    Finish,
+    History,
+    Step,
+    ToolResult,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
 from midstream.session.records import (
     AttemptStarted,
     CallEnded,
@@ -49,7 +58,8 @@ class ApplicationResponse(Struct, frozen=True, gc=False, omit_defaults=True):
         ended_at: When it ended; 0 while it is open.
         status: How it ended.
         has_begun: The model or agent had sent something by the time that it ended.
-        is_background: See `ApplicationRequest`.
+        is_background, usage_entry: See `ApplicationRequest`.
+        usage: Tokens that the model counted for it so far.
     """
 
     number: int
@@ -65,6 +75,8 @@ class ApplicationResponse(Struct, frozen=True, gc=False, omit_defaults=True):
     status: TurnStatus | None = None
     has_begun: bool = False
     is_background: bool = False
+    usage_entry: str = ""
+    usage: Usage | None = None
 
     @property
     def is_open(self) -> bool:
@@ -164,6 +176,7 @@ def accept(
         record.at,
         asked.key,
         is_background=asked.is_background,
+        usage_entry=asked.usage_entry,
     )
     changed = Application(
         response.number,
@@ -185,7 +198,10 @@ def note(application: Application, state: TurnState, record: ResponseCompleted |
         has_begun = newest.has_begun or (isinstance(state, AwaitingModel) and bool(state.said))
         newest = replace(newest, ended_at=record.at, status=record.status, has_begun=has_begun)
     else:
-        newest = replace(newest, has_begun=True)
+        usage = record.body.usage
+        if usage is not None and newest.usage is not None:
+            usage = newest.usage + usage
+        newest = replace(newest, has_begun=True, usage=usage or newest.usage)
         if record.body.calls and record.body.finish is not Finish.INTERRUPTED:
             newest = replace(newest, ended_at=record.at, status=TurnStatus.COMPLETED)
     return replace(application, responses=(*application.responses[:-1], newest))

@@ -69,8 +69,10 @@ class ModelSettings(Struct, frozen=True):
 DEFAULT_SETTINGS = ModelSettings()
 DRAWING = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
 """How words are drawn."""
+STRICT = "strict"
+"""Among the grants: `strict` of a tool (`ToolSpec`), which is no setting of the answer."""
 _OF_ALL = frozenset(
-    {"temperature", "top_p", "tokens_max", "forced_tool", "parallel_calls", "effort", "store"}
+    {"temperature", "top_p", "tokens_max", "forced_tool", "parallel_calls", "effort", "store", STRICT}
 )
 CHAT_GRANTS = _OF_ALL | {"seed", "frequency_penalty", "presence_penalty", "stop", "response_format"}
 RESPONSES_GRANTS = _OF_ALL | {"response_format"}
@@ -81,6 +83,7 @@ CHAT_NAMES = {
     "forced_tool": "tool_choice",
     "parallel_calls": "parallel_tool_calls",
     "effort": "reasoning_effort",
+    STRICT: "tools",
 }
 RESPONSES_NAMES = {
     "tokens_max": "max_output_tokens",
@@ -88,6 +91,7 @@ RESPONSES_NAMES = {
     "forced_tool": "tool_choice",
     "parallel_calls": "parallel_tool_calls",
     "effort": "reasoning",
+    STRICT: "tools",
 }
 MESSAGES_NAMES = {
     "tokens_max": "max_tokens",
@@ -96,6 +100,7 @@ MESSAGES_NAMES = {
     "parallel_calls": "tool_choice",
     "response_format": "output_config",
     "effort": "output_config",
+    STRICT: "tools",
 }
 """The fields of those wishes that have another name there."""
 
@@ -118,7 +123,7 @@ def select_granted(
     if not (reasons or _TAKES_EFFORT.match(name)):
         refused |= {"effort"}
     if name.startswith("claude-") and not _TAKES_SCHEMA.match(name):
-        refused |= {"response_format"}
+        refused |= {"response_format", STRICT}
     return grants - fixed - refused
 
 

@@ -193,6 +193,10 @@ class MessageAccepted(
     parent: Parent | None = None
     driver: str = ""
     """Whose loop runs this turn, such as `pydantic-ai`; empty for our own. Only the driver goes on with it."""
+    keep: int | None = None
+    """How many entries of the history before it stay, where its client changed the conversation; None for all."""
+    before: tuple[Entry, ...] = ()
+    """Entries that follow those, before the message."""
 
 
 class MessageQueued(

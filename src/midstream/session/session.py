@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from midstream.errors import (
     CallNotStartedError,
+    JournalMovedError,
     MalformedFrameError,
     MidstreamError,
     NotFoundError,
@@ -318,8 +319,10 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
     if session.parent is not None:
         return ()  # TURN-50: appended again, by a node that did not have it, it is the same task
     if isinstance(session.turn, Idle):
+        if said.turns is not None and said.turns != session.turns:
+            raise Refused(JournalMovedError("another message of this conversation was first; compare again"))
         return deciding.opening(session.turns + 1, said, at=at)
-    if said.when_busy is WhenBusy.REFUSE or session.driver:
+    if said.when_busy is WhenBusy.REFUSE or session.driver or said.keep is not None:
         running = session.turns
         raise Refused(SessionBusyError(f"turn {running} is still running: wait for its end or cancel it"))
     if len(session.queue) >= QUEUE_MAX:
@@ -558,10 +561,15 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
 
 
 def _with_message(after: Session, before: Session, record: MessageAccepted) -> Session:
+    history, cut = before.history, before.cut
+    if record.keep is not None:
+        history = History((*history.entries[: record.keep], *record.before))
+        cut = cut if cut <= record.keep else 0
     return replace(
         after,
         turns=record.turn,
-        history=before.history.then(record.message),
+        history=history.then(record.message),
+        cut=cut,
         streams=_with_stream(before, record.stream, turn=record.turn),
         queue=_without(before.queue, record.queued),
         parent=record.parent or before.parent,

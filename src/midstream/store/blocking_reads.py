@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -79,6 +79,10 @@ class ClosedStore:
     def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         """See `KeyValueReader.kv_list`."""
         return self._run(self._reader.kv_list(namespace))
+
+    def ask(self, question: Callable[[StoreReader], Coroutine[Any, Any, T]]) -> T:
+        """Return what a coroutine finds in the store."""
+        return self._run(question(self._reader))
 
     def is_under_client_key(self, session: str) -> bool:
         """Return whether a session is encrypted under its client's secret too."""

@@ -51,8 +51,19 @@ PRINCIPAL_OF = "access-nodes"
 """Namespace of the nodes of sessions, each under the session's name."""
 GRAPHS = "langgraph-threads"
 """Namespace of the checkpoints of served LangGraph graphs, each under its session's name."""
-OF_SESSIONS = (ESCROW, PRINCIPAL_OF, GRAPHS)
+STREAM_READS = "plain-stream-reads"
+"""Namespace of the times at which streams with a sliding lifetime were last read, each under its journal's name."""
+OF_SESSIONS = (ESCROW, PRINCIPAL_OF, GRAPHS, STREAM_READS)
 """Namespaces whose entries belong to the sessions of their names, and go with them."""
+
+
+PLAIN_MARK = "~"
+"""Stands in the names of journals that are plain streams, before the stream's own; no session can have it."""
+
+
+def is_session(name: str) -> bool:
+    """Whether a journal of this name is a session, whose records are those of `session.records`."""
+    return PLAIN_MARK not in name
 
 
 class StoredRecord(Struct, frozen=True, gc=False):
@@ -346,6 +357,11 @@ class Store(StoreReader, KeyValue, Protocol):
     def appends_waiting(self) -> int:
         """How many writes wait in this process for the store; 0 where a store has no queue."""
         return 0
+
+    @property
+    def death_noticed_s(self) -> float:
+        """Seconds within which a killed process counts as dead, so that its sessions can be claimed; 0: at once."""
+        return 0.0
 
     @property
     def transactional(self) -> Transactional | None:

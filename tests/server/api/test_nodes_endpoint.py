@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx2
@@ -23,5 +24,11 @@ def test_only_the_operator_lists_nodes(tmp_path: Path) -> None:
             for token in (ALICE, OPERATOR, "wrong" * 9)
         ]
         assert [each.status_code for each in answers] == [403, 200, 401]
-        (node,) = answers[1].json()["nodes"]
+        nodes = answers[1].json()["nodes"]
+        until = time.monotonic() + 30
+        while not nodes and time.monotonic() < until:  # it has not written its first report yet
+            nodes = httpx2.get(
+                f"{server.url}/v1/nodes", headers={"authorization": f"Bearer {OPERATOR}"}
+            ).json()["nodes"]
+        (node,) = nodes
         assert (node["pid"], node["state"]) == (server.listening["pid"], "serving")

@@ -50,7 +50,7 @@ async def test_who_knows_only_the_description_finds_nothing_wrong() -> None:
         "--no-color",
         "--request-timeout=10",
     ]
-    endless = ("events", "open_events", "poll", "open_poll", "probe_events")
+    endless = ("events", "open_events", "poll", "open_poll", "probe_events", "thread_events")
     options += [f"--exclude-operation-id={name}" for name in endless]
     async with described() as server:
         process = await looking(server, *options, is_quiet=True)

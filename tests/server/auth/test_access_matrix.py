@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 import websockets
 
+from midstream.dialects.langgraph_thread import derived_run_id
 from midstream.engine.agent import Agent
 from midstream.observability.prometheus import Prometheus
 from midstream.server.api.openapi import Operation
@@ -30,7 +31,7 @@ LARGE = "large " * 20_000
 DIGEST = blob_of(LARGE).digest
 PEOPLE = {**KNOWN, "the-token-of-eve": Principal("eve")}
 GUESSER = {"authorization": "Bearer a-guess-of-somebody"}
-LOOKS = {"show", "records", "blob"}
+LOOKS = {"show", "records", "blob", "read_session_stream"}
 """What a reader gets as an owner does."""
 FOLLOWS = {"events", "open_events", "poll", "open_poll"}
 """What a reader gets without a stream of its own."""
@@ -40,10 +41,47 @@ OF_NO_SESSION = {
     *("openapi", "questions", "sessions", "me", "login_link", "logout"),
     *("credentials", "revoke", "revoke_all"),
     *("probe_events", "probe_poll", "probe_chunks"),
+    *("graph_info", "search_assistants", "assistant", "assistant_schemas", "assistant_graph"),
+    *("create_thread", "search_threads"),
 }
 """For whoever is known."""
 OF_OPERATORS = {"metrics", "nodes"}
-OPEN = {"health", "ready", "login", "challenge"}
+CHATS = {
+    "chat": {"neighbour": (404, "session_not_found"), "reader": (403, "access")},
+    "chat_stream": {"neighbour": (204, ""), "reader": (200, "")},
+    "chat_messages": {"neighbour": (200, ""), "reader": (200, "")},
+    "ag_ui_run": {"neighbour": (404, "session_not_found"), "reader": (403, "access")},
+    "ag_ui_connect": {"neighbour": (200, ""), "reader": (200, "")},
+    "ag_ui_read": {"neighbour": (404, "not_found"), "reader": (200, "")},
+}
+"""What names its session in its body, or as a chat: an unknown one looks as one of another principal does."""
+PLAIN = {"create_plain_stream", "append_to_plain_stream", "delete_plain_stream", "read_plain_stream"}
+"""What names a plain stream, whose rules are those of sessions."""
+MCP = {"mcp", "mcp_read", "end_mcp_session"}
+"""What names its session in its body: tests/server/api/test_mcp_endpoint.py has what others get."""
+A2A = {
+    *("a2a", "a2a_send", "a2a_stream", "a2a_list", "a2a_get"),
+    *("a2a_cancel", "a2a_subscribe", "a2a_follow"),
+}
+"""What names its session in a task: tests/server/api/test_a2a_endpoint.py has what others get."""
+SUBSCRIPTIONS = {
+    *("create_subscription", "show_subscription", "delete_subscription"),
+    *("link_streams", "unlink_stream", "claim_wake"),
+}
+"""What names a subscription, which is its owner's."""
+WAKES = {"report_callback", "report_ack", "release_wake"}
+"""What workers may do who show the token of their wake, and nobody else."""
+_RUN: dict[str, object] = {"assistant_id": "agent", "input": {"messages": "hi"}}
+THREADS: dict[str, tuple[dict[str, object], bool]] = {
+    **{name: ({}, True) for name in ("thread", "thread_state", "thread_history", "search_history")},
+    **{name: ({}, True) for name in ("runs", "run", "read_run", "join_run")},
+    "thread_events": ({"channels": ["lifecycle"]}, True),
+    **dict.fromkeys(("create_run", "stream_run", "wait_run"), (_RUN, False)),
+    "graph_command": ({"id": 1, "method": "run.start", "params": _RUN}, False),
+    **{name: ({}, False) for name in ("change_thread", "delete_thread", "cancel_graph_run")},
+}
+"""What names its session as a thread: its body, and whether a reader may do it."""
+OPEN = {"health", "ready", "login", "challenge", "agent_card", "webhook_keys"}
 OF_SESSIONS = [each for each in OPERATIONS if "{session_id}" in each.path]
 
 
@@ -75,8 +113,31 @@ async def _asked(
     server: Served, operation: Operation, who: dict[str, str], *, with_stream: bool = True
 ) -> tuple[int, str]:
     """Ask once; return the status, and the code of a problem."""
-    path = operation.path.format(session_id="s1", digest=DIGEST, reader="bob", credential="0" * 16)
+    path = operation.path.format(
+        **dict.fromkeys(("session_id", "chat", "run", "thread", "stream", "subscription"), "s1"),
+        digest=DIGEST,
+        reader="bob",
+        credential="0" * 16,
+        assistant="agent",
+        run_id=derived_run_id("s1", 1, 0),
+        task="s1~1",
+    )
     body = command() if operation.name == "commands" else {}
+    if operation.name == "chat":
+        body = {"id": "s1", "messages": [{"role": "user", "parts": [{"type": "text", "text": "hi"}]}]}
+    if operation.name == "create_subscription":
+        body = {"type": "pull-wake", "streams": ["other"], "wake_stream": "pool"}
+    if operation.name == "link_streams":
+        body = {"streams": ["other"]}
+    if operation.name == "claim_wake":
+        body = {"worker": "w"}
+    if operation.name.startswith("ag_ui"):
+        message = {"id": "m", "role": "user", "content": "hi"}
+        body = {"threadId": "s1", "runId": "r", "messages": [message]}
+    if operation.name in A2A:
+        who = {**who, "a2a-version": "1.0"}
+    if operation.name in THREADS:
+        body, _ = THREADS[operation.name]
     if operation.name == "challenge":
         body = {"nonce": "n" * 43}
     if operation.name.startswith("open_"):
@@ -108,7 +169,21 @@ async def _state_of(server: Served) -> list[object]:
 
 
 def test_the_tables_name_every_operation() -> None:
-    known = LOOKS | FOLLOWS | ASKED_FOR_MORE | OF_NO_SESSION | OPEN | OF_OPERATORS
+    known = (
+        LOOKS
+        | FOLLOWS
+        | ASKED_FOR_MORE
+        | OF_NO_SESSION
+        | OPEN
+        | OF_OPERATORS
+        | PLAIN
+        | MCP
+        | A2A
+        | SUBSCRIPTIONS
+        | WAKES
+        | CHATS.keys()
+        | THREADS.keys()
+    )
     names = {each.name for each in OPERATIONS}
     assert known <= names
     rest = names - known
@@ -175,13 +250,46 @@ async def test_a_reader_looks_and_does_nothing_on_any_endpoint() -> None:
         assert await _state_of(server) == before
 
 
+@pytest.mark.parametrize(("who", "token"), [("neighbour", EVE), ("reader", BOB)])
+async def test_a_chat_is_what_its_session_is(who: str, token: dict[str, str]) -> None:
+    async with _shared() as server:
+        before = await _state_of(server)
+        for name, expected in CHATS.items():
+            assert await _asked(server, _named(name), token) == expected[who], name
+        shown = (await server.http.get("/v1/chat/s1/messages", headers=token)).json()["messages"]
+        assert bool(shown) == (who == "reader")
+        assert await _state_of(server) == before
+
+
+async def test_a_thread_is_what_its_session_is() -> None:
+    async with _shared() as server:
+        before = await _state_of(server)
+        for name, (_, may_read) in THREADS.items():
+            assert await _asked(server, _named(name), EVE) == (404, "session_not_found"), name
+            expected = (200, "") if may_read else (403, "access")
+            assert await _asked(server, _named(name), BOB) == expected, name
+        found = [
+            len((await server.http.post("/v1/langgraph/threads/search", json={}, headers=who)).json())
+            for who in (EVE, BOB, ADA)
+        ]
+        assert found == [0, 1, 1]
+        assert await _state_of(server) == before
+
+
 @pytest.mark.parametrize("who", [ADA, OPERATOR], ids=["owner", "operator"])
 async def test_an_owner_and_an_operator_get_all_there_is(who: dict[str, str]) -> None:
     async with _shared() as server:
-        last = {"delete", "logout", "revoke_all"}
+        assert (await server.http.put("/v1/stream/s1", headers=ADA)).status_code == 201
+        await _subscribed(server)
+        last = {"delete", "delete_plain_stream", "delete_subscription", "logout", "revoke_all"}
         for operation in sorted(OPERATIONS, key=lambda each: each.name in last):
+            if operation.name == "delete_thread":  # nothing would be left for the others
+                continue
+            if operation.name in WAKES:
+                assert await _asked(server, operation, who) == (401, "unauthorized"), operation.name
+                continue
             status, code = await _asked(server, operation, who, with_stream=operation.name == "commands")
-            if operation.name in {"challenge", "revoke"}:
+            if operation.name in {"challenge", "revoke", "end_mcp_session"}:
                 assert (status, code) == (404, "not_found"), operation.name
             elif operation.name in OF_OPERATORS and who is ADA:
                 assert (status, code) == (403, "access")
@@ -189,5 +297,65 @@ async def test_an_owner_and_an_operator_get_all_there_is(who: dict[str, str]) ->
                 assert status not in {401, 403, 404}, (operation.name, status, code)
 
 
+async def _subscribed(server: Served) -> None:
+    """Let Ada make a subscription to a stream of hers."""
+    made = await server.http.put(
+        "/v1/stream/pool", headers={**ADA, "content-type": "application/json"}, content="[]"
+    )
+    assert made.status_code == 201
+    body = {"type": "pull-wake", "streams": ["s1"], "pattern": "events/*", "wake_stream": "pool"}
+    made = await server.http.put("/v1/stream/__ds/subscriptions/s1", headers=ADA, json=body)
+    assert made.status_code == 201, made.text
+
+
 def _named(name: str) -> Operation:
     return next(each for each in OPERATIONS if each.name == name)
+
+
+async def test_a_plain_stream_is_its_owners() -> None:
+    async with _shared() as server:
+        path, text = "/v1/stream/s9", {"content-type": "text/plain"}
+        made = await server.http.put(path, content="one", headers={**ADA, **text})
+        assert made.status_code == 201
+        for method in ("GET", "POST", "PUT", "DELETE"):
+            told = await server.http.request(method, path, content="x", headers={**EVE, **text})
+            assert (told.status_code, told.json()["code"]) == (404, "session_not_found"), method
+        forked = {**EVE, **text, "stream-forked-from": path}
+        assert (await server.http.put("/v1/stream/s8", headers=forked)).status_code == 404
+        assert (await server.http.get(path, headers=ADA)).text == "one"
+        assert "~" not in (await server.http.get("/v1/sessions", headers=ADA)).text
+        assert (await server.http.delete(path, headers=ADA)).status_code == 204
+        assert (await server.http.put(path, content="two", headers={**EVE, **text})).status_code == 201
+
+
+async def test_a_subscription_is_its_owners_and_sees_only_its_owners_streams() -> None:
+    async with _shared() as server:
+        text = {"content-type": "text/plain"}
+        await _subscribed(server)
+        for operation in (_named(name) for name in SUBSCRIPTIONS):
+            for who in (EVE, BOB):
+                assert await _asked(server, operation, who) == (404, "session_not_found"), operation.name
+        for name in WAKES:
+            assert await _asked(server, _named(name), EVE) == (401, "unauthorized"), name
+        await server.http.put("/v1/stream/events/eve", content="x", headers={**EVE, **text})
+        await server.http.put("/v1/stream/events/ada", content="x", headers={**ADA, **text})
+        claim = "/v1/stream/__ds/subscriptions/s1/claim"
+        claimed = await server.http.post(claim, headers=ADA, json={"worker": "w"})
+        assert claimed.status_code == 200, claimed.text
+        assert {each["path"] for each in claimed.json()["streams"]} == {"s1", "events/ada"}
+        body = {"type": "pull-wake", "streams": ["events/ada"], "wake_stream": "pool"}
+        made = await server.http.put("/v1/stream/__ds/subscriptions/s2", headers=EVE, json=body)
+        assert made.status_code == 404, "both streams are Ada's"
+        release = {"wake_id": claimed.json()["wake_id"], "generation": claimed.json()["generation"]}
+        token = {"authorization": f"Bearer {claimed.json()['token']}"}
+        for subscription, expected in (("s2", 401), ("s1", 204), ("s1", 409)):
+            path = f"/v1/stream/__ds/subscriptions/{subscription}/release"
+            told = await server.http.post(path, headers=token, json=release)
+            assert told.status_code == expected, told.text
+        gone = await server.http.delete("/v1/stream/__ds/subscriptions/s1", headers=ADA)
+        assert gone.status_code == 204
+        again = await server.http.put("/v1/stream/eves", headers={**EVE, "content-type": "application/json"})
+        assert again.status_code == 201
+        mine = {**body, "streams": ["eves"], "wake_stream": "eves"}
+        made = await server.http.put("/v1/stream/__ds/subscriptions/s1", headers=EVE, json=mine)
+        assert made.status_code == 201, "the name is free again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from tests.server.serving import called
 from tests.spec import spec
 
 NOT_WRITTEN = {"health", "ready", "openapi", "me", "challenge", "probe_events", "probe_poll", "probe_chunks"}
+NOT_WRITTEN |= {"graph_info", "search_assistants", "assistant", "assistant_schemas", "assistant_graph"}
+NOT_WRITTEN |= {"end_mcp_session", "agent_card"}
+NOT_WRITTEN |= {"webhook_keys"}
 
 
 @spec("SEC-24")
@@ -24,7 +28,7 @@ def test_every_operation_is_an_event_or_no_act() -> None:
     found = {
         each.name: event_of(
             {"type": "http", "method": each.method},
-            each.path.format(session_id="s1", digest="d", reader="r", credential="c"),
+            re.sub(r"\{\w+\}", "s1", each.path),
         )
         for each in OPERATIONS
     }
@@ -64,3 +68,114 @@ async def test_nothing_is_done_that_cannot_be_written_down(tmp_path: Path) -> No
         ("read", "admitted"),
         ("read", "session_not_found"),
     ]
+
+
+@spec("SEC-24")
+async def test_the_acts_of_a_chat_are_written_with_its_session(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
+    message = {"role": "user", "parts": [{"type": "text", "text": "hi"}]}
+    async with called(app) as client:
+        body = {"id": "c", "messages": [message]}
+        assert (await client.post("/v1/chat", json=body, headers=ADA)).status_code == 200
+        assert (await client.get("/v1/chat/c~1.0/stream", headers=ADA)).status_code == 200
+        path.unlink()
+        path.mkdir()
+        assert told(await client.post("/v1/chat", json={**body, "id": "d"}, headers=ADA)) == (
+            503,
+            "unavailable",
+        )
+        path.rmdir()
+        assert await app.host.store.find("d") is None
+        assert (await client.get("/v1/chat/c/messages", headers=ADA)).status_code == 200
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["event"], line["session"], line["principal"]) for line in lines] == [("read", "c", "ada")]
+
+
+@spec("SEC-24")
+async def test_the_acts_of_a_thread_are_written_with_its_session(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
+    base = "/v1/langgraph/threads"
+    run = {"assistant_id": "agent", "input": {"messages": "hi"}}
+    async with called(app) as client:
+        made = await client.post(base, json={"thread_id": "t"}, headers=ADA)
+        assert made.status_code == 200
+        assert (await client.post(f"{base}/t/runs/wait", json=run, headers=ADA)).status_code == 200
+        assert (await client.get(f"{base}/t/state", headers=ADA)).status_code == 200
+        assert (await client.delete(f"{base}/t", headers=ADA)).status_code == 204
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["event"], line["session"], line["principal"]) for line in lines] == [
+        ("send", "t", "ada"),
+        ("send", "t", "ada"),
+        ("read", "t", "ada"),
+        ("delete", "t", "ada"),
+    ]
+
+
+@spec("SEC-24")
+async def test_the_acts_of_an_ag_ui_thread_are_written_with_its_session(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
+    run = {"threadId": "t", "runId": "r", "messages": [{"id": "u", "role": "user", "content": "hi"}]}
+    async with called(app) as client:
+        assert (await client.post("/v1/ag-ui", json=run, headers=ADA)).status_code == 200
+        assert (await client.get("/v1/ag-ui/threads/t/runs/r", headers=ADA)).status_code == 200
+        assert (await client.post("/v1/ag-ui/connect", json=run, headers=ADA)).status_code == 200
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["event"], line["outcome"], line.get("session"), line["principal"]) for line in lines] == [
+        ("send", "admitted", "t", "ada"),
+        ("read", "admitted", "t", "ada"),
+        ("read", "admitted", "t", "ada"),
+    ]
+
+
+@spec("SEC-24")
+async def test_the_acts_of_an_mcp_client_are_written_with_the_session_of_the_call(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
+    async with called(app) as client:
+        begun = await client.post(
+            "/v1/mcp", json={"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {}}, headers=ADA
+        )
+        headers = {**ADA, "mcp-session-id": begun.headers["mcp-session-id"]}
+        params = {"name": "ask", "arguments": {"message": "hi", "session": "t"}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        told = await client.post("/v1/mcp", json=body, headers=headers)
+        last = re.findall(r"^id: (.*)$", told.text, re.MULTILINE)[-1]
+        assert (await client.get("/v1/mcp", headers={**headers, "last-event-id": last})).status_code == 200
+        assert (await client.delete("/v1/mcp", headers=headers)).status_code == 204
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["event"], line["outcome"], line.get("session"), line["principal"]) for line in lines] == [
+        ("send", "admitted", "t", "ada"),
+        ("read", "admitted", "t", "ada"),
+    ]
+
+
+async def test_the_acts_of_streams_and_subscriptions_are_written_with_their_journals(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
+    json_type = {"content-type": "application/json"}
+    subscription = "/v1/stream/__ds/subscriptions/sub"
+    async with called(app) as client:
+        assert (await client.put("/v1/stream/a/b", headers={**ADA, **json_type})).status_code == 201
+        body = {"type": "pull-wake", "streams": ["a/b"], "wake_stream": "a/b"}
+        assert (await client.put(subscription, json=body, headers=ADA)).status_code == 201
+        sent = await client.post("/v1/stream/a/b", content="[1]", headers={**ADA, **json_type})
+        assert sent.status_code == 204
+        wake = (await client.post(f"{subscription}/claim", json={"worker": "w"}, headers=ADA)).json()
+        token = {"authorization": f"Bearer {wake['token']}"}
+        report = {"wake_id": wake["wake_id"], "generation": wake["generation"]}
+        assert (await client.post(f"{subscription}/release", json=report, headers=token)).status_code == 204
+        told_ = await client.post(f"{subscription}/release", json=report, headers=ADA)
+        assert told_.status_code == 401
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [
+        (line["event"], line["outcome"], line.get("session", ""), line.get("principal", "")) for line in lines
+    ]
+    assert ("send", "admitted", "~a~b", "ada") in found
+    assert found[-2:] == [
+        ("send", "admitted", "~__ds~sub", ""),
+        ("send", "unauthorized", "", ""),
+    ]
+    assert {each[2] for each in found} == {"~a~b", "~__ds~sub", ""}

@@ -28,7 +28,11 @@ def _cors(answer: httpx2.Response) -> Json:
 
 READABLE = {
     "allow-origin": PAGE["origin"],
-    "expose-headers": "allow, retry-after, www-authenticate, x-midstream-replayed",
+    "expose-headers": "allow, etag, location, mcp-session-id, producer-epoch, producer-expected-seq, "
+    "producer-received-seq, producer-seq, retry-after, stream-closed, stream-cursor, stream-expires-at, "
+    "stream-next-offset, "
+    "stream-sse-data-encoding, stream-ttl, stream-up-to-date, www-authenticate, x-midstream-replayed, "
+    "x-workflow-run-id, x-workflow-stream-tail-index",
     "vary": "Origin",
 }
 

@@ -352,7 +352,11 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
         assert second.host.turns_running == 1
         runner = second.host.awake("s1")
         assert runner is not None
-        assert runner.is_following  # as if another server worked on it
+
+        async def is_followed() -> bool:
+            return runner.is_following  # as if another server worked on it
+
+        await until(is_followed)
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
 
         async def has_gone_on() -> bool:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from midstream.environment import World
 from midstream.store.contract import ForwardedCommand
 from midstream.store.jetstream import JetStreamStore
 from tests.store.jetstream.places import JetStreamPlace
 from tests.store.jetstream.relay import NatsRelay
+
+pytestmark = pytest.mark.slow
 
 WORLD = World()
 WITHIN_S = 20.0

@@ -15,6 +15,8 @@ from midstream.store.contract import Batch
 from tests.postgres_engine import Engine
 from tests.store.postgres.places import PostgresPlace
 
+pytestmark = pytest.mark.slow
+
 WORLD = World()
 LEASE_S = 1.0
 CHILD = """

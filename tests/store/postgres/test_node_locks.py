@@ -215,3 +215,28 @@ async def _orphans(store: object) -> tuple[str, ...]:
         while not (orphans := (await store.watch({})).orphans):  # type: ignore[attr-defined]
             pass
     return orphans  # type: ignore[no-any-return]
+
+
+async def test_a_node_that_waits_for_another_does_not_keep_old_rows(place: PostgresPlace) -> None:
+    async with open_store(place) as one, open_store(place) as other:
+        assert isinstance(one, PostgresStore)
+        assert isinstance(other, PostgresStore)
+        await _until_peers(one, 1)
+        await _until_peers(other, 1)
+        assert one._opened is not None
+        pool = one._opened.pool
+
+        async def until(question: str, *values: object) -> None:
+            async with asyncio.timeout(20):
+                while not await pool.run(lambda db, _: db.fetchval(question, *values)):
+                    await WORLD.sleep(0.01)
+
+        waiting = (
+            "from pg_locks join pg_stat_activity using (pid) where locktype = 'advisory' and not granted"
+        )
+        ours = "and classid = $1::regnamespace::oid"
+        await until(f"select count(*) = 2 {waiting} {ours}", place.schema)
+        now = await pool.run(lambda db, _: db.fetchval("select pg_current_xact_id()::text::bigint"))
+        await until(
+            f"select count(*) = 2 {waiting} {ours} and backend_xmin::text::bigint > $2", place.schema, now
+        )

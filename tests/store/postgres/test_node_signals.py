@@ -23,16 +23,20 @@ def _postgres(place: PostgresPlace) -> Postgres:
     return Postgres(PostgresAddress.parse(place.url.partition(":")[2]))
 
 
-def _notifier(place: PostgresPlace, *, has_peers: bool = True) -> Notifier:
-    return Notifier(_postgres(place), "us", WORLD, has_peers=lambda: has_peers)
+def _notifier(place: PostgresPlace, *followed: str) -> Notifier:
+    notifier = Notifier(_postgres(place), "us", WORLD)
+    notifier.note_followed(followed)
+    return notifier
 
 
 def test_a_notification_is_never_too_long_and_names_every_session(place: PostgresPlace) -> None:
     ends = {str(number) + '-"ü' * 50: number for number in range(500)}
-    payloads = [*_notifier(place)._payloads({**ends, "x" * 8000: 1}, {Kind.INBOX})]
+    follows = [f"f{number}" * 20 for number in range(500)]
+    payloads = [*_notifier(place)._payloads({**ends, "x" * 8000: 1}, {Kind.INBOX}, follows)]
     assert all(len(each.encode()) < PAYLOAD_BYTES_MAX for each in payloads)
     signals = [msgspec.json.decode(each, type=Signal) for each in payloads]
     assert {name: end for signal in signals for name, end in signal.moved.items()} == ends
+    assert [name for signal in signals for name in signal.follows] == follows
     assert [signal.kinds for signal in signals if signal.kinds] == [(Kind.INBOX,)]
 
 
@@ -47,19 +51,20 @@ async def test_signals_reach_all_others_and_are_gathered(store: PostgresStore, p
 
     listener = Listener(_postgres(place), "other", WORLD, on_signal=receive, on_gap=lambda: None)
     await listener.start()
-    notifier = _notifier(place)
+    notifier = _notifier(place, "s", "t")
     for end in range(1, 50):
-        notifier.report_moved({"s": end, "t": 1})
+        notifier.report_moved({"s": end, "t": 1, "u": end})
     notifier.report(Kind.FREE)
+    notifier.announce(["v"])
     async with asyncio.timeout(20):
         await came.wait()
-    assert received == [Signal("us", {"s": 49, "t": 1}, (Kind.FREE,))]
+    assert received == [Signal("us", {"s": 49, "t": 1}, (Kind.FREE,), ("v",))]
     await notifier.close()
     await listener.close()
 
 
-async def test_ends_are_not_sent_where_there_is_no_other_node(place: PostgresPlace) -> None:
-    notifier = _notifier(place, has_peers=False)
+async def test_ends_are_not_sent_where_no_other_node_follows(place: PostgresPlace) -> None:
+    notifier = _notifier(place)
     notifier.report_moved({"s": 1})
     assert notifier._sending is None
     await notifier.close()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from midstream.environment import World
 from midstream.session.records import Sync
 from midstream.store.contract import News
-from midstream.store.postgres import PostgresStore
-from midstream.store.postgres.node_signals import Kind
+from midstream.store.postgres import PostgresStore, node_watcher
+from midstream.store.postgres.node_signals import Kind, Listener, Signal
 from midstream.store.postgres.node_watcher import FIND_ORPHANS
 from midstream.testing.store_fakes import open_store
 from tests.store.postgres.places import PostgresPlace
@@ -41,11 +43,138 @@ async def test_the_end_of_a_followed_journal_is_found(place: PostgresPlace, are_
         epoch = await one.claim("s", at=1.0)
         await other.watch({})  # it knows its peer
         if are_lost:
-            one._opened.notifier._has_peers = lambda: False
+            one._opened.notifier._followed.select = lambda _: {}  # type: ignore[assignment]
         following = WORLD.spawn(_moved(other, {"s": 0}), name="watch")
         await WORLD.sleep(0.02)
         await append(one, b"a", expected=0, epoch=epoch, sync=Sync.NORMAL)
         assert (await following).moved == {"s"}
+
+
+@asynccontextmanager
+async def _two_nodes(place: PostgresPlace) -> AsyncIterator[tuple[PostgresStore, PostgresStore, int]]:
+    """Open a node that has the session `s`, and another one; yield both, and the epoch."""
+    async with open_store(place) as one, open_store(place) as other, asyncio.timeout(20):
+        assert isinstance(one, PostgresStore)
+        assert isinstance(other, PostgresStore)
+        epoch = await one.claim("s", at=1.0)
+        await other.watch({})  # it knows its peer
+        yield one, other, epoch
+
+
+def _listener(store: PostgresStore) -> Listener:
+    assert store._opened is not None
+    return store._opened._listener
+
+
+def _record(monkeypatch: pytest.MonkeyPatch, listener: Listener) -> list[Signal]:
+    """Return a list to which all signals are added that are received from now on."""
+    received: list[Signal] = []
+    take = listener._on_signal
+
+    def record(signal: Signal) -> None:
+        received.append(signal)
+        take(signal)
+
+    monkeypatch.setattr(listener, "_on_signal", record)
+    return received
+
+
+async def _follows(received: list[Signal]) -> None:
+    """Wait until an announcement was received."""
+    while not any(signal.follows for signal in received):
+        await WORLD.sleep(0.001)
+
+
+async def test_only_followed_journals_are_reported_and_at_once(
+    place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _two_nodes(place) as (one, other, epoch):
+        assert one._opened is not None
+        received = _record(monkeypatch, _listener(other))
+        monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
+        for number in range(20):
+            await append(one, b"a", expected=number, epoch=epoch, sync=Sync.NORMAL)
+        one._opened.notifier.report(Kind.FREE)  # sent with what was to be sent before
+        while not any(signal.by == one._opened.notifier._node and signal.kinds for signal in received):
+            await WORLD.sleep(0.001)
+        assert not any(signal.moved for signal in received), "nobody followed it"
+        for number in range(20, 25):
+            following = WORLD.spawn(_moved(other, {"s": number}), name="watch")
+            await append(one, b"a", expected=number, epoch=epoch, sync=Sync.NORMAL)
+            assert (await following).moved == {"s"}
+        assert any(signal.moved for signal in received)
+
+
+async def test_an_end_from_before_an_announcement_is_reported_with_it(
+    place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _two_nodes(place) as (one, other, epoch):
+        monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
+        # The announcement is under way when the journal is appended to.
+        held: list[Signal] = []
+        take = _listener(one)._on_signal
+        monkeypatch.setattr(_listener(one), "_on_signal", held.append)
+        following = WORLD.spawn(_moved(other, {"s": 0}), name="watch")
+        await _follows(held)
+        await append(one, b"a", expected=0, epoch=epoch, sync=Sync.NORMAL)
+        assert not following.done()
+        for signal in held:
+            take(signal)
+        assert (await following).moved == {"s"}
+
+
+async def test_a_node_that_missed_announcements_receives_them_again(
+    place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _two_nodes(place) as (one, other, epoch):
+        monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
+        missed: list[Signal] = []
+        listener = _listener(one)
+        with monkeypatch.context() as patch:
+            patch.setattr(listener, "_on_signal", missed.append)
+            following = WORLD.spawn(_moved(other, {"s": 0}), name="watch")
+            await _follows(missed)
+        received = _record(monkeypatch, listener)
+        (await listener._link.connection()).terminate()  # and so the announcement was lost
+        await _follows(received)
+        await append(one, b"a", expected=0, epoch=epoch, sync=Sync.NORMAL)
+        assert (await following).moved == {"s"}
+
+
+async def _forwarded(store: PostgresStore) -> int:
+    while not (commands := (await store.watch({})).forwarded_commands):
+        pass
+    return commands[0].number
+
+
+async def test_an_answer_that_comes_while_answers_are_read_is_found(
+    place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(place) as one, open_store(place) as other, asyncio.timeout(20):
+        assert isinstance(one, PostgresStore)
+        assert isinstance(other, PostgresStore)
+        assert one._opened is not None
+        await other.claim("s", at=1.0)
+        watcher = one._opened.watcher
+        settle = watcher._settle_answers
+        is_answered = False
+
+        async def settle_and_be_answered() -> None:
+            nonlocal is_answered
+            await settle()
+            if not is_answered:
+                is_answered = True
+                await other.answer(await _forwarded(other), b"done")
+                watcher.note(Kind.INBOX)  # the signal of that answer, which comes once
+                monkeypatch.setattr(watcher, "note", lambda *_: None)
+
+        monkeypatch.setattr(watcher, "_settle_answers", settle_and_be_answered)
+        monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
+        await one.watch({})  # it knows its peer
+        watching = WORLD.spawn(one.watch({}), name="watch")
+        assert await one.forward("s", b"do it") == b"done"
+        watching.cancel()
+        await asyncio.wait({watching})
 
 
 async def test_a_signal_that_tells_nothing_new_wakes_no_one(store: PostgresStore) -> None:

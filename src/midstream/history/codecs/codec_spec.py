@@ -153,11 +153,12 @@ class MessageTurn(Struct, eq=False, gc=False):
 
 
 class Media(Struct, frozen=True):
-    """An attachment in no provider's shape: `data` is base64, or `url` is its address."""
+    """An attachment in no provider's shape: `data` is base64, or `url` is its address. `detail`: see `File`."""
 
     media_type: str
     data: str | None = None
     url: str | None = None
+    detail: str | None = None
 
 
 PLAIN_NAMES = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -31,7 +31,9 @@ def file_part(form: Format, takes: str, file: File) -> Part | None:
     if raw is not None:
         return Part(PartKind.MEDIA, raw, name="chunk", is_new=True)
     is_plain_media = is_image or (form.spec.takes_any_media and not file.media_type.startswith("text/"))
-    return media_for(form, Media(file.media_type, file.data, file.url)) if is_plain_media else None
+    return (
+        media_for(form, Media(file.media_type, file.data, file.url, file.detail)) if is_plain_media else None
+    )
 
 
 def file_words(file: File) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from midstream.history.codecs.codec_spec import Format, Json, Media, Part, PartKind
 
+_UNSAID = "auto"
+"""The default of an image's `detail`."""
+
 
 def media_in(form: Format, part: Part) -> Media | None:
     """Read an image or file of any format, or None where this one cannot be carried over."""
@@ -39,11 +42,15 @@ def thinking_for(form: Format, signer: str, part: Part) -> Part | None:
 
 def _of_url(raw: Json) -> Media | None:
     url = raw.get("image_url")
+    detail = raw.get("detail")
     if isinstance(url, dict):
+        detail = url.get("detail")
         url = url.get("url")
+    if not isinstance(detail, str) or detail == _UNSAID:
+        detail = None
     if not isinstance(url, str):
         return None
     if url.startswith("data:") and ";base64," in url:
         kind, _, data = url.removeprefix("data:").partition(";base64,")
-        return Media(kind, data=data)
-    return Media("image/*", url=url)
+        return Media(kind, data=data, detail=detail)
+    return Media("image/*", url=url, detail=detail)

@@ -43,7 +43,10 @@ def image_chunk(media: Media) -> Json | None:
     if not media.media_type.startswith("image/"):
         return None
     url = media.url or f"data:{media.media_type};base64,{media.data}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    return {
+        "type": "image_url",
+        "image_url": {"url": url} | ({"detail": media.detail} if media.detail else {}),
+    }
 
 
 def _write_file(file: File) -> Json | None:

@@ -69,7 +69,7 @@ def _write_media(media: Media) -> Json | None:
     if not media.media_type.startswith("image/"):
         return None
     url = media.url or f"data:{media.media_type};base64,{media.data}"
-    return {"type": "input_image", "image_url": url, "detail": "auto"}
+    return {"type": "input_image", "image_url": url, "detail": media.detail or "auto"}
 
 
 def _write_file(file: File) -> Json | None:

@@ -35,6 +35,7 @@ from midstream.protocol.frames import AnswerPayload, EventId, Number, Open, deco
 from midstream.protocol.open_fields import merge_open_fields
 from midstream.protocol.server_stream import FrameEncoding, answer_of
 from midstream.protocol.sse import event_of_frame, events_of_records
+from midstream.server.api.langgraph_threads import ThreadNotes
 from midstream.server.api.problems import RecoveryProgress, problem_of, response_of
 from midstream.server.api.request_bodies import body_of, optional
 from midstream.server.api.session_snapshot import (
@@ -55,7 +56,7 @@ from midstream.session.questions import Question, questions_of
 from midstream.session.records import OPEN_STATUSES, Record, SessionStatus, is_pruned
 from midstream.session.records import encode as encode_record
 from midstream.session.turn.commands import Cancel, Resume, Withdraw
-from midstream.store.contract import ListPlace, SessionInfo, StoredRecord
+from midstream.store.contract import ListPlace, SessionInfo, StoredRecord, is_session
 from midstream.version import __version__
 
 CURSOR_MARK = "~"
@@ -236,7 +237,7 @@ class HttpEndpoints:
             async for info in self._host.store.list(of=visible, after=after, limit=LIST_PAGE):
                 count += 1
                 after = ListPlace(info.mark.at, info.session)
-                if await self._may_list(visitor, info.session):
+                if is_session(info.session) and await self._may_list(visitor, info.session):
                     status = SessionStatus.LOCKED if self._host.is_locked(info) else info.mark.status
                     yield _line_of(info, visitor.public_name(info.session), status)
             if count < LIST_PAGE:
@@ -340,7 +341,9 @@ class HttpEndpoints:
 
     async def delete(self, request: Request) -> None:
         """Delete an idle session, with the sessions of its sub-agents."""
-        await self._host.delete(request.path_params["session_id"])
+        session_id = request.path_params["session_id"]
+        await self._host.delete(session_id)
+        await ThreadNotes(self._host).delete(session_id)
 
     async def cancel(self, request: Request, query: TurnQuery) -> CommandAnswer:
         """Stop the running turn, if there is one; `turn` stops that turn and no later one."""

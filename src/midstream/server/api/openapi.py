@@ -30,6 +30,7 @@ _ERRORS = {
     401: "The credential is missing or not valid.",
     403: "Not allowed: another secret, or a page of another site.",
     404: "Not found.",
+    405: "Not served at this address, or only with other headers; see `Allow`.",
     409: "The state of the session or stream forbids it; see `code`.",
     410: "The records were pruned.",
     413: "The body is larger than a frame may be.",
@@ -42,6 +43,7 @@ _ERRORS = {
     503: "The server is not available now; try again after `Retry-After`.",
 }
 _ERRORS_OF_ALL = (400, 401, 403, 414, 429, 431, 500, 503)
+_REFUSALS = (400, 404, 415)
 _ERRORS_OF_SESSIONS = (404,)
 _ERRORS_OF_BODIES = (413, 415)
 _SECURITY: Json = {
@@ -59,6 +61,14 @@ class PathParameters(Struct):
     """The variable parts of paths."""
 
     session_id: Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]
+    chat: Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]
+    run: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}(~\d+\.\d+)?$")]
+    stream: Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]+(/[A-Za-z0-9._:-]+)*$", max_length=128)]
+    subscription: Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]
+    thread: Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]
+    run_id: Annotated[str, Meta(pattern="^[^/]{1,128}$")]
+    task: Annotated[str, Meta(pattern="^[^/]{1,160}$")]
+    assistant: Annotated[str, Meta(pattern="^[^/]{1,128}$")]
     digest: Annotated[str, Meta(min_length=1)]
     reader: Annotated[str, Meta(min_length=1, max_length=ID_CHARS_MAX, pattern="^[^/]*$")]
     credential: Annotated[str, Meta(pattern=f"^[0-9a-f]{{{ID_LENGTH}}}$")]
@@ -77,7 +87,9 @@ class Operation(Struct, frozen=True):
         media: The media type of a good answer.
         query, headers: Structs whose fields are the parameters.
         bodies: The types that the body of the request may have, where the handler decodes it.
+        refusal: The type of the body that 400, 404 and 415 have where a dialect has errors of its own.
         is_open: Whether the operation needs no authentication.
+        is_ok_too: Whether a good answer may have the status 200 in the place of `status`: the same was there already.
     """
 
     name: str
@@ -91,7 +103,9 @@ class Operation(Struct, frozen=True):
     query: tuple[type[Struct], ...] = ()
     headers: tuple[type[Struct], ...] = ()
     bodies: tuple[Any, ...] = ()
+    refusal: Any = None
     is_open: bool = False
+    is_ok_too: bool = False
 
     def signature(self) -> dict[str, Any]:
         """Return the types in the signature of a method: of `query`, `body` and `return`."""
@@ -105,6 +119,8 @@ class Operation(Struct, frozen=True):
         if not typed:
             return {204: None}
         answers = {self.status: Union[typed]}  # noqa: UP007 - there may be one or several
+        if self.is_ok_too:
+            answers[200] = answers[self.status]
         return {**answers, 204: None} if NoneType in kinds else answers
 
 
@@ -138,7 +154,7 @@ def document(operations: Sequence[Operation]) -> Json:
 
 
 def _types_of(operation: Operation) -> list[Any]:
-    kinds = (*operation.answers().values(), *_bodies_of(operation))
+    kinds = (*operation.answers().values(), *_bodies_of(operation), operation.refusal)
     return [kind for kind in kinds if kind is not None]
 
 
@@ -157,6 +173,10 @@ def _description(operation: Operation, schemas: dict[Any, Json]) -> Json:
     of_body = _ERRORS_OF_BODIES if bodies else ()
     for status in sorted({*_ERRORS_OF_ALL, *of_session, *of_body, *operation.errors}):
         responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
+        if operation.refusal is not None and status in _REFUSALS:
+            kinds_of = {JSON: operation.refusal, MEDIA_TYPE: Problem}
+            content = {media: {"schema": schemas[kind]} for media, kind in kinds_of.items()}
+            responses[str(status)] = {"description": _ERRORS[status], "content": content}
     described: Json = {
         "operationId": operation.name,
         "summary": (inspect.getdoc(operation.handler) or "").partition("\n\n")[0].replace("\n", " "),

@@ -8,12 +8,46 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from typing_extensions import override
 
+from midstream.dialects.a2a_messages import RpcRequest, SendMessageBody, TaskQuery, TasksQuery
+from midstream.dialects.ag_ui_messages import RunAgentInput
+from midstream.dialects.langgraph_requests import EventsBody, RunBody
+from midstream.dialects.mcp_messages import RpcMessage
+from midstream.dialects.stream_subscriptions import ClaimAnswer, ReportAnswer, SubscriptionAnswer, WakeReport
+from midstream.dialects.ui_messages import ChatBody
 from midstream.protocol import frames
 from midstream.server.api import openapi
+from midstream.server.api.a2a_endpoint import (
+    A2aCancel,
+    A2aCard,
+    A2aEvent,
+    A2aGet,
+    A2aList,
+    A2aRefusal,
+    A2aRpc,
+    A2aSend,
+    A2aStream,
+    A2aSubscribe,
+)
+from midstream.server.api.ag_ui_endpoint import AgUiConnect, AgUiEvent, AgUiReader, AgUiRun
+from midstream.server.api.chat_endpoint import (
+    ChatEvent,
+    ChatHistory,
+    ChatPost,
+    ChatReader,
+    StreamQuery,
+)
+from midstream.server.api.durable_stream_endpoint import (
+    STREAM_PATH,
+    PlainStreamQuery,
+    PlainStreamReader,
+    PlainStreamWriter,
+)
 from midstream.server.api.http_endpoints import (
     NO_STORE,
     EventsEndpoint,
@@ -22,11 +56,34 @@ from midstream.server.api.http_endpoints import (
     StreamEvent,
     json_response,
 )
+from midstream.server.api.langgraph_endpoint import LangGraphAssistants, LangGraphThreads
+from midstream.server.api.langgraph_protocol_endpoint import (
+    LangGraphCommands,
+    LangGraphEvents,
+    ProtocolEvent,
+)
+from midstream.server.api.langgraph_runs_endpoint import (
+    GraphEvent,
+    JoinQuery,
+    LangGraphRunJoin,
+    LangGraphRunReader,
+    LangGraphRuns,
+    LangGraphRunStream,
+    LangGraphRunWait,
+)
+from midstream.server.api.mcp_endpoint import McpEnd, McpEvent, McpPlace, McpPost, McpReader
 from midstream.server.api.metrics import Metrics
 from midstream.server.api.nodes_endpoint import NodesEndpoint
 from midstream.server.api.openapi import Operation
 from midstream.server.api.probe_endpoint import ProbeChunk, ProbeEndpoints
 from midstream.server.api.request_bodies import decode_body, decode_query
+from midstream.server.api.session_streams import SessionEvent, SessionStreamQuery, SessionStreamReader
+from midstream.server.api.stream_names import CONTROL, SESSIONS
+from midstream.server.api.subscription_endpoint import (
+    JsonWebKeySet,
+    SubscriptionOwnerEndpoint,
+    WakeEndpoint,
+)
 from midstream.server.auth.access_routes import AccessRoutes, CallerDescription
 from midstream.server.auth.viewer_routes import ViewerRoutes
 from midstream.server.transports.http_commands import CommandsEndpoint
@@ -86,6 +143,38 @@ _COMMAND: openapi.Json = {
     "bodies": (FirstCommand, NextCommand, frames.Ping, frames.Close),
 }
 _EVENTS: openapi.Json = {"errors": (409,), "answer": StreamEvent, "media": EVENTS}
+_CHAT = "/v1/chat"
+_RUN: openapi.Json = {"errors": (404, 409, 422), "answer": ChatEvent, "media": EVENTS}
+_RUN_OR_NONE: openapi.Json = {"errors": (404,), "answer": ChatEvent | None, "media": EVENTS}
+_AG_UI = "/v1/ag-ui"
+_AG_UI_EVENTS: openapi.Json = {"errors": (404, 409, 422), "answer": AgUiEvent, "media": EVENTS}
+_MCP = "/v1/mcp"
+_MCP_EVENTS: openapi.Json = {"errors": (404, 405), "answer": McpEvent, "media": EVENTS}
+_A2A = "/v1/a2a"
+_TASK = f"{_A2A}/tasks/{{task}}"
+_A2A_JSON: openapi.Json = {"errors": (404,), "answer": openapi.Json, "refusal": A2aRefusal}
+_A2A_EVENTS: openapi.Json = {**_A2A_JSON, "answer": A2aEvent, "media": EVENTS}
+_STREAM = f"{STREAM_PATH}{{stream}}"
+_CONTROL = f"{STREAM_PATH}{CONTROL}"
+_SUBSCRIPTION = f"{_CONTROL}/subscriptions/{{subscription}}"
+_MADE: openapi.Json = {"answer": SubscriptionAnswer}
+_REPORT: openapi.Json = {
+    "errors": (404, 409),
+    "answer": ReportAnswer,
+    "bodies": (WakeReport,),
+    "is_open": True,
+}
+_GRAPH = "/v1/langgraph"
+"""Where clients of LangGraph are pointed at."""
+_THREAD = f"{_GRAPH}/threads/{{thread}}"
+_GRAPH_RUN = f"{_THREAD}/runs/{{run_id}}"
+_BEGIN: openapi.Json = {"errors": (404, 409, 422), "bodies": (RunBody,)}
+_THREAD_EVENTS: openapi.Json = {
+    "errors": (404,),
+    "answer": ProtocolEvent,
+    "media": EVENTS,
+    "bodies": (EventsBody,),
+}
 _POLL: openapi.Json = {"errors": (409,), "answer": PollAnswer}
 OPERATIONS = (
     Operation("health", "GET", "/health", HttpEndpoints.health, is_open=True),
@@ -116,6 +205,217 @@ OPERATIONS = (
         headers=_FOLLOWER,
     ),
     Operation("open_poll", "POST", f"{_ONE}/poll", PollEndpoint, **_POLL, query=(PollQuery,), bodies=_OPENS),
+    Operation("chat", "POST", _CHAT, ChatPost, **_RUN, bodies=(ChatBody,)),
+    Operation(
+        "chat_stream", "GET", f"{_CHAT}/{{run}}/stream", ChatReader, **_RUN_OR_NONE, query=(StreamQuery,)
+    ),
+    Operation("chat_messages", "GET", f"{_CHAT}/{{chat}}/messages", ChatHistory.chat_messages, errors=(404,)),
+    Operation("ag_ui_run", "POST", _AG_UI, AgUiRun, **_AG_UI_EVENTS, bodies=(RunAgentInput,)),
+    Operation(
+        "ag_ui_connect", "POST", f"{_AG_UI}/connect", AgUiConnect, **_AG_UI_EVENTS, bodies=(RunAgentInput,)
+    ),
+    Operation(
+        "ag_ui_read", "GET", f"{_AG_UI}/threads/{{thread}}/runs/{{run_id}}", AgUiReader, **_AG_UI_EVENTS
+    ),
+    Operation("mcp", "POST", _MCP, McpPost, errors=(404,), answer=RpcMessage | None, bodies=(RpcMessage,)),
+    Operation("mcp_read", "GET", _MCP, McpReader, **_MCP_EVENTS, headers=(McpPlace,)),
+    Operation("end_mcp_session", "DELETE", _MCP, McpEnd.end_mcp_session, errors=(404,)),
+    Operation(
+        "agent_card",
+        "GET",
+        "/.well-known/agent-card.json",
+        A2aCard.agent_card,
+        answer=openapi.Json,
+        is_open=True,
+    ),
+    Operation("a2a", "POST", _A2A, A2aRpc, **_A2A_JSON, bodies=(RpcRequest,)),
+    Operation("a2a_send", "POST", f"{_A2A}/message:send", A2aSend, **_A2A_JSON, bodies=(SendMessageBody,)),
+    Operation(
+        "a2a_stream", "POST", f"{_A2A}/message:stream", A2aStream, **_A2A_EVENTS, bodies=(SendMessageBody,)
+    ),
+    Operation("a2a_list", "GET", f"{_A2A}/tasks", A2aList, **_A2A_JSON, query=(TasksQuery,)),
+    Operation("a2a_subscribe", "POST", f"{_TASK}:subscribe", A2aSubscribe, **_A2A_EVENTS),
+    Operation("a2a_follow", "GET", f"{_TASK}:subscribe", A2aSubscribe, **_A2A_EVENTS),
+    Operation("a2a_cancel", "POST", f"{_TASK}:cancel", A2aCancel, **_A2A_JSON),
+    Operation("a2a_get", "GET", _TASK, A2aGet, **_A2A_JSON, query=(TaskQuery,)),
+    Operation(
+        "webhook_keys",
+        "GET",
+        f"{_CONTROL}/jwks.json",
+        WakeEndpoint.webhook_keys,
+        answer=JsonWebKeySet,
+        media="application/jwk-set+json",
+        is_open=True,
+    ),
+    Operation(
+        "create_subscription",
+        "PUT",
+        _SUBSCRIPTION,
+        SubscriptionOwnerEndpoint.create_subscription,
+        201,
+        (404, 409),
+        **_MADE,
+        is_ok_too=True,
+    ),
+    Operation(
+        "show_subscription",
+        "GET",
+        _SUBSCRIPTION,
+        SubscriptionOwnerEndpoint.show_subscription,
+        errors=(404,),
+        **_MADE,
+    ),
+    Operation(
+        "delete_subscription",
+        "DELETE",
+        _SUBSCRIPTION,
+        SubscriptionOwnerEndpoint.delete_subscription,
+        errors=(404,),
+    ),
+    Operation(
+        "link_streams",
+        "POST",
+        f"{_SUBSCRIPTION}/streams",
+        SubscriptionOwnerEndpoint.link_streams,
+        errors=(404,),
+    ),
+    Operation(
+        "unlink_stream",
+        "DELETE",
+        f"{_SUBSCRIPTION}/streams/{{stream}}",
+        SubscriptionOwnerEndpoint.unlink_stream,
+        errors=(404,),
+    ),
+    Operation(
+        "claim_wake",
+        "POST",
+        f"{_SUBSCRIPTION}/claim",
+        SubscriptionOwnerEndpoint.claim_wake,
+        errors=(404, 409),
+        answer=ClaimAnswer,
+    ),
+    Operation(
+        "report_callback", "POST", f"{_SUBSCRIPTION}/callback", WakeEndpoint.report_callback, **_REPORT
+    ),
+    Operation("report_ack", "POST", f"{_SUBSCRIPTION}/ack", WakeEndpoint.report_ack, **_REPORT),
+    Operation(
+        "release_wake",
+        "POST",
+        f"{_SUBSCRIPTION}/release",
+        WakeEndpoint.release_wake,
+        errors=(404, 409),
+        bodies=(WakeReport,),
+        is_open=True,
+    ),
+    Operation(
+        "read_session_stream",
+        "GET",
+        f"{STREAM_PATH}{SESSIONS}/{{session_id}}",
+        SessionStreamReader,
+        errors=(404, 410),
+        answer=list[SessionEvent] | None,
+        query=(SessionStreamQuery,),
+    ),
+    Operation(
+        "create_plain_stream",
+        "PUT",
+        _STREAM,
+        PlainStreamWriter.create_plain_stream,
+        201,
+        errors=(404, 409, 413, 415),
+        answer=str,
+        media=BYTES,
+        is_ok_too=True,
+    ),
+    Operation(
+        "append_to_plain_stream",
+        "POST",
+        _STREAM,
+        PlainStreamWriter.append_to_plain_stream,
+        errors=(404, 409, 410, 413, 415),
+        answer=str | None,
+        media=BYTES,
+    ),
+    Operation(
+        "delete_plain_stream", "DELETE", _STREAM, PlainStreamWriter.delete_plain_stream, errors=(404, 410)
+    ),
+    Operation(
+        "read_plain_stream",
+        "GET",
+        _STREAM,
+        PlainStreamReader,
+        errors=(404, 410),
+        answer=str | None,
+        media=BYTES,
+        query=(PlainStreamQuery,),
+    ),
+    Operation("graph_info", "GET", f"{_GRAPH}/info", LangGraphAssistants.graph_info),
+    Operation(
+        "search_assistants", "POST", f"{_GRAPH}/assistants/search", LangGraphAssistants.search_assistants
+    ),
+    Operation(
+        "assistant", "GET", f"{_GRAPH}/assistants/{{assistant}}", LangGraphAssistants.assistant, errors=(404,)
+    ),
+    Operation(
+        "assistant_schemas",
+        "GET",
+        f"{_GRAPH}/assistants/{{assistant}}/schemas",
+        LangGraphAssistants.assistant_schemas,
+        errors=(404,),
+    ),
+    Operation(
+        "assistant_graph",
+        "GET",
+        f"{_GRAPH}/assistants/{{assistant}}/graph",
+        LangGraphAssistants.assistant_graph,
+        errors=(404,),
+    ),
+    Operation(
+        "create_thread", "POST", f"{_GRAPH}/threads", LangGraphThreads.create_thread, errors=(404, 409)
+    ),
+    Operation("search_threads", "POST", f"{_GRAPH}/threads/search", LangGraphThreads.search_threads),
+    Operation("thread", "GET", _THREAD, LangGraphThreads.thread, errors=(404,)),
+    Operation("change_thread", "PATCH", _THREAD, LangGraphThreads.change_thread, errors=(404,)),
+    Operation("delete_thread", "DELETE", _THREAD, LangGraphThreads.delete_thread, errors=(404, 409)),
+    Operation("thread_state", "GET", f"{_THREAD}/state", LangGraphThreads.thread_state, errors=(404,)),
+    Operation("thread_history", "GET", f"{_THREAD}/history", LangGraphThreads.thread_history, errors=(404,)),
+    Operation("search_history", "POST", f"{_THREAD}/history", LangGraphThreads.search_history, errors=(404,)),
+    Operation("create_run", "POST", f"{_THREAD}/runs", LangGraphRuns.create_run, errors=(404, 409)),
+    Operation("runs", "GET", f"{_THREAD}/runs", LangGraphRuns.runs, errors=(404,)),
+    Operation(
+        "stream_run",
+        "POST",
+        f"{_THREAD}/runs/stream",
+        LangGraphRunStream,
+        **_BEGIN,
+        answer=GraphEvent,
+        media=EVENTS,
+    ),
+    Operation("wait_run", "POST", f"{_THREAD}/runs/wait", LangGraphRunWait, **_BEGIN, answer=openapi.Json),
+    Operation("run", "GET", _GRAPH_RUN, LangGraphRuns.run, errors=(404,)),
+    Operation("join_run", "GET", f"{_GRAPH_RUN}/join", LangGraphRunJoin, errors=(404,), answer=openapi.Json),
+    Operation(
+        "read_run",
+        "GET",
+        f"{_GRAPH_RUN}/stream",
+        LangGraphRunReader,
+        errors=(404,),
+        answer=GraphEvent,
+        media=EVENTS,
+        query=(JoinQuery,),
+    ),
+    Operation(
+        "cancel_graph_run",
+        "POST",
+        f"{_GRAPH_RUN}/cancel",
+        LangGraphRuns.cancel_graph_run,
+        202,
+        errors=(404, 409),
+    ),
+    Operation("thread_events", "POST", f"{_THREAD}/stream/events", LangGraphEvents, **_THREAD_EVENTS),
+    Operation(
+        "graph_command", "POST", f"{_THREAD}/commands", LangGraphCommands.graph_command, errors=(404, 409)
+    ),
     Operation("probe_events", "GET", "/v1/probe/events", ProbeEndpoints.events, 200, (), StreamEvent, EVENTS),
     Operation("probe_poll", "GET", "/v1/probe/poll", ProbeEndpoints.poll, answer=ProbeChunk),
     Operation("probe_chunks", "POST", "/v1/probe/chunks", ProbeEndpoints.chunks, 200, (413, 415), str, BYTES),
@@ -150,11 +450,33 @@ def routes_of(endpoint: Any) -> list[Route]:  # noqa: ANN401 - any class of endp
     for each in OPERATIONS:
         handler = getattr(endpoint, each.handler.__name__, None)
         if each.handler is type(endpoint):
-            routes.append(Route(each.path, endpoint, methods=[each.method]))
+            routes.append(Route(_path_of(each), endpoint, methods=[each.method]))
         elif handler is not None and getattr(handler, "__func__", None) is each.handler:
             call = partial(_respond, each.status, handler, each.signature())
-            routes.append(Route(each.path, call, methods=[each.method]))
+            routes.append(Route(_path_of(each), call, methods=[each.method]))
     return routes
+
+
+class _StreamName(Convertor[str]):
+    """The name of a plain stream in a path: it may have slashes, and is none that controls streams."""
+
+    regex = rf"(?!{CONTROL}(?:/|$)|{SESSIONS}/)[^\n]+"
+
+    @override
+    def convert(self, value: str) -> str:
+        return value
+
+    @override
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("stream", _StreamName())
+
+
+def _path_of(operation: Operation) -> str:
+    """Return the path as the router has it."""
+    return operation.path.replace("{stream}", "{stream:stream}")
 
 
 async def _respond(

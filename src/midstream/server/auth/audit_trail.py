@@ -27,10 +27,37 @@ _EVENTS: tuple[tuple[str, str, str], ...] = (
     ("DELETE", r"/v1/sessions/[^/]+/(viewers|readers/[^/]+)", "unshare"),
     ("DELETE", r"/v1/sessions/[^/]+", "delete"),
     ("GET", r"/v1/sessions/[^/]+(/.*)?", "read"),
+    ("POST", r"/v1/chat", "send"),
+    ("GET", r"/v1/chat/[^/]+/(stream|messages)", "read"),
+    ("GET", r"/v1/stream/__ds/jwks\.json", ""),
+    ("DELETE", r"/v1/stream/__ds/subscriptions/[^/]+/streams/.+", "send"),
+    ("PUT", r"/v1/stream/.+", "send"),
+    ("POST", r"/v1/stream/.+", "send"),
+    ("DELETE", r"/v1/stream/.+", "delete"),
+    ("GET", r"/v1/stream/.+", "read"),
+    ("POST", r"/v1/langgraph/threads/search", "list"),
+    ("POST", r"/v1/langgraph/threads/[^/]+/(history|stream/events)", "read"),
+    ("POST", r"/v1/langgraph/threads(/.*)?", "send"),
+    ("PATCH", r"/v1/langgraph/threads/[^/]+", "send"),
+    ("DELETE", r"/v1/langgraph/threads/[^/]+", "delete"),
+    ("GET", r"/v1/langgraph/threads/.*", "read"),
+    ("POST", r"/v1/ag-ui", "send"),
+    ("POST", r"/v1/ag-ui/connect", "read"),
+    ("GET", r"/v1/ag-ui/.*", "read"),
+    ("POST", r"/v1/mcp", "send"),
+    ("GET", r"/v1/mcp", "read"),
+    ("GET", r"/v1/a2a/tasks", "list"),
+    ("GET", r"/v1/a2a/.*", "read"),
+    ("POST", r"/v1/a2a/tasks/.*:subscribe", "read"),
+    ("POST", r"/v1/a2a(/.*)?", "send"),
 )
 """Method, path and event of the requests that are written down; a WebSocket is a GET. All others are no acts."""
 _TABLE = [(method, re.compile(path, re.DOTALL), event) for method, path, event in _EVENTS]
 _SESSION = re.compile(r"/v1/sessions/([^/]+)")
+_LATE = re.compile(
+    r"/v1/(?:chat|ag-ui|mcp|a2a)(?:/.*)?|/v1/stream/.*|/v1/langgraph/threads(?!/search$)(?:/.*)?", re.DOTALL
+)
+"""Requests that name their session in their body, as a chat or as a thread: they are written once it is known."""
 _NEXT_POLL = re.compile(rb"(?:^|&)n=0*[1-9]")
 """A poll that continues one which was written down."""
 
@@ -47,6 +74,7 @@ class AuditTrail:
     def __init__(self, log: AuditLog | None = None, scope: Scope | None = None, path: str = "") -> None:
         self._log = log
         self._event = ""
+        self._is_late = _LATE.fullmatch(path) is not None
         self._fields: dict[str, str] = {}
         if log is None or scope is None:
             return
@@ -66,13 +94,24 @@ class AuditTrail:
             self._fields["credential"] = principal.via[:ID_LENGTH]
             self._fields["session"] = session
 
+    def visit(self, session: str) -> None:
+        """Take the session of a request that names it in its body, and write that it is about to be served.
+
+        Raises:
+            UnavailableError: The log cannot be written: the request must not be served.
+        """
+        if self._log is not None:
+            self._fields["session"] = session
+            self._is_late = False
+            self.note_admission()
+
     def note_admission(self, target: str = "") -> None:
         """Write that a request is about to be served. Answers and logins are written once more is known.
 
         Raises:
             UnavailableError: The log cannot be written: the request must not be served.
         """
-        if self._log is not None and self._event not in {"", "answer", "login"}:
+        if self._log is not None and not self._is_late and self._event not in {"", "answer", "login"}:
             self._log.write(self._event, ADMITTED, **self._fields, target=target)
 
     def note_answer(self, answer: Answer) -> None:

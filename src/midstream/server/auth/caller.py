@@ -78,6 +78,16 @@ class Caller(Protocol):
     is_known: bool
     """Whether it has a name, which may become unwelcome."""
 
+    def visit(self, session: str) -> None:
+        """Take the session that a request is about from its body; what is required of the caller follows.
+
+        Args:
+            session: As the store names it.
+
+        Raises:
+            UnavailableError: The audit log cannot be written. Nothing was done.
+        """
+
     def enter(self) -> None:
         """Count a connection of this caller.
 
@@ -169,6 +179,10 @@ class Stranger(Caller):
         self._counters = counters
         self._address = address
         self._trail = trail or AuditTrail()
+
+    @override
+    def visit(self, session: str) -> None:
+        self._trail.visit(session)
 
     @override
     def enter(self) -> None:
@@ -302,6 +316,11 @@ class KnownCaller(Caller):
         self._must_look = asyncio.Event()
         self._does = {Action.READ}
         """What it was let in for, and must be allowed as long as it stays."""
+
+    @override
+    def visit(self, session: str) -> None:
+        self.session = session
+        self._trail.visit(session)
 
     @override
     def enter(self) -> None:

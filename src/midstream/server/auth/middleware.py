@@ -42,8 +42,13 @@ from midstream.server.limits import Limits, address_of
 
 SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
 """The paths of one session, and what they ask of it."""
-_OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login|/v1/challenge")
-"""What strangers may ask for: the page's own files, whether the server lives, and to become known."""
+_OPEN = re.compile(
+    r"/|/health|/ready|/static/.*|/v1/login|/v1/challenge|/\.well-known/agent-card\.json"
+    r"|/v1/stream/__ds/jwks\.json"
+    r"|/v1/stream/__ds/subscriptions/[^/]+/(?:callback|ack|release)"
+)
+"""What strangers may ask for: the page's own files, the agent's card, whether the server lives, to become known, the
+public key of webhooks; and the reports of workers, which the endpoint admits by the token of their wake."""
 _LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/commands|/tickets|/stream")
 """Open to all who may read; a stream, a frame or a ticket that speaks is checked again when it does so."""
 _SPEAKS = frozenset({"/cancel", "/resume", "/withdraw"})

@@ -14,6 +14,16 @@ warning. `*` in the place of a tenant is an operator. These settings may follow:
 | `role=approver` | its principal reads all sessions of the tenant and answers their questions; `role=operator` is as
 `*` |
 | `added=2026-01-31T12:00:00Z` | when the line was written; a new value ends all that was issued for the token |
+
+A file with the keys of a gateway's users has none of `scope`, `sessions` and `role`. It may have these, which limit
+what a user may use (`Allowance`):
+
+| setting | meaning |
+| --- | --- |
+| `requests-per-minute=60`, `concurrent-requests=4` | answers that the user begins within a minute, and has at once |
+| `tokens-per-day=100000`, `tokens-per-month=2000000` | tokens, in and out |
+| `budget-per-month=20` | cost of the tokens, where the prices of the model are known |
+| `models=NAME,NAME` | the only models that the user may request |
 """
 
 from __future__ import annotations
@@ -21,15 +31,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 from typing_extensions import override
 
+from midstream.dialects.api_callers import Allowance
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.file_safety import read_secret_text
@@ -42,7 +55,25 @@ ROLES = ("approver", "operator")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAMES_MAX = 2
 _FORM = "TOKEN SUBJECT [TENANT] [NAME=VALUE ...]"
+_ALLOWANCES: Mapping[str, Callable[[str], Any]] = {
+    "requests-per-minute": int,
+    "concurrent-requests": int,
+    "tokens-per-day": int,
+    "tokens-per-month": int,
+    "budget-per-month": float,
+    "models": lambda words: tuple(filter(None, words.split(","))),
+}
+"""The settings of `Allowance`, by their names in a line."""
+_RIGHTS = frozenset({"scope", "sessions", "role"})
+"""Settings about sessions of `midstream serve`."""
 _log = logging.getLogger(__name__)
+
+
+class TokenUse(Enum):
+    """Kind of server that reads a token file: which settings a line may not have there."""
+
+    SERVE = frozenset(_ALLOWANCES)
+    GATEWAY = _RIGHTS
 
 
 class TokenLine(Struct, frozen=True):
@@ -52,11 +83,15 @@ class TokenLine(Struct, frozen=True):
         digest: SHA-256 of the token, in hexadecimal digits.
         principal: Principal of the bearer, with the scope of the token.
         is_plain: The line holds the token itself.
+        settings: The names of its settings.
+        allowance: What a user of the gateway may use; None where the line has no limits.
     """
 
     digest: str
     principal: Principal
     is_plain: bool
+    settings: frozenset[str] = frozenset()
+    allowance: Allowance | None = None
 
 
 class KnownTokens(CredentialSource):
@@ -75,8 +110,12 @@ class KnownTokens(CredentialSource):
     @override
     async def __call__(self, connection: HTTPConnection) -> Principal | None:
         token = bearer_token(connection)
+        return self.find(token) if token else None
+
+    def find(self, token: str) -> Principal | None:
+        """Return whose token this is, if it has not expired."""
         # Found by digest, so that its duration does not reveal how much was right.
-        principal = self._principals.get(digest_of_token(token)) if token else None
+        principal = self._principals.get(digest_of_token(token))
         return None if principal is None or self._has_expired(principal) else principal
 
     @override
@@ -90,14 +129,19 @@ class KnownTokens(CredentialSource):
 class TokenFile(CredentialSource):
     """A token file, read again when it has changed.
 
+    Args:
+        use: What reads it.
+
     Raises:
         UsageError: It cannot be read, belongs to another user, others may read it, or a line has another form. The same
             holds for each later use, so that a broken file admits no client.
     """
 
-    def __init__(self, path: Path, world: World | None = None) -> None:
+    def __init__(self, path: Path, world: World | None = None, *, use: TokenUse = TokenUse.SERVE) -> None:
         self._path = path
         self._world = world
+        self._use = use
+        self._lines: dict[str, TokenLine] = {}
         self._stamp = self._seen = _stamp_of(path)
         self._known = self._read()
 
@@ -118,6 +162,15 @@ class TokenFile(CredentialSource):
         has_changed, self._seen = stamp != self._seen, stamp
         return has_changed
 
+    def find(self, token: str) -> TokenLine | None:
+        """Return the line of a token that has not expired.
+
+        Raises:
+            UsageError: The file is broken; see above.
+        """
+        principal = self._current().find(token)
+        return None if principal is None else self._lines[digest_of_token(token)]
+
     def _current(self) -> KnownTokens:
         stamp = _stamp_of(self._path)
         if stamp != self._stamp:
@@ -125,7 +178,7 @@ class TokenFile(CredentialSource):
         return self._known
 
     def _read(self) -> KnownTokens:
-        lines = read_token_file(self._path)
+        lines = read_token_file(self._path, self._use)
         plain = sum(line.is_plain for line in lines)
         if plain:
             _log.warning(
@@ -134,11 +187,15 @@ class TokenFile(CredentialSource):
                 self._path,
                 self._path,
             )
+        self._lines = {line.digest: line for line in lines}
         return KnownTokens({line.digest: line.principal for line in lines}, self._world)
 
 
-def read_token_file(path: Path) -> list[TokenLine]:
+def read_token_file(path: Path, use: TokenUse = TokenUse.SERVE) -> list[TokenLine]:
     """Return the lines of a token file, without comments.
+
+    Args:
+        use: What reads it.
 
     Raises:
         UsageError: It cannot be read, belongs to another user, others may read it, or a line has another form.
@@ -153,6 +210,9 @@ def read_token_file(path: Path) -> list[TokenLine]:
             parsed = parse_line(line)
         except UsageError as error:
             raise UsageError(f"line {number} of {path}: {error.message}") from error
+        if parsed is not None and (strange := sorted(parsed.settings & use.value)):
+            where = "gateway" if use is TokenUse.SERVE else "serve"
+            raise UsageError(f"line {number} of {path}: {strange[0]!r} is for `midstream {where}` only")
         if parsed is not None:
             lines.append(parsed)
     if len({line.digest for line in lines}) < len(lines):
@@ -185,7 +245,31 @@ def parse_line(line: str) -> TokenLine | None:
     # A new line, or another right, is another source: what was issued for the former one ends.
     identity = " ".join((digest, *sorted(words[1:])))
     source = f"line:{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
-    return TokenLine(digest, replace(principal, source=source), is_plain)
+    return TokenLine(
+        digest,
+        replace(principal, source=source),
+        is_plain,
+        frozenset(settings),
+        allowance_of({name: value for name, value in settings.items() if name in _ALLOWANCES}),
+    )
+
+
+def allowance_of(settings: Mapping[str, str]) -> Allowance | None:
+    """Return the limits in settings of a line; None where there are none.
+
+    Raises:
+        UsageError: One of them has no value that is above 0.
+    """
+    values = {}
+    for name, words in settings.items():
+        try:
+            value = _ALLOWANCES[name](words)
+        except ValueError:
+            value = 0
+        if not value or (not isinstance(value, tuple) and not 0 < value < float("inf")):
+            raise UsageError(f"{name}={words} is no limit; write a number above 0, or leave it out")
+        values[name.replace("-", "_")] = value
+    return Allowance(**values) if values else None
 
 
 def without_comment(line: str) -> str:
@@ -213,11 +297,10 @@ def require_one_tenancy(principals: Iterable[Principal]) -> None:
 
 
 def _principal_of(subject: str, tenant: str, settings: Mapping[str, str]) -> Principal:
-    unknown = sorted(settings.keys() - {"expires", "scope", "sessions", "role", "added"})
+    known = ["expires", "scope", "sessions", "role", "added", *_ALLOWANCES]
+    unknown = sorted(settings.keys() - {*known})
     if unknown:
-        raise UsageError(
-            f"unknown setting {unknown[0]!r}; known are expires, scope, sessions, role and added"
-        )
+        raise UsageError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
     role = settings.get("role", "")
     if role and role not in ROLES:
         raise UsageError(f"unknown role {role!r}; known are {' and '.join(ROLES)}")

@@ -88,6 +88,17 @@ class FrameTransport(Protocol):
         """
 
 
+class OpenStream(Protocol):
+    """A stream to a client, as the server counts and ends it."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The session, and the stream of the protocol that it speaks for; "" for none."""
+
+    def end(self, error: MidstreamError) -> None:
+        """End it. Calling it again is harmless."""
+
+
 class Connections:
     """The open connections of one process: how many there are, and which one speaks for each stream.
 
@@ -102,7 +113,7 @@ class Connections:
     def __init__(self, *, limit: int = CONNECTIONS_MAX, settings: StreamSettings | None = None) -> None:
         self.settings = settings or StreamSettings()
         self._limit = limit
-        self._open: set[Connection] = set()
+        self._open: set[OpenStream] = set()
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
@@ -122,7 +133,7 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def enter(self, connection: Connection) -> None:
+    def enter(self, connection: OpenStream) -> None:
         """Count a connection, if there is room for it.
 
         Raises:
@@ -136,12 +147,12 @@ class Connections:
             raise OverloadedError(message, retry_after_s=5.0)
         self._open.add(connection)
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: OpenStream) -> None:
         """Remove a connection."""
         self._open.discard(connection)
         speakers = self._speakers.get(connection.place, [])
-        if connection in speakers:
-            speakers.remove(connection)
+        if any(each is connection for each in speakers):
+            speakers[:] = [each for each in speakers if each is not connection]
             if not speakers:
                 del self._speakers[connection.place]
 

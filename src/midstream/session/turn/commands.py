@@ -49,6 +49,13 @@ class SendMessage(Struct, frozen=True, gc=False):
     responses_max: int = 0
     """Responses before the model is asked to hand in what it has; 0 for the general limit."""
     parent: Parent | None = None
+    keep: int | None = None
+    """Entries of the history that stay, where the client changed the conversation; None for all. Only where no turn
+    runs: such a message is not queued."""
+    before: tuple[Entry, ...] = ()
+    """Entries that follow those, before the message."""
+    turns: int | None = None
+    """How many turns the session had when `keep` was found; with another number it is refused. None for any."""
 
 
 class SendTranscript(Struct, frozen=True, gc=False):

@@ -126,6 +126,8 @@ def opening(turn: int, command: SendMessage, *, at: float, queued: int = 0) -> t
         command.timeout_s,
         command.responses_max,
         command.parent,
+        keep=command.keep,
+        before=command.before,
     )
     return (said, AttemptStarted(turn, response=1, attempt=1, at=at))
 

@@ -480,6 +480,11 @@ class EncryptedStore(EncryptedReader, Store):
         return self._store.appends_waiting
 
     @property
+    @override
+    def death_noticed_s(self) -> float:
+        return self._store.death_noticed_s
+
+    @property
     def transactional(self) -> Transactional | None:
         """See `Store.transactional`: as of the store behind it."""
         return None if self._store.transactional is None else self

@@ -286,6 +286,11 @@ class GuardedStore(GuardedReader, Store):
 
     @property
     @override
+    def death_noticed_s(self) -> float:
+        return self._store.death_noticed_s
+
+    @property
+    @override
     def transactional(self) -> Transactional | None:
         return None if self._store.transactional is None else self
 

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 LEASE_S = 20.0
 """Seconds without an answer after which a node that is connected counts as frozen."""
+DEATH_NOTICED_S = 3.0
+"""Seconds in which the end of a connection is noticed and examined."""
 CLOSE_S = 10.0
 """Seconds that a store which is closed waits for servers that are away."""
 
@@ -88,6 +90,11 @@ class JetStreamStore(JetStreamReads, Store):
     async def release(self, session: str, *, epoch: int) -> None:
         opened = self._require_open()
         await opened.finish(opened.writes.release(session, epoch=epoch))
+
+    @property
+    @override
+    def death_noticed_s(self) -> float:
+        return DEATH_NOTICED_S
 
     @override
     async def append(self, session: str, batch: Batch) -> int:

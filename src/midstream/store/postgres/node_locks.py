@@ -50,6 +50,8 @@ JOIN_WITHIN_S = 5.0
 """Seconds that a claim waits for this node to join anew."""
 REJOIN_BACKOFF = Backoff(first_s=0.02, most_s=1.0, jitter=0.5)
 LOCK_CLASS_BITS = 32
+SNAPSHOT_MS = 200
+"""Milliseconds for which a node that waits for another one's end keeps the server from removing old rows."""
 FOREVER_S = 1e9
 """The end of another node may be waited for as long as this one lives."""
 
@@ -67,8 +69,23 @@ ADOPT_INBOX = "update inbox set sender = $1 where sender = $2"
 LEAVE = "delete from node where number = $1"
 # Beat; no row: others took this node for dead.
 BEAT = "update node set seen_at = clock_timestamp() where number = $1 returning number"
-# Wait for the end of another node; the lock is given back with the statement.
-WAIT_FOR_END = "select pg_advisory_xact_lock_shared($1, $2)"
+# Wait for the end of another node; the lock is given back with the statement. A statement that waits holds a snapshot,
+# and while one is held, the server removes no old version of any row: so the wait begins anew, with a new snapshot.
+# (A `lock_timeout` that is caught leaves no line in the server's log.)
+WAIT_FOR_END = """
+do $$
+begin
+    loop
+        begin
+            perform set_config('lock_timeout', '{snapshot_ms}ms', true);
+            perform pg_advisory_xact_lock_shared({lock_class}, {number});
+            return;
+        exception when lock_not_available then null;
+        end;
+        commit;
+    end loop;
+end $$
+"""
 # Notice within seconds that the process which waits has died.
 CHECK_CLIENT = "set client_connection_check_interval to '2s'"
 # Whether a node left, and whether its lock is free.
@@ -373,10 +390,10 @@ class Neighbours:
         connection = await self._link.connection()
         with contextlib.suppress(asyncpg.PostgresError):
             await connection.execute(CHECK_CLIENT)
-        waiting = self._world.spawn(
-            connection.execute(WAIT_FOR_END, self._lock.lock_class, number, timeout=FOREVER_S),
-            name="wait for a node",
+        statement = WAIT_FOR_END.format(
+            snapshot_ms=SNAPSHOT_MS, lock_class=self._lock.lock_class, number=number
         )
+        waiting = self._world.spawn(connection.execute(statement, timeout=FOREVER_S), name="wait for a node")
         changed = self._world.spawn(self._changed.wait(), name="nodes changed")
         try:
             await asyncio.wait({waiting, changed}, return_when=asyncio.FIRST_COMPLETED)

@@ -16,8 +16,9 @@ from msgspec import Struct
 from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.store.contract import ForwardedCommand, News
+from midstream.store.postgres.followed_sessions import FollowedHere
 from midstream.store.postgres.node_locks import AdvisoryLock, Neighbours
-from midstream.store.postgres.node_signals import Kind, Signal
+from midstream.store.postgres.node_signals import Kind, Notifier, Signal
 from midstream.store.postgres.postgres_connections import ConnectionPool
 
 BACKSTOP_S = 1.0
@@ -87,15 +88,23 @@ class NodeWatcher:
         neighbours: The others.
         pool: For questions.
         world: The clock.
+        notifier: Announces to the others what is followed here, and is informed of what they follow.
     """
 
     def __init__(
-        self, lock: AdvisoryLock, neighbours: Neighbours, pool: ConnectionPool, world: World
+        self,
+        lock: AdvisoryLock,
+        neighbours: Neighbours,
+        pool: ConnectionPool,
+        world: World,
+        notifier: Notifier,
     ) -> None:
         self._lock = lock
         self._neighbours = neighbours
         self._pool = pool
         self._world = world
+        self._notifier = notifier
+        self._followed = FollowedHere(world)
         self._nudged = asyncio.Event()
         self._signs: set[Kind] = set(Kind)
         """Where to look."""
@@ -145,6 +154,7 @@ class NodeWatcher:
 
     def receive(self, signal: Signal) -> None:
         """Take note of what another node has sent."""
+        self._notifier.note_followed(signal.follows)
         waiting = self._waiting
         if waiting is not None:
             followed = waiting.followed
@@ -154,6 +164,8 @@ class NodeWatcher:
                 self._nudged.set()
         if signal.kinds:
             self.note(*signal.kinds)
+        if Kind.NODES in signal.kinds:
+            self._followed.forget()
 
     def note(self, *kinds: Kind) -> None:
         """Look there, soon."""
@@ -164,6 +176,11 @@ class NodeWatcher:
         """Look everywhere, soon."""
         self._all_looked_at = -BACKSTOP_S
         self.note(*Kind)
+
+    def note_gap(self) -> None:
+        """Look everywhere, soon, and let the others announce anew what they follow: notifications may be missing."""
+        self.note_all()
+        self._notifier.report(Kind.NODES)
 
     # --- the task that looks
 
@@ -185,17 +202,19 @@ class NodeWatcher:
         if now - self._all_looked_at >= BACKSTOP_S:
             self._all_looked_at = now
             self._signs.update(Kind)
-        if Kind.NODES in self._signs and await self._neighbours.look():
-            self._signs.update(Kind)
-        if self._awaited and Kind.INBOX in self._signs:
-            await self._settle_answers()
-        waiting = self._waiting
-        if waiting is None or waiting.found.done():
-            self._signs.discard(Kind.NODES)
-            return
-        signs, self._signs = self._signs, set()
-        moved, self._moved = self._moved, {}
+        signs, self._signs = self._signs, set()  # one that comes during a query is not in its answer
         try:
+            if Kind.NODES in signs and await self._neighbours.look():
+                signs.update(Kind)
+            if self._awaited and Kind.INBOX in signs:
+                await self._settle_answers()
+            waiting = self._waiting
+            if waiting is None or waiting.found.done():
+                self._signs |= signs - {Kind.NODES}
+                return
+            moved, self._moved = self._moved, {}
+            if due := self._followed.due(waiting.followed):
+                self._notifier.announce(due)
             found = await self._find_changes(waiting.followed, signs)
         except BaseException:
             self._signs |= signs

@@ -15,11 +15,12 @@ from typing import TypeVar
 from typing_extensions import override
 
 from midstream.environment import World
-from midstream.errors import MidstreamError, StoreBusyError, UsageError
+from midstream.errors import StoreBusyError, UsageError
 from midstream.extras import extra
 from midstream.store.contract import Attempt, Batch, News, Store, Transactional
 from midstream.store.guard.store_key import require_shared_key
 from midstream.store.postgres import session_writes
+from midstream.store.postgres.command_inbox import CommandInbox
 from midstream.store.postgres.grouped_appends import GroupedAppends
 from midstream.store.postgres.node_locks import BEATS_PER_LEASE, AdvisoryLock, Neighbours
 from midstream.store.postgres.node_signals import Kind, Listener, Notifier
@@ -42,6 +43,8 @@ JOIN_TRIES_MAX = 3
 
 LEASE_S = 20.0
 """Seconds without a heartbeat after which a node that holds its lock counts as frozen."""
+DEATH_NOTICED_S = 1.0
+"""Seconds in which the server ends the backends of a process that was killed; milliseconds where it is not busy."""
 HELD_TRIES_MAX = 3
 """Attempts to take a session whose node was found dead: another node may be faster each time."""
 
@@ -132,6 +135,11 @@ class PostgresStore(PostgresReads, Store):
 
     @property
     @override
+    def death_noticed_s(self) -> float:
+        return DEATH_NOTICED_S
+
+    @property
+    @override
     def appends_waiting(self) -> int:
         return 0 if self._opened is None else self._opened.appends.waiting
 
@@ -180,22 +188,17 @@ class PostgresStore(PostgresReads, Store):
     @override
     async def forward(self, session: str, body: bytes) -> bytes:
         opened = self._require_open(session)
-        sender = await opened.lock.number()
-        async with opened.forwarding:  # commands of one node arrive in their order
-            number = await opened.write(lambda db, _: session_writes.put(db, session, body, sender=sender))
+        number = await opened.inbox.put(session, body)
         opened.notifier.report(Kind.INBOX)
         try:
             return await opened.watcher.answer_to(number)
         finally:
-            opened.remove_soon(number)
+            opened.inbox.remove_soon(number)
 
     @override
     async def answer(self, forwarded: int, body: bytes) -> None:
         opened = self._require_open("")
-        node = await opened.lock.number()
-        await opened.write(
-            lambda db, _: session_writes.answer(db, forwarded, body, node=node, frozen=opened.frozen)
-        )
+        await opened.inbox.answer(forwarded, body)
         opened.report(Kind.INBOX)
 
     @override
@@ -249,11 +252,9 @@ class _Opened:
         self.notifier = notifier
         self.watcher = watcher
         self.tools = tools
-        self.forwarding = asyncio.Lock()
+        self.inbox = CommandInbox(pool, lock, lambda: self.frozen, world)
         self._neighbours = neighbours
         self._listener = listener
-        self._world = world
-        self._removals: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def make(cls, postgres: Postgres, node: str, lease_s: float, world: World) -> _Opened:
@@ -289,10 +290,10 @@ class _Opened:
             )
             neighbours = Neighbours(postgres, lock, pool, world, lease_s=lease_s, on_death=report_change)
             undo.push_async_callback(neighbours.close)
-            notifier = Notifier(postgres, node, world, has_peers=lambda: bool(neighbours.living))
+            notifier = Notifier(postgres, node, world)
             undo.push_async_callback(notifier.close)
-            watcher = NodeWatcher(lock, neighbours, pool, world)
-            listener = Listener(postgres, node, world, on_signal=watcher.receive, on_gap=watcher.note_all)
+            watcher = NodeWatcher(lock, neighbours, pool, world, notifier)
+            listener = Listener(postgres, node, world, on_signal=watcher.receive, on_gap=watcher.note_gap)
             undo.push_async_callback(listener.close)
             await listener.start()
             appends = GroupedAppends(postgres, world, notifier.report_moved)
@@ -338,20 +339,9 @@ class _Opened:
         self.notifier.report(kind)
         self.watcher.note(kind)
 
-    def remove_soon(self, number: int) -> None:
-        """Delete a forwarded command; one that stays is removed after the death of this node."""
-        task = self._world.spawn(self._remove(number), name="remove a command")
-        self._removals.add(task)
-        task.add_done_callback(self._removals.discard)
-
-    async def _remove(self, number: int) -> None:
-        with contextlib.suppress(MidstreamError):
-            await self.write(lambda db, _: session_writes.remove(db, number))
-
     async def close(self) -> None:
         await self.watcher.close()
-        if self._removals:
-            await asyncio.wait(self._removals)
+        await self.inbox.close()
         await self.appends.close()
         await self._neighbours.close()
         await (

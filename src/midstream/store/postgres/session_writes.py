@@ -35,6 +35,11 @@ returning epoch
 """
 # Whether a session is there, and its node.
 FIND_HOLDER = "select true, node from session where name = $1"
+# The other node that has a session, if it is listed. (A claim that is refused would lock the row, and sync.)
+FIND_OTHER = """
+select session.node from session join node on node.number = session.node
+where session.name = $1 and session.node <> $2 and session.node <> all($3::integer[])
+"""
 # Give a session up, and return whether a turn is open in it.
 RELEASE = "update session set node = null where name = $1 and epoch = $2 returning is_live"
 # Put what the first records fold to in the place of the last of them, and remove the others.
@@ -75,19 +80,6 @@ where exists (select from gone)
 """
 # Let new sessions start above this epoch.
 SPEND_EPOCHS = "update ledger set epochs_spent = greatest(epochs_spent, $1)"
-
-# Keep a command for the node that has the lease of its session.
-PUT = "insert into inbox (session, sender, body) values ($1, $2, $3) returning number"
-# Answer a command whose sender waits, unless another node that lives has its session.
-ANSWER = """
-update inbox set answer = $2 where number = $1 and answer is null
-and not exists (
-    select from session join node on node.number = session.node
-    where session.name = inbox.session and session.node <> $3 and session.node <> all($4::integer[])
-)
-"""
-# Delete a forwarded command.
-REMOVE = "delete from inbox where number = $1"
 
 # Write a new entry. A deleted key starts again above all its versions.
 ADD_ENTRY = """
@@ -140,6 +132,11 @@ async def claim(
     Raises:
         HeldError: Another node has it. Nothing was changed.
     """
+    if (
+        is_free is False
+        and (other := await connection.fetchval(FIND_OTHER, session, node, frozen)) is not None
+    ):
+        raise HeldError(session, other)
     while True:
         epoch: int | None = await connection.fetchval(CLAIM, session, node, at, frozen, is_free)
         if epoch is not None:
@@ -193,24 +190,6 @@ async def delete(
             await connection.execute(DELETE_ENTRIES, OF_SESSIONS, names)
             await connection.execute(SPEND_EPOCHS, max(row["epoch"] for row in going))
     return [row["name"] for row in going]
-
-
-async def put(connection: asyncpg.Connection, session: str, body: bytes, *, sender: int) -> int:
-    """Store a forwarded command, and return its number."""
-    number: int = await connection.fetchval(PUT, session, sender, body)
-    return number
-
-
-async def answer(
-    connection: asyncpg.Connection, number: int, body: bytes, *, node: int, frozen: Collection[int]
-) -> None:
-    """See `Store.answer`."""
-    await connection.execute(ANSWER, number, body, node, frozen)
-
-
-async def remove(connection: asyncpg.Connection, number: int) -> None:
-    """Delete a forwarded command."""
-    await connection.execute(REMOVE, number)
 
 
 async def kv_put(

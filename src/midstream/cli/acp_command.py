@@ -1,0 +1,107 @@
+"""`midstream acp`: an agent for editors, over stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from midstream.cli import Surroundings
+from midstream.cli.agents import find_agent, find_server
+from midstream.cli.key_option import KeyPlaceType
+from midstream.cli.listening import LOG_LEVELS, log_to_stderr, run_server
+from midstream.cli.log_format import FORMATS
+from midstream.cli.store_option import encrypted_store
+from midstream.extras import extra
+from midstream.paths import make_folder
+
+with extra("acp"):
+    from acp.connection import Connection
+    from acp.stdio import stdio_streams
+
+    from midstream.server.acp_server import AcpServer
+
+LINE_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of one message: a picture, a file that was read."""
+
+
+@click.command(short_help="Be an agent in an editor (Agent Client Protocol).")
+@click.argument("agent_name", metavar="MODULE:AGENT")
+@click.option(
+    "--store",
+    metavar="FILE|URL",
+    help="The store of all sessions: a SQLite file (created if missing), or a URL such as postgresql://host/db "
+    "(default: a file for the current folder, in midstream's data folder).",
+)
+@click.option(
+    "--mcp",
+    "servers",
+    multiple=True,
+    metavar="NAME=COMMAND|URL",
+    help="Add the tools of this MCP server: a command to start, or an address; may be repeated.",
+)
+@click.option(
+    "--key-file",
+    type=KeyPlaceType(exists=False),
+    help="Encrypt sessions under the first key of this file; created if neither the file nor the store exists. "
+    "A URL uses the key endpoint there.",
+)
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
+@click.option(
+    "--log-format",
+    type=click.Choice([*FORMATS]),
+    default="text",
+    show_default=True,
+    help="json: one object per line, with ids and without content of messages.",
+)
+@click.pass_obj
+def acp(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
+    """Be an agent in an editor that speaks the Agent Client Protocol, such as Zed. The editor starts this command.
+
+    MODULE:AGENT names a `midstream.Agent`; the current folder is searched first. Sessions are kept in the store. A turn
+    that was cut goes on when the command is started again. Other servers may use the same store at the same time.
+    """
+    log_to_stderr(options["log_level"], options["log_format"])
+    _keep_stdio()
+    make_folder(surroundings.places.data)
+    path = options["store"] or make_folder(surroundings.places.store.parent) / surroundings.places.store.name
+    agent = find_agent(options["agent_name"])
+    if options["servers"]:
+        agent = agent.with_tools(*map(find_server, options["servers"]))
+    store = encrypted_store(path, options["key_file"], is_escrowed=False)
+    run_server(_serve(AcpServer(agent, store, cwd=str(Path.cwd()))))
+
+
+def _keep_stdio() -> None:
+    """Keep stdin and stdout for the protocol: what tools print goes to stderr, and what they read is empty."""
+    sys.stdout.flush()
+    sys.stdin = os.fdopen(os.dup(0), encoding="utf-8")
+    protocol_out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout = protocol_out
+
+
+async def _serve(server: AcpServer) -> None:
+    """Answer the editor until it closes stdin."""
+    reader, writer = await stdio_streams(limit=LINE_BYTES_MAX)
+    sys.stdin, sys.stdout = sys.__stdin__, sys.stderr  # of tools; stdin is empty
+    connection = Connection(server.handle, writer, reader, listening=False)
+    server.connect(connection)
+    listening = server.host.world.spawn(connection.main_loop(), name="acp")
+    if sys.platform != "win32":
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, listening.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await listening
+    finally:
+        await server.stop()
+        await connection.close()

@@ -1,0 +1,163 @@
+"""`midstream gateway keys`: the keys of the gateway's users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from msgspec import Struct
+
+from midstream.cli import Surroundings
+from midstream.cli.terminal import clean
+from midstream.cli.times import time_of
+from midstream.cli.token_lines import add_token, read_tokens, write_tokens
+from midstream.cli.visible_text import json_of
+from midstream.dialects.api_callers import UNLIMITED, Allowance
+from midstream.errors import NotFoundError
+from midstream.paths import Paths, make_folder
+from midstream.server.auth.token_file import TokenLine, TokenUse, parse_line, read_token_file
+
+USERS_FILE = "gateway-users"
+"""Name of the token file in midstream's data folder."""
+ID_CHARS = 12
+"""Digits of a token's digest by which a key is named."""
+_COUNT = click.IntRange(min=1)
+
+
+class KeyLine(Struct, frozen=True):
+    """A user's key, as it is shown.
+
+    Args:
+        id: Names the key; it is no part of it.
+        expires_at: In seconds since 1970; None for never.
+        allowance: Its limits.
+    """
+
+    id: str
+    user: str
+    expires_at: float | None
+    allowance: Allowance
+
+
+def users_file(places: Paths, named: Path | None) -> Path:
+    """Return the token file of the users: the one that is named, else that of the data folder."""
+    return named or make_folder(places.data) / USERS_FILE
+
+
+@click.group()
+def keys() -> None:
+    """Make, list and revoke keys of the gateway's users.
+
+    A running gateway reads the file again when it changes: `midstream gateway --users-file FILE keys ...` for another
+    file than that of midstream's data folder.
+    """
+
+
+_json_option = click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+
+
+@keys.command()
+@click.argument("user")
+@click.option("--tenant", default="", help="Group with names of its own.")
+@click.option("--requests-per-minute", type=_COUNT, help="Answers that the user begins within a minute.")
+@click.option("--concurrent-requests", type=_COUNT, help="Answers that are made for the user at once.")
+@click.option("--tokens-per-day", type=_COUNT, help="Tokens of a day (UTC), in and out.")
+@click.option("--tokens-per-month", type=_COUNT, help="Tokens of a month (UTC), in and out.")
+@click.option(
+    "--budget-per-month",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Cost of a month (UTC), in the currency of the prices of --input-price and --output-price.",
+)
+@click.option(
+    "--model", "models", multiple=True, metavar="NAME", help="Permit only this model; may be repeated."
+)
+@click.option(
+    "--days", type=click.FloatRange(min=0, min_open=True), help="Days until the key ends (default: never)."
+)
+@click.option("--comment", default="", help="Text behind the line, for people.")
+@_json_option
+@click.pass_context
+def add(
+    context: click.Context,
+    /,
+    user: str,
+    tenant: str,
+    models: tuple[str, ...],
+    days: float | None,
+    comment: str,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+    **limits: float | None,
+) -> None:
+    """Add a new key for USER, and print the key once.
+
+    The limits hold for all keys of a user together, as each key names them.
+    """
+    file = _file_of(context)
+    settings = {name.replace("_", "-"): f"{value}" for name, value in limits.items() if value}
+    key = add_token(file, user, tenant, {**settings, "models": ",".join(models)}, days=days, comment=comment)
+    if is_json:
+        click.echo(json_of({"user": user, "key": key, "file": str(file)}))
+        return
+    click.echo(key)
+    click.echo(f"The key of {clean(user, is_one_line=True)} is not stored: keep it now.", err=True)
+
+
+@keys.command("list")
+@_json_option
+@click.pass_context
+def list_keys(
+    context: click.Context,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """List the keys, with their limits."""
+    file = _file_of(context)
+    lines = read_token_file(file, TokenUse.GATEWAY) if file.exists() else []
+    for line in map(_shown, lines):
+        if is_json:
+            click.echo(json_of(line))
+            continue
+        ends = "never ends" if line.expires_at is None else f"ends {time_of(line.expires_at)}"
+        limits = [
+            f"{name.replace('_', '-')}={','.join(value) if isinstance(value, tuple) else f'{value:g}'}"
+            for name in line.allowance.__struct_fields__
+            if (value := getattr(line.allowance, name))
+        ]
+        cells = (line.id, line.user, ends, " ".join(limits) or "no limits")
+        click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
+    if not lines:
+        click.echo("No keys of users yet.", err=True)
+
+
+@keys.command()
+@click.argument("name", metavar="USER|ID")
+@_json_option
+@click.pass_context
+def revoke(
+    context: click.Context,
+    name: str,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Revoke all keys of a user, or the one of this id (see `list`). What they used stays counted."""
+    file = _file_of(context)
+    kept, count = [], 0
+    for line in read_tokens(file).splitlines() if file.exists() else []:
+        parsed = parse_line(line)
+        if parsed is not None and name in (parsed.principal.name, parsed.digest[:ID_CHARS]):
+            count += 1
+        else:
+            kept.append(line)
+    if not count:
+        raise NotFoundError(f"no key of {name!r} in {file}: `midstream gateway keys list` lists the keys")
+    write_tokens(file, "\n".join(kept) + "\n")
+    click.echo(json_of({"revoked": count}) if is_json else f"{count} key{'s' if count > 1 else ''} revoked.")
+
+
+def _file_of(context: click.Context) -> Path:
+    surroundings: Surroundings = context.obj
+    gateway = context.parent.parent if context.parent else None  # its options stand before `keys`
+    return users_file(surroundings.places, gateway.params["users_file"] if gateway else None)
+
+
+def _shown(line: TokenLine) -> KeyLine:
+    principal = line.principal
+    return KeyLine(line.digest[:ID_CHARS], principal.name, principal.expires_at, line.allowance or UNLIMITED)

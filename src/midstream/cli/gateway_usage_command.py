@@ -1,0 +1,134 @@
+"""`midstream gateway usage`: requests, tokens and cost of the gateway's users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from msgspec import Struct
+
+from midstream.cli import Surroundings
+from midstream.cli.terminal import clean
+from midstream.cli.visible_text import json_of
+from midstream.dialects.usage_ledger import ENTRIES, read_usage
+from midstream.dialects.usage_totals import By, UsageLine, group_lines
+from midstream.errors import UsageError
+from midstream.store.blocking_reads import ENTRY_MARK
+from midstream.store.contract import StoreReader
+from midstream.store.store_registry import read_store
+
+COLUMNS: tuple[By, ...] = ("day", "user", "model")
+HEADINGS = ("REQUESTS", "INPUT", "CACHED", "OUTPUT", "REASONING", "COST")
+GATEWAY = "(gateway's key)"
+"""Stands for the user of requests with the gateway's own key."""
+
+
+class UsageReport(Struct, frozen=True, omit_defaults=True):
+    """One line of the report. Columns that it is not grouped by are left out.
+
+    Args:
+        user: "" for the gateway's own key.
+        cached_tokens: What of the input came from a cache.
+        reasoning_tokens: What of the output was thought, where the provider counts that.
+        cost: Of the requests to models with prices; None where none had one.
+        unpriced_requests: Requests that have no cost.
+    """
+
+    day: str | None
+    user: str | None
+    model: str | None
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    cost: float | None
+    unpriced_requests: int
+
+
+@click.command()
+@click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m"]),
+    metavar="DAY|MONTH",
+    help="From this day (2026-11-27) or month (2026-11) on, in UTC (default: all that is kept, 400 days).",
+)
+@click.option(
+    "--by",
+    "groups",
+    multiple=True,
+    type=click.Choice(COLUMNS),
+    help="Sums by this column; may be repeated (default: day, user and model).",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print JSON, one object a line.")
+@click.pass_context
+def usage(
+    context: click.Context,
+    since: object,
+    groups: tuple[By, ...],
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Show what users have used: requests, tokens as the models counted them, and cost.
+
+    The store is that of the gateway: `midstream gateway --store FILE|URL usage`, or `--config FILE usage`. A gateway
+    may run meanwhile. An answer counts for the day on which it was requested, once.
+    """
+    surroundings: Surroundings = context.obj
+    options = context.parent.params if context.parent else {}
+    store = options.get("store") or surroundings.places.gateway_store
+    from_day = f"{since:%Y-%m-%d}" if since else ""
+    with read_store(store, key_file=options.get("key_file")) as found:
+        if options.get("key_file") is None and found.ask(_is_encrypted):
+            raise UsageError("the usage in this store is encrypted; give --key-file before `usage`")
+        lines = found.ask(lambda reader: read_usage(reader, since=from_day)).lines()
+    by = groups or COLUMNS
+    rows = [_report(line, by) for line in group_lines((each for each in lines if each.day >= from_day), by)]
+    if is_json:
+        for row in rows:
+            click.echo(json_of(row))
+        return
+    shown = [column for column in COLUMNS if column in by]
+    table = [[*(column.upper() for column in shown), *HEADINGS]]
+    table += [_cells(row, shown) for row in rows]
+    if surroundings.out.is_terminal:
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for cells in table:
+            texts = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)][: len(shown)]
+            numbers = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)][len(shown) :]
+            click.echo("  ".join([*texts, *numbers]))
+    else:
+        for cells in table[1:]:
+            click.echo("\t".join(cells))
+    if not rows:
+        click.echo("No usage yet.", err=True)
+
+
+async def _is_encrypted(store: StoreReader) -> bool:
+    for namespace in await store.kv_namespaces():
+        if namespace.startswith(ENTRIES):  # and those of the months
+            for row in await store.kv_list(namespace):
+                return row.body.startswith(ENTRY_MARK)
+    return False
+
+
+def _report(line: UsageLine, by: Sequence[str]) -> UsageReport:
+    totals, tokens = line.totals, line.totals.usage
+    return UsageReport(
+        line.day if "day" in by else None,
+        line.principal if "user" in by else None,
+        line.model if "model" in by else None,
+        totals.requests,
+        tokens.input_tokens,
+        tokens.output_tokens,
+        tokens.cached_tokens,
+        tokens.reasoning_tokens,
+        round(totals.cost, 6) if totals.priced else None,
+        totals.requests - totals.priced,
+    )
+
+
+def _cells(row: UsageReport, shown: Sequence[str]) -> list[str]:
+    names = [str(getattr(row, column)) or GATEWAY for column in shown]
+    cost = "-" if row.cost is None else f"{row.cost:.4f}"
+    counts = (row.requests, row.input_tokens, row.cached_tokens, row.output_tokens, row.reasoning_tokens)
+    return [*(clean(name, is_one_line=True) for name in names), *map(str, counts), cost]

@@ -1,0 +1,453 @@
+"""Requests, messages, errors and the card of the Agent2Agent protocol (A2A), version 1.0. Everything here is pure.
+
+A context is a session, and a task is one of its turns: the id of a task names both.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import re
+from base64 import b64decode
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from midstream.dialects.ag_ui_messages import interrupts_in
+from midstream.errors import (
+    AnswerMismatchError,
+    ConflictError,
+    MidstreamError,
+    NotFoundError,
+    ProtocolError,
+    StreamReusedError,
+    UsageError,
+)
+from midstream.history.messages import File, Text, UserMessage, UserPart, storable
+from midstream.json_depth import require_shallow_text
+from midstream.session.session import Session
+from midstream.version import __version__
+
+Json = dict[str, Any]
+
+VERSION = "1.0"
+"""The version of the protocol; requests without one are of 0.3, which is not served."""
+PATH = "/v1/a2a"
+DATA_TYPE, TEXT_TYPE = "application/json", "text/plain"
+_IMAGES = tuple(f"image/{kind}" for kind in ("gif", "jpeg", "png", "webp"))
+TASK_MARK = "~"
+"""Between the context and the turn in the id of a task; no name of a session has it."""
+STREAM_PREFIX = "a2a-"
+"""Begins the names of the streams that messages open in their sessions."""
+ID_DIGITS = 16
+"""Digits of the digest of a message in the name of its stream: some clients give one id to several messages."""
+PAGE_MAX = 100
+"""Tasks of one page of a list."""
+_MESSAGE_ID = re.compile(r"[!-~]{1,100}")
+_TURN = re.compile(r"[1-9][0-9]{0,8}")
+_SNAKE = re.compile(r"_([a-z])")
+_json = msgspec.json.encode
+_Kind = TypeVar("_Kind")
+_Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Size = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
+
+PARSE, INVALID, NO_METHOD, BAD_PARAMS, INTERNAL = -32700, -32600, -32601, -32602, -32603
+NO_TASK, NOT_CANCELABLE, NO_PUSH, UNSUPPORTED, BAD_TYPE = -32001, -32002, -32003, -32004, -32005
+NO_VERSION = -32009
+_ERRORS = {
+    PARSE: (400, "INVALID_ARGUMENT", ""),
+    INVALID: (400, "INVALID_ARGUMENT", ""),
+    NO_METHOD: (404, "NOT_FOUND", ""),
+    BAD_PARAMS: (400, "INVALID_ARGUMENT", ""),
+    INTERNAL: (500, "INTERNAL", ""),
+    NO_TASK: (404, "NOT_FOUND", "TASK_NOT_FOUND"),
+    NOT_CANCELABLE: (400, "FAILED_PRECONDITION", "TASK_NOT_CANCELABLE"),
+    NO_PUSH: (400, "FAILED_PRECONDITION", "PUSH_NOTIFICATION_NOT_SUPPORTED"),
+    UNSUPPORTED: (400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"),
+    BAD_TYPE: (400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"),
+    NO_VERSION: (400, "FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED"),
+}
+"""HTTP status, its name in gRPC, and the reason, by the code in JSON-RPC."""
+
+
+class A2aError(Exception):
+    """An error of the protocol; `status` is another one of HTTP than that of the code."""
+
+    def __init__(self, code: int, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        known, self._name, reason = _ERRORS[code]
+        self.status = status or known
+        info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "domain": "a2a-protocol.org"}
+        self._details = [{**info, "reason": reason}] if reason else []
+
+    def rpc_body(self) -> Json:
+        """Return the error of JSON-RPC."""
+        data = {"data": self._details} if self._details else {}
+        return {"code": self.code, "message": str(self), **data}
+
+    def http_body(self) -> Json:
+        """Return the body of an HTTP error."""
+        details = {"details": self._details} if self._details else {}
+        return {"error": {"code": self.status, "status": self._name, "message": str(self), **details}}
+
+
+def error_of(error: MidstreamError) -> A2aError | None:
+    """Return an error of ours as one of the protocol; None for one of HTTP, such as a missing right."""
+    match error:
+        case NotFoundError():
+            return A2aError(NO_TASK, "there is no such task")
+        case UsageError() | ProtocolError() | StreamReusedError() | AnswerMismatchError():
+            return A2aError(BAD_PARAMS, str(error))
+        case ConflictError():
+            return A2aError(UNSUPPORTED, str(error))
+    return None
+
+
+class A2aSkill(Struct, frozen=True, omit_defaults=True):
+    """A skill of an agent, for the card.
+
+    Args:
+        id, name, description: For clients and their models.
+        tags: Keywords, at least one.
+        examples: Messages that it fits.
+    """
+
+    id: str
+    name: str
+    description: str
+    tags: tuple[str, ...]
+    examples: tuple[str, ...] = ()
+
+
+class A2aOptions(Struct, frozen=True):
+    """How an app serves clients of A2A.
+
+    Args:
+        description: Of the agent, for the card; "" is its name.
+        version: Of the agent, for the card; "" is that of the agent, or of midstream.
+        url: The public address of the app, such as `https://agents.example`; "" takes that of each request.
+        skills: For the card; without any, the agent is one skill.
+        input_types: Media types of files that messages may have, beside text and data.
+        artifacts: Tools whose results are artifacts of the task. A result that is a JSON object with `url` or `raw`
+            (base64) is a file, with `mediaType` and `filename`; other JSON objects and lists are data, and all else is
+            text.
+        is_direct: Called with a message (its JSON); true lets the answer be a message instead of a task. It must be
+            fast, and give the same for the same message.
+        has_unique_ids: Whether each message has an id of its own, as the protocol requires. False is for clients that
+            give several messages one id: a message without a context is then always a new one, also where it is sent
+            again; a repeated message needs a context to be known.
+    """
+
+    description: str = ""
+    version: str = ""
+    url: str = ""
+    skills: tuple[A2aSkill, ...] = ()
+    input_types: tuple[str, ...] = (*_IMAGES, "application/pdf")
+    artifacts: tuple[str, ...] = ()
+    is_direct: Callable[[Json], bool] | None = None
+    has_unique_ids: bool = True
+
+
+class RpcRequest(Struct):
+    """A request of JSON-RPC 2.0."""
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    id: str | int | None = None
+    params: Json = {}
+
+
+class A2aPart(Struct):
+    """A part of a message: one of `text`, `raw` (base64), `url` and `data`."""
+
+    text: str | UnsetType = UNSET
+    raw: str | UnsetType = UNSET
+    url: str | UnsetType = UNSET
+    data: Any = UNSET
+    mediaType: str = ""  # noqa: N815 - its name in the protocol
+    filename: str = ""
+
+
+class A2aMessage(Struct):
+    """A message of a client; other fields are ignored."""
+
+    messageId: str  # noqa: N815 - its name in the protocol
+    role: Literal["ROLE_USER"]
+    parts: list[A2aPart]
+    contextId: str = ""  # noqa: N815 - likewise
+    taskId: str = ""  # noqa: N815 - likewise
+
+
+class SendConfiguration(Struct):
+    """How a message is answered."""
+
+    historyLength: _Length | None = None  # noqa: N815 - its name in the protocol
+    returnImmediately: bool = False  # noqa: N815 - likewise
+
+
+class SendMessageParams(Struct):
+    """The parameters of a message; its other fields are kept for `A2aOptions.is_direct`."""
+
+    message: Json
+    configuration: SendConfiguration | None = None
+
+
+class SendMessageBody(Struct):
+    """A message to the agent."""
+
+    message: A2aMessage
+    configuration: SendConfiguration | None = None
+
+
+class TaskQuery(Struct):
+    """One task. Of its history, `historyLength` messages at most are returned; all where it is missing."""
+
+    id: str = ""
+    historyLength: _Length | None = None  # noqa: N815 - its name in the protocol
+
+
+class TasksQuery(Struct):
+    """Which tasks a list has."""
+
+    contextId: str = ""  # noqa: N815 - its name in the protocol
+    status: str = ""
+    pageSize: _Size | None = None  # noqa: N815 - likewise
+    pageToken: str = ""  # noqa: N815 - likewise
+    historyLength: _Length | None = None  # noqa: N815 - likewise
+    statusTimestampAfter: str = ""  # noqa: N815 - likewise
+    includeArtifacts: bool = False  # noqa: N815 - likewise
+
+
+def read_params(params: Json, kind: type[_Kind], *, strict: bool = False) -> _Kind:
+    """Read the parameters of a method; names in the form of protocol buffers are as good, and texts as numbers, since a
+    query has no others, unless `strict`.
+
+    Raises:
+        A2aError: They have another form.
+    """
+    named = {_SNAKE.sub(lambda found: found[1].upper(), name): value for name, value in params.items()}
+    try:
+        return msgspec.convert(named, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise A2aError(BAD_PARAMS, f"the parameters have another form: {error}") from error
+
+
+def read_body(body: bytes, kind: type[_Kind]) -> _Kind:
+    """Read the body of a request.
+
+    Raises:
+        A2aError: It is no JSON, or has another form.
+    """
+    try:
+        require_shallow_text(body)
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise A2aError(INVALID, f"this request has another form: {error}") from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError, MidstreamError) as error:
+        raise A2aError(PARSE, f"this request is no JSON that can be read: {error}") from error
+
+
+class Sent(Struct, frozen=True):
+    """One message of a client, as it was read.
+
+    Args:
+        id, context, task: As the client names them; "" where it does not.
+        message: For the agent.
+        answer: The value of an answer to a question.
+        digest: Equal for equal messages.
+        stream: The stream that it comes on.
+        is_direct: Its answer is a message.
+        configuration: How it is to be answered.
+    """
+
+    id: str
+    context: str
+    task: str
+    message: UserMessage
+    answer: object
+    digest: str
+    stream: str
+    is_direct: bool
+    configuration: SendConfiguration
+
+
+def digest_of(*what: object) -> str:
+    """Return a digest of JSON values."""
+    return hashlib.blake2b(_json(what, order="sorted"), digest_size=16, person=b"midstream-a2a").hexdigest()
+
+
+def read_message(params: Json, options: A2aOptions) -> Sent:
+    """Read the parameters of a message.
+
+    Raises:
+        A2aError: They have another form, or a part has a media type that is not served.
+    """
+    asked = read_params(params, SendMessageParams, strict=True)
+    sent = read_params(asked.message, A2aMessage, strict=True)
+    if not sent.messageId or not sent.parts:
+        raise A2aError(BAD_PARAMS, "a message has a `messageId` and at least one part")
+    parts = tuple(_user_part(each, options) for each in sent.parts)
+    data = next((each.data for each in sent.parts if each.data is not UNSET), None)
+    words = "".join(part.text for part in parts if isinstance(part, Text))
+    digest = digest_of(sent.messageId, sent.taskId, asked.message["parts"])
+    known_id = sent.messageId if _MESSAGE_ID.fullmatch(sent.messageId) else digest_of(sent.messageId)
+    return Sent(
+        id=sent.messageId,
+        context=sent.contextId,
+        task=sent.taskId,
+        message=UserMessage(parts),
+        answer=words if data is None else data,
+        digest=digest,
+        stream=f"{STREAM_PREFIX}{known_id} {digest[:ID_DIGITS]}",
+        is_direct=options.is_direct is not None and not sent.taskId and options.is_direct(asked.message),
+        configuration=asked.configuration or SendConfiguration(),
+    )
+
+
+def _user_part(part: A2aPart, options: A2aOptions) -> UserPart:
+    given = [each for each in (part.text, part.raw, part.url, part.data) if each is not UNSET]
+    if len(given) != 1:
+        raise A2aError(BAD_PARAMS, "a part has one of `text`, `raw`, `url` and `data`")
+    kind = part.mediaType.partition(";")[0].strip().lower()
+    if isinstance(part.text, str):
+        if kind and not kind.startswith("text/"):
+            raise _bad_type(kind)
+        return Text(storable(part.text))
+    if part.data is not UNSET:
+        if kind not in ("", DATA_TYPE):
+            raise _bad_type(kind)
+        return Text(storable(_json(part.data).decode()))
+    if kind not in options.input_types:
+        raise _bad_type(kind)
+    name = part.filename or None
+    if isinstance(part.url, str):
+        return File(kind, url=part.url, name=name)
+    try:
+        b64decode(str(part.raw), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise A2aError(BAD_PARAMS, "`raw` is base64") from error
+    return File(kind, data=str(part.raw), name=name)
+
+
+def _bad_type(kind: str) -> A2aError:
+    return A2aError(BAD_TYPE, f"parts of the media type {kind[:80]!r} are not taken; see the agent's card")
+
+
+# --- ids and values -------------------------------------------------------------------------------------------
+
+
+def task_id(context: str, turn: int) -> str:
+    """Return the id of a task."""
+    return f"{context}{TASK_MARK}{turn}"
+
+
+def place_of_task(name: str) -> tuple[str, int]:
+    """Return the context and the turn of a task.
+
+    Raises:
+        A2aError: No task has this id.
+    """
+    context, _, turn = name.rpartition(TASK_MARK)
+    if not context or not _TURN.fullmatch(turn):
+        raise A2aError(NO_TASK, "there is no such task")
+    return context, int(turn)
+
+
+def instant(at: float) -> str:
+    """Return an instant as the protocol writes it."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def read_instant(text: str) -> float:
+    """Return an instant in seconds since 1970; 0 for "".
+
+    Raises:
+        A2aError: It has another form.
+    """
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else 0.0
+    except (ValueError, OverflowError) as error:
+        raise A2aError(BAD_PARAMS, "an instant is written as `2026-10-27T10:00:00Z`") from error
+
+
+def parts_of(message: UserMessage) -> list[Json]:
+    """Return the parts of a message that was accepted."""
+    return [{"text": part.text} if isinstance(part, Text) else _file_part(part) for part in message.parts]
+
+
+def _file_part(part: File) -> Json:
+    place = {"url": part.url} if part.url is not None else {"raw": part.data or ""}
+    named = {"filename": part.name} if part.name else {}
+    return {**place, "mediaType": part.media_type, **named}
+
+
+def question_parts(session: Session, open_id: str) -> list[Json]:
+    """Return the open questions of a session: words for a person, and the same as data for a program."""
+    asked = interrupts_in(session, open_id)
+    words = [{"text": each["message"]} for each in asked]
+    return [*words, {"data": {"questions": asked}, "mediaType": DATA_TYPE}]
+
+
+def artifact_part(content: str) -> Json:
+    """Return the result of a tool as the part of an artifact."""
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return {"text": content}
+    if isinstance(value, dict):
+        for place in ("url", "raw"):
+            if isinstance(value.get(place), str):
+                named = {
+                    name: value[name]
+                    for name in ("mediaType", "filename")
+                    if isinstance(value.get(name), str)
+                }
+                return {place: value[place], **named}
+    return {"data": value, "mediaType": DATA_TYPE} if isinstance(value, dict | list) else {"text": content}
+
+
+def with_history(task: Json, length: int | None) -> Json:
+    """Return a task with the newest messages of its history."""
+    if length is None:
+        return task
+    kept = task["history"][-length:] if length else []
+    without = {name: value for name, value in task.items() if name != "history"}
+    return {**without, "history": kept} if kept else without
+
+
+# --- the card -------------------------------------------------------------------------------------------------
+
+
+def agent_card(options: A2aOptions, name: str, version: str, url: str, *, is_authenticated: bool) -> Json:
+    """Return the card of an agent.
+
+    Args:
+        options: Of its operator.
+        name, version: Of the agent.
+        url: The address of the app.
+        is_authenticated: Whether its clients need a credential.
+    """
+    description = options.description or name
+    skills: Sequence[A2aSkill] = options.skills or (A2aSkill(name, name, description, ("chat",)),)
+    place = (options.url or url).rstrip("/") + PATH
+    card: Json = {
+        "name": name,
+        "description": description,
+        "version": options.version or version or __version__,
+        "supportedInterfaces": [
+            {"url": place, "protocolBinding": binding, "protocolVersion": VERSION}
+            for binding in ("JSONRPC", "HTTP+JSON")
+        ],
+        "capabilities": {"streaming": True, "pushNotifications": False, "extendedAgentCard": False},
+        "defaultInputModes": [TEXT_TYPE, DATA_TYPE, *options.input_types],
+        "defaultOutputModes": [TEXT_TYPE, DATA_TYPE],
+        "skills": [msgspec.to_builtins(each) for each in skills],
+    }
+    if is_authenticated:
+        card["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "bearer"}}}
+        card["securityRequirements"] = [{"schemes": {"bearer": {"list": []}}}]
+    return card

@@ -1,0 +1,263 @@
+"""A task of A2A: the events of one turn, from the records of its session, and the task that they add up to.
+
+A snapshot is the fold of the events, so that both agree for every reader, on every server. The words of a response are
+one artifact. Those of an attempt that was cut are replaced by the next attempt's: its first event does not append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from typing_extensions import override
+
+from midstream.dialects.a2a_messages import (
+    STREAM_PREFIX,
+    artifact_part,
+    instant,
+    parts_of,
+    question_parts,
+    task_id,
+)
+from midstream.dialects.langgraph_messages import is_continuing
+from midstream.dialects.langgraph_thread import (
+    AnswerCompleted,
+    AnswerVoided,
+    Fact,
+    Run,
+    RunBegan,
+    RunEnded,
+    ThreadFold,
+    ToolFinished,
+    WordsCame,
+)
+from midstream.history.messages import Outcome, Step, UserMessage
+from midstream.session.records import MessageAccepted, QuestionAnswered, Record, StreamOpened
+
+Json = dict[str, Any]
+
+WORKING, COMPLETED, FAILED, CANCELED, INPUT_REQUIRED = (
+    f"TASK_STATE_{name}" for name in ("WORKING", "COMPLETED", "FAILED", "CANCELED", "INPUT_REQUIRED")
+)
+_STATES = {
+    "running": WORKING,
+    "paused": INPUT_REQUIRED,
+    "interrupted": CANCELED,
+    "success": COMPLETED,
+    "error": FAILED,
+}
+STATES = (*_STATES.values(), *(f"TASK_STATE_{name}" for name in ("SUBMITTED", "REJECTED", "AUTH_REQUIRED")))
+TERMINAL = frozenset({COMPLETED, FAILED, CANCELED})
+
+
+class A2aFold(ThreadFold):
+    """Turns the records of a session into what happens in its tasks."""
+
+    @override
+    def ids_in(self, stream: str) -> tuple[str, str]:
+        name = stream.removeprefix(STREAM_PREFIX)
+        return "", "" if name == stream else name.partition(" ")[0]
+
+
+class _Artifact(Struct):
+    """An artifact as far as it came: words, in pieces, or another part."""
+
+    name: str
+    words: list[str]
+    part: Json | None = None
+
+    def parts(self) -> list[Json]:
+        return [self.part if self.part is not None else {"text": "".join(self.words)}]
+
+
+class TaskEvents:
+    """Turns the records of a session into the events of one of its tasks, in order. One for each reader.
+
+    Args:
+        fold: The session, before the turn.
+        turn: The turn.
+        artifacts: Tools whose results are artifacts.
+    """
+
+    def __init__(self, fold: A2aFold, turn: int, artifacts: Collection[str] = ()) -> None:
+        self.fold = fold
+        self.turn = turn
+        self.state = ""
+        """The state of the task; "" before it began."""
+        self.changed_at = 0.0
+        """When it came into this state, in seconds since 1970."""
+        self._tools = artifacts
+        self._names = {"taskId": task_id(fold.thread, turn), "contextId": fold.thread}
+        self._status: Json = {}
+        self._history: list[Json] = []
+        self._artifacts: dict[str, _Artifact] = {}
+        self._void = ""
+        """The artifact whose words are void with their attempt, until they are replaced."""
+        self._opened = ""
+        """The message whose stream was opened last."""
+        self._events: list[Json] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the task has ended."""
+        return self.state in TERMINAL
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the task has ended, or waits for its client."""
+        return self.is_over or self.state == INPUT_REQUIRED
+
+    @property
+    def text(self) -> str:
+        """The words of the last response."""
+        texts = ["".join(each.words) for each in self._artifacts.values() if each.part is None]
+        return texts[-1] if texts else ""
+
+    def task(self) -> Json:
+        """Return the task as it is now: what all events add up to."""
+        shown = [self._shown(name, each.name, each.parts()) for name, each in self._artifacts.items()]
+        more = {"artifacts": shown} if shown else {}
+        place = {"id": self._names["taskId"], "contextId": self._names["contextId"]}
+        return {**place, "status": self._status, **more, "history": [*self._history]}
+
+    def begin(self) -> list[Json]:
+        """Return the events of a task whose first records were pruned: all that is known of it."""
+        run = self.fold.run
+        if run is None or run.turn != self.turn:
+            return []
+        self._events = []
+        entries = self.fold.session.history.entries
+        users = (
+            n for n, each in enumerate(entries) if isinstance(each, UserMessage) and not is_continuing(each)
+        )
+        first = max(users, default=0)
+        for name, entry in zip(self.fold.ids[first:], entries[first:], strict=True):
+            if isinstance(entry, Step):
+                if entry.response.text:
+                    self._artifacts[_artifact_id(name)] = _Artifact("answer", [entry.response.text])
+                for call, result in zip(entry.response.calls, entry.results, strict=True):
+                    if call.name in self._tools and result.outcome is Outcome.OK:
+                        part = artifact_part(result.content)
+                        self._artifacts[_artifact_id(name, call.id)] = _Artifact(call.name, [], part)
+            elif not is_continuing(entry):
+                self._history = [self._user_message(name, entry)]
+        self._change(run)
+        self._events = [{"task": self.task()}]
+        return self._events
+
+    def take(self, record: Record, *, epoch: int) -> list[Json]:
+        """Return the events that the next record adds."""
+        self._events = []
+        if isinstance(record, StreamOpened):
+            self._opened = self.fold.ids_in(record.stream)[1]
+        for fact in self.fold.take(record, epoch=epoch):
+            if not self.is_over:
+                self._take(fact, record)
+        if isinstance(record, QuestionAnswered) and self.state and record.turn == self.turn:
+            name = self._opened or f"answer-{self.fold.session.position}"
+            message = {"messageId": name, "role": "ROLE_USER", **self._names}
+            self._history.append({**message, "parts": [{"text": record.text or record.choice.value}]})
+        return self._events
+
+    # --- facts ------------------------------------------------------------------------------------------------
+
+    def _take(self, fact: Fact, record: Record) -> None:
+        if isinstance(fact, RunBegan) and fact.run.turn == self.turn:
+            self._begin(fact.run, record)
+        if not self.state:
+            return
+        match fact:
+            case WordsCame(name, "text", words):
+                self._write(_artifact_id(name), words)
+            case AnswerVoided(name, _):
+                self._void = _artifact_id(name) if _artifact_id(name) in self._artifacts else ""
+            case AnswerCompleted(name, _):
+                self._settle()
+                self._finish(_artifact_id(name))
+            case ToolFinished(name, call, result) if call.name in self._tools:
+                if result.outcome is Outcome.OK:
+                    artifact = _Artifact(call.name, [], artifact_part(result.content))
+                    self._put_artifact(_artifact_id(name, call.id), artifact, append=False, is_last=True)
+            case RunEnded(run):
+                self._settle()
+                self._change(run)
+            case _:
+                pass
+
+    def _begin(self, run: Run, record: Record) -> None:
+        if self.state:
+            if self.state == INPUT_REQUIRED:
+                self._history.append(self._status["message"])
+            if self.state != WORKING:
+                self._change(run)
+            return
+        if isinstance(record, MessageAccepted):
+            self._history.append(self._user_message(self.fold.ids[-1], record.message))
+        self._change(run)
+        self._events = [{"task": self.task()}]
+
+    def _change(self, run: Run) -> None:
+        """Put the task into the state of a run."""
+        self.state, self.changed_at = _STATES[run.status], self.fold.at
+        self._status = {"state": self.state, "timestamp": instant(self.changed_at)}
+        if self.state == INPUT_REQUIRED:
+            open_id, _ = self.fold.open_words
+            self._status["message"] = self._agent_message(question_parts(self.fold.session, open_id))
+        elif self.state == FAILED:
+            self._status["message"] = self._agent_message([{"text": run.message or run.error}])
+        self._events.append({"statusUpdate": {**self._names, "status": self._status}})
+
+    def _agent_message(self, parts: list[Json]) -> Json:
+        name = f"{self._names['taskId']}-{self.fold.session.position}"
+        return {"messageId": name, "role": "ROLE_AGENT", **self._names, "parts": parts}
+
+    def _user_message(self, name: str, message: UserMessage) -> Json:
+        return {"messageId": name, "role": "ROLE_USER", **self._names, "parts": parts_of(message)}
+
+    # --- artifacts --------------------------------------------------------------------------------------------
+
+    def _write(self, name: str, words: str) -> None:
+        is_new = name not in self._artifacts or name == self._void
+        self._void = "" if name == self._void else self._void
+        self._put_artifact(name, _Artifact("answer", [words]), append=not is_new)
+
+    def _settle(self) -> None:
+        """Take void words back that nothing has replaced."""
+        if self._void:
+            self._put_artifact(self._void, _Artifact("answer", [""]), append=False)
+            self._void = ""
+
+    def _finish(self, name: str) -> None:
+        """Mark the last words of a response."""
+        if name not in self._artifacts:
+            return
+        update = self._events[-1].get("artifactUpdate") if self._events else None
+        if update is not None and update["artifact"]["artifactId"] == name:
+            update["lastChunk"] = True
+        else:
+            self._put_artifact(name, _Artifact("answer", [""]), append=True, is_last=True)
+
+    def _put_artifact(self, name: str, artifact: _Artifact, *, append: bool, is_last: bool = False) -> None:
+        update: Json = {**self._names, "artifact": self._shown(name, artifact.name, artifact.parts())}
+        update |= {"append": append, "lastChunk": is_last}
+        self._events.append({"artifactUpdate": update})
+        if append:
+            self._artifacts[name].words += artifact.words
+        else:
+            self._artifacts[name] = artifact
+
+    def _shown(self, name: str, title: str, parts: list[Json]) -> Json:
+        return {"artifactId": name, "name": title, "parts": parts}
+
+
+def _artifact_id(name: str, call_id: str = "") -> str:
+    """Return the id of an artifact: all attempts at a response have one."""
+    response = name.partition(".")[0]
+    return f"{response}.{call_id}" if call_id else response
+
+
+def encoded(value: object) -> bytes:
+    """Return a value as JSON."""
+    return msgspec.json.encode(value)

@@ -1,0 +1,354 @@
+"""The updates of the Agent Client Protocol: what an editor is shown of a session, from its records.
+
+The same records give the same updates, live and on a load. The protocol cannot take back words. So live, the next
+attempt at an answer passes over the words that the client has of one that was cut; where it takes another course, it is
+another message, whole. A load leaves out the words of attempts that were cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from midstream.dialects.langgraph_messages import call_id_of, is_continuing
+from midstream.dialects.langgraph_thread import (
+    AnswerCompleted,
+    AnswerVoided,
+    Fact,
+    ThreadFold,
+    ToolBegan,
+    ToolFinished,
+    ToolReported,
+    WordsCame,
+)
+from midstream.dialects.shown_words import Words, merged, words_of
+from midstream.dialects.ui_message_stream import value_of
+from midstream.history.messages import (
+    Entry,
+    File,
+    Finish,
+    Outcome,
+    Response,
+    Step,
+    Text,
+    ToolCall,
+    ToolResult,
+    UpstreamCall,
+    Usage,
+    UserMessage,
+    UserPart,
+)
+from midstream.session.calls import CallPlan, QuestionKind
+from midstream.session.questions import questions_of
+from midstream.session.records import (
+    MessageAccepted,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    ResponseCompleted,
+    TranscriptAccepted,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.session.session import Session
+
+Json = dict[str, Any]
+
+KINDS = frozenset(("read", "edit", "delete", "move", "search", "execute", "think", "fetch"))
+"""Kinds of tools; an upstream agent behind this protocol has them as names of its tools."""
+_CHUNKS = {"text": "agent_message_chunk", "thinking": "agent_thought_chunk"}
+_STOP_REASONS = {Finish.LENGTH: "max_tokens", Finish.FILTER: "refusal"}
+
+
+class AcpFold(ThreadFold):
+    """The runs and messages of a session; no stream of this protocol names them."""
+
+    @override
+    def ids_in(self, stream: str) -> tuple[str, str]:
+        return "", ""
+
+
+class _Repeated:
+    """Words that a client has of attempts that were cut, while the next attempt repeats them."""
+
+    def __init__(self, shown: Sequence[Words]) -> None:
+        self._expected = [*shown]
+        self._passed: list[Words] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all was repeated, or the attempt took another course."""
+        return not self._expected
+
+    def take(self, kind: str, words: str) -> tuple[list[Words], bool]:
+        """Return the words to show, and whether they are a message of their own."""
+        self._passed.append((kind, words))
+        while words and self._expected:
+            expected_kind, expected = self._expected[0]
+            common = min(len(words), len(expected))
+            if kind != expected_kind or words[:common] != expected[:common]:
+                self._expected = []
+                return merged(self._passed), True
+            words = words[common:]
+            self._expected[:1] = [(kind, expected[common:])] if expected[common:] else []
+        return [(kind, words)] if words else [], False
+
+
+class AcpUpdates:
+    """Turns the records of a session into updates, in order. One for each client.
+
+    Args:
+        fold: The session, where its journal begins.
+    """
+
+    def __init__(self, fold: AcpFold) -> None:
+        self.fold = fold
+        self.own: set[str] = set()
+        """Streams of messages, and calls whose questions were answered, that this client itself has sent."""
+        self.turns: dict[str, int] = {}
+        """The turn that the message of each stream has opened."""
+        self.ended: dict[int, TurnEnded] = {}
+        self.usage: dict[int, Usage] = {}
+        """Tokens of each turn."""
+        self._finishes: dict[int, Finish] = {}
+        """How the last response of each turn ended."""
+        self._open: list[int] = []
+        """Places in `_past` of the words of the response that is being made."""
+        self._shown: list[Words] = []
+        """Words of that response that the client has."""
+        self._repeated = _Repeated(())
+        self._is_apart = False
+        """Whether the words of this attempt are a message of their own."""
+        self._calls: set[str] = set()
+        """Calls that were shown and have not ended."""
+        self._past: list[Json | None] | None = [*self._entries(0)]
+        """The updates before `replay`; None after it. Words of attempts that were cut are None."""
+
+    def take(self, record: Record, *, epoch: int) -> list[Json]:
+        """Return the updates that the next record adds; before `replay`, none: it returns them."""
+        before = self.fold.session
+        facts = self.fold.take(record, epoch=epoch)
+        updates: list[Json] = []
+        match record:
+            case MessageAccepted() | TranscriptAccepted():
+                updates += self._accept(record, before)
+            case QuestionAsked(kind=QuestionKind.QUESTION):
+                updates += self._question(record)
+            case QuestionAnswered(kind=QuestionKind.QUESTION) if record.call_id not in self.own:
+                updates.append(
+                    self._chunk("user_message_chunk", f"answer-{record.call_id}", _text(record.text))
+                )
+            case TurnEnded():
+                self.ended[record.turn] = record
+            case _:
+                pass
+        plans = record.plans if isinstance(record, ResponseCompleted) else ()
+        for fact in facts:
+            rendered = [*self._render(fact, plans)]
+            if self._past is not None and isinstance(fact, WordsCame):
+                place = len(self._past) + len(updates)
+                self._open += range(place, place + len(rendered))
+            updates += rendered
+        if self._past is None:
+            return updates
+        self._past += updates
+        return []
+
+    def replay(self) -> list[Json]:
+        """Return the updates of the records so far, without words of attempts that were cut; then go on live."""
+        found = [each for each in self._past or () if each is not None]
+        self._past, self._open = None, []
+        return found
+
+    def stop_reason(self, turn: int) -> str:
+        """Return why a turn that has ended did so, in the protocol's word."""
+        ended = self.ended.get(turn)
+        if ended is not None and ended.status is TurnStatus.CANCELLED:
+            return "cancelled"
+        return _STOP_REASONS.get(self._finishes.get(turn, Finish.STOP), "end_turn")
+
+    def call_name(self, call_id: str) -> str:
+        """Return the id of a call of the open response among all calls of the session."""
+        return self._call_name(self.fold.open_words[0], call_id)
+
+    def _accept(self, record: MessageAccepted | TranscriptAccepted, before: Session) -> Iterator[Json]:
+        self._begin_response()
+        stream: str = getattr(record, "stream", "")
+        self.turns[stream] = record.turn
+        if stream not in self.own:
+            keep: int | None = record.keep
+            yield from self._entries(len(before.history.entries) if keep is None else keep)
+
+    # --- facts ------------------------------------------------------------------------------------------------
+
+    def _render(self, fact: Fact, plans: Sequence[CallPlan]) -> Iterator[Json]:
+        match fact:
+            case WordsCame(message_id, kind, words):
+                yield from self._write(message_id, kind, words)
+            case AnswerVoided():
+                self._void()
+            case AnswerCompleted(message_id, response):
+                yield from self._complete(message_id, response, plans)
+            case ToolBegan(message_id, call):
+                name = self._call_name(message_id, call.id)
+                if name in self._calls:
+                    arguments = value_of(call.arguments)
+                    yield _call_update(name, status="in_progress", rawInput=arguments)
+                else:
+                    yield self._show_call(message_id, call, status="in_progress")
+            case ToolReported(message_id, call_id, words):
+                yield _call_update(self._call_name(message_id, call_id), content=_content(words))
+            case ToolFinished(message_id, _, result):
+                yield self._show_result(message_id, result)
+            case _:
+                pass
+
+    def _begin_response(self) -> None:
+        self._open, self._shown, self._repeated, self._is_apart = [], [], _Repeated(()), False
+
+    def _void(self) -> None:
+        """Take back the words of an attempt that was cut, as far as the client does not have them."""
+        shown = merged(self._shown)
+        for at in self._open if self._past is not None else ():
+            assert self._past is not None
+            self._past[at] = None
+        self._begin_response()
+        if self._past is None:
+            self._shown, self._repeated = [*shown], _Repeated(shown)
+
+    def _complete(self, message_id: str, response: Response, plans: Sequence[CallPlan]) -> Iterator[Json]:
+        turn = self.fold.session.turns
+        self._finishes[turn] = response.finish
+        if response.usage is not None:
+            self.usage[turn] = self.usage.get(turn, Usage()) + response.usage
+        if not self._repeated.is_over:  # it is shorter than what the client has of an attempt that was cut
+            for kind, words in merged(words_of(response)):
+                yield self._chunk(_CHUNKS[kind], message_id, _text(words))
+        self._begin_response()
+        read_only = {plan.call_id for plan in plans if not plan.has_effects}
+        for call in response.calls:
+            yield self._show_call(message_id, call, is_read_only=call.id in read_only)
+
+    def _write(self, message_id: str, kind: str, words: str) -> Iterator[Json]:
+        more, is_apart = [(kind, words)], False
+        if not self._repeated.is_over:
+            more, is_apart = self._repeated.take(kind, words)
+        if is_apart:
+            self._shown, self._is_apart = [], True
+        name = message_id if self._is_apart else message_id.partition(".")[0]
+        for each_kind, each in more:
+            self._shown.append((each_kind, each))
+            yield self._chunk(_CHUNKS[each_kind], name, _text(each))
+
+    def _show_call(
+        self, message_id: str, call: ToolCall, *, status: str = "pending", is_read_only: bool = False
+    ) -> Json:
+        name = self._call_name(message_id, call.id)
+        self._calls.add(name)
+        kind = "read" if is_read_only else "other"
+        return {
+            "sessionUpdate": "tool_call",
+            "toolCallId": name,
+            "title": call.name or "tool",
+            "kind": call.name if call.name in KINDS else kind,
+            "status": status,
+            "rawInput": value_of(call.arguments),
+        }
+
+    def _show_result(self, message_id: str, result: ToolResult) -> Json:
+        name = self._call_name(message_id, result.call_id)
+        self._calls.discard(name)
+        status = "completed" if result.outcome is Outcome.OK else "failed"
+        content, output = _content(result.content), value_of(result.content)
+        return _call_update(name, status=status, content=content, rawOutput=output)
+
+    def _question(self, record: QuestionAsked) -> Iterator[Json]:
+        """Show a question that is to be answered in words: the next prompt does."""
+        for each in questions_of("", self.fold.session):
+            if each.call_id == record.call_id:
+                yield self._chunk(_CHUNKS["text"], f"question-{each.call_id}", _text(each.text or each.name))
+
+    # --- whole entries ----------------------------------------------------------------------------------------
+
+    def _entries(self, since: int) -> Iterator[Json]:
+        """Show entries of the history from one on."""
+        entries = self.fold.session.history.entries[since:]
+        for entry, name in zip(entries, self.fold.ids[since:], strict=True):
+            yield from self._entry(entry, name)
+
+    def _entry(self, entry: Entry, name: str) -> Iterator[Json]:
+        if isinstance(entry, UserMessage):
+            if not is_continuing(entry):
+                for part in entry.parts:
+                    yield self._chunk("user_message_chunk", name, block_of(part))
+        elif isinstance(entry, Step):
+            yield from self._response(name, entry.response)
+            for result in entry.results:
+                yield self._show_result(name, result)
+
+    def _response(self, name: str, response: Response) -> Iterator[Json]:
+        for kind, words in merged(words_of(response)):
+            yield self._chunk(_CHUNKS[kind], name, _text(words))
+        for part in response.parts:
+            if isinstance(part, UpstreamCall):
+                yield self._show_call(
+                    name, ToolCall(part.id, part.name, part.arguments), status="in_progress"
+                )
+                yield self._show_result(
+                    name, ToolResult(part.id, part.content, part.outcome or Outcome.UNKNOWN)
+                )
+        for call in response.calls:
+            yield self._show_call(name, call)
+
+    def _chunk(self, kind: str, name: str, block: Json) -> Json:
+        return {"sessionUpdate": kind, "messageId": self._name(name), "content": block}
+
+    def _name(self, name: str) -> str:
+        """Return a name of its own for each turn: an edited history gives the same ones again."""
+        return f"{self.fold.session.turns}-{name}"
+
+    def _call_name(self, message_id: str, call_id: str) -> str:
+        return self._name(call_id_of(message_id, call_id))
+
+
+def _call_update(name: str, **fields: Any) -> Json:  # noqa: ANN401 - any JSON
+    return {"sessionUpdate": "tool_call_update", "toolCallId": name, **fields}
+
+
+def _text(words: str) -> Json:
+    return {"type": "text", "text": words}
+
+
+def _content(words: str) -> list[Json]:
+    return [{"type": "content", "content": _text(words)}]
+
+
+def block_of(part: UserPart) -> Json:
+    """Return a part of a user's message as a content block."""
+    if isinstance(part, Text):
+        return _text(part.text)
+    return _file_block(part)
+
+
+def _file_block(part: File) -> Json:
+    family, name = part.media_type.partition("/")[0], part.name or part.media_type
+    if part.data is None:
+        return {"type": "resource_link", "uri": part.url, "name": name, "mimeType": part.media_type}
+    if family in ("image", "audio"):
+        return {"type": family, "data": part.data, "mimeType": part.media_type}
+    blob = {"uri": part.name or "attachment:", "blob": part.data, "mimeType": part.media_type}
+    return {"type": "resource", "resource": blob}
+
+
+def usage_json(usage: Usage) -> Json:
+    """Return the tokens of a turn."""
+    return {
+        "totalTokens": usage.input_tokens + usage.output_tokens,
+        "inputTokens": usage.input_tokens,
+        "outputTokens": usage.output_tokens,
+        "thoughtTokens": usage.reasoning_tokens,
+        "cachedReadTokens": usage.cached_tokens,
+        "cachedWriteTokens": usage.cache_write_tokens,
+    }

@@ -1,0 +1,453 @@
+"""The events of AG-UI: one run of a thread, the same for every reader, who may go on after any of them.
+
+The id of an event is the position of its record in the journal and its number there, on every server. A body that goes
+on after an event is a stream of its own: it repeats how the run began, the messages so far, and which of them are open.
+These repetitions have no id, so that a reader that goes on with what it has passes over them.
+
+Words of an attempt that was cut are taken back by a snapshot of all messages without them; the next attempt is another
+message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from midstream.dialects.ag_ui_messages import (
+    CONTINUES,
+    arguments_of,
+    interrupts_in,
+    part_id,
+    shown_call_id,
+    snapshot_of,
+    tool_message,
+    upstream_message_id,
+)
+from midstream.dialects.langgraph_runs import BEGINNING
+from midstream.dialects.langgraph_thread import (
+    AnswerCompleted,
+    AnswerVoided,
+    Fact,
+    Run,
+    RunBegan,
+    RunEnded,
+    StateChanged,
+    ThreadFold,
+    ToolBegan,
+    ToolFinished,
+    ToolReported,
+    WordsCame,
+)
+from midstream.dialects.ui_message_stream import value_of
+from midstream.history.messages import ToolCall
+from midstream.session.calls import Site
+from midstream.session.records import Record, StreamOpened
+from midstream.session.session import Session
+from midstream.session.turn.states import RunningCalls
+
+Json = dict[str, Any]
+
+STREAM_PREFIX = "ag-ui-"
+"""Begins the names of the streams that runs open in their sessions."""
+CANCELLED = "cancelled"
+"""The code of the error that ends a run which was stopped."""
+_PREFIXES = {"text": ("TEXT_MESSAGE",), "thinking": ("REASONING", "REASONING_MESSAGE")}
+_json = msgspec.json.encode
+
+
+def stream_name(run_id: str, message_id: str) -> str:
+    """Return the stream of a run: it holds the ids of the run and of its message."""
+    return f"{STREAM_PREFIX}{run_id} {message_id}".rstrip()
+
+
+class AgUiFold(ThreadFold):
+    """Turns the records of a session into runs of AG-UI, which end also where tools of the client run."""
+
+    rests_on_clients = True
+
+    def __init__(self, thread: str, session: Session | None = None) -> None:
+        super().__init__(thread, session)
+        self._continuing: tuple[str, tuple[int, int]] = "", (0, 0)
+        """The run that brings answers, and the turn and response that they are for."""
+
+    @override
+    def ids_in(self, stream: str) -> tuple[str, str]:
+        if not stream.startswith(STREAM_PREFIX):
+            return "", ""
+        run_id, _, message_id = stream.removeprefix(STREAM_PREFIX).partition(" ")
+        return run_id, message_id
+
+    @override
+    def take(self, record: Record, *, epoch: int) -> list[Fact]:
+        if isinstance(record, StreamOpened):
+            run_id, message_id = self.ids_in(record.stream)
+            if message_id == CONTINUES:
+                self._continuing = run_id, _place(self.session)
+        return super().take(record, epoch=epoch)
+
+    @override
+    def _next_id(self, before: Session) -> str:
+        run_id, place = self._continuing
+        return run_id if place == _place(before) else ""
+
+
+def _place(session: Session) -> tuple[int, int]:
+    return session.turns, getattr(session.turn, "response_no", 0)
+
+
+def find_run(fold: ThreadFold, run_id: str) -> Run | None:
+    """Return the run of an id: the newest, where several answers of one request began one each."""
+    return next((run for run in reversed(fold.runs) if run.id == run_id), None)
+
+
+class _Shown:
+    """The messages of a run as a client has them, and what is open of them."""
+
+    def __init__(self) -> None:
+        self.started: Json = {}
+        self.has_messages = False
+        self._messages: dict[str, Json] = {}
+        self._words: dict[str, list[str]] = {}
+        """Those that came since the last snapshot, by their message."""
+        self._open: dict[tuple[str, str], list[Json]] = {}
+
+    def take(self, event: Json) -> None:
+        """Add an event, as clients do."""
+        kind = event["type"]
+        if kind == "RUN_STARTED":
+            self.started = event
+        elif kind == "MESSAGES_SNAPSHOT":
+            self._messages = {each["id"]: each for each in event["messages"]}
+            self._words, self.has_messages = {}, True
+        elif kind in ("TEXT_MESSAGE_START", "REASONING_MESSAGE_START"):
+            role = event["role"]
+            self._messages.setdefault(
+                event["messageId"], {"id": event["messageId"], "role": role, "content": ""}
+            )
+        elif kind in ("TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT"):
+            self._words.setdefault(event["messageId"], []).append(event["delta"])
+        elif kind == "TOOL_CALL_RESULT":
+            names = ("toolCallId", "content")
+            self._messages[event["messageId"]] = {
+                "id": event["messageId"],
+                "role": "tool",
+                **{name: event[name] for name in names},
+            }
+        self._keep_open(event)
+
+    def _keep_open(self, event: Json) -> None:
+        prefix, _, step = event["type"].rpartition("_")
+        name = event.get("toolCallId") or event.get("messageId") or ""
+        if step == "START":
+            self._open[prefix, name] = [event]
+        elif step == "ARGS":
+            self._open[prefix, name].append(event)
+        elif step == "END":
+            begun = self._open.pop((prefix, name), [])
+            if prefix == "TOOL_CALL":
+                self._add_call(begun)
+
+    def _add_call(self, begun: list[Json]) -> None:
+        start, *pieces = begun
+        function = {"name": start["toolCallName"], "arguments": "".join(each["delta"] for each in pieces)}
+        call = {"id": start["toolCallId"], "type": "function", "function": function}
+        owner = self._messages[start["parentMessageId"]]
+        owner["toolCalls"] = [*owner.get("toolCalls", ()), call]
+
+    def repeat(self) -> list[Json]:
+        """Return the events that bring another client to where this one is."""
+        events = [self.started]
+        if self.has_messages:
+            events.append(
+                {"type": "MESSAGES_SNAPSHOT", "messages": [*map(self._whole, self._messages.values())]}
+            )
+        return [*events, *(event for begun in self._open.values() for event in begun)]
+
+    def _whole(self, message: Json) -> Json:
+        more = self._words.get(message["id"])
+        return message if more is None else {**message, "content": message["content"] + "".join(more)}
+
+
+class _Reader:
+    """Numbers the events of a run, and keeps those that its reader is to get.
+
+    Args:
+        after: The place of the last event that the reader has.
+    """
+
+    def __init__(self, after: tuple[int, int]) -> None:
+        self.events: list[bytes] = []
+        """Of the record that is being read."""
+        self._after = after
+        self._shown = _Shown()
+        self._is_there = after == BEGINNING
+        """Whether the reader has had all that came before the next event."""
+        self._place = BEGINNING
+
+    def begin_record(self, position: int) -> None:
+        """Number the events of the record at a position."""
+        self._place, self.events = (position, -1), []
+
+    def _next(self) -> tuple[int, int]:
+        self._place = self._place[0], self._place[1] + 1
+        return self._place
+
+    def put(self, event: Json, *, is_last: bool = False) -> None:
+        """Send an event where the reader does not have it; the end of a run always."""
+        place = self._next()
+        if event["type"] == "RUN_STARTED" and place > self._after:
+            self._is_there = True
+        if place <= self._after and not is_last:
+            self._shown.take(event)
+            return
+        if not self._is_there:
+            self._is_there = True
+            self.events += [_encoded(each) for each in self._shown.repeat()]
+        self.events.append(b"id: %d-%d\ndata: %b\n\n" % (*place, _json(event)))
+
+    def put_words(self, start: Json, head: bytes, words: str) -> None:
+        """Send more words: most events of a run, which differ in nothing else."""
+        position, number = self._place
+        if self._is_there and (position, number + 1) > self._after:
+            self.events.append(b"id: %d-%d\n%b%b}\n\n" % (*self._next(), head, _json(words)))
+        else:
+            self.put({**start, "delta": words})
+
+
+class _Part(msgspec.Struct):
+    """Place that the words of a run have come to.
+
+    Args:
+        message: The response.
+        kinds: The kinds of its parts so far.
+        open: The id of the part whose words are coming; "" between parts.
+        content: What each of its events has beside the words.
+        head: The same, as the bytes before the words.
+    """
+
+    message: str = ""
+    kinds: list[str] = []
+    open: str = ""
+    content: Json = {}
+    head: bytes = b""
+
+
+class AgUiEvents:
+    """Turns the records of a thread into the events of one of its runs, in order. One for each reader.
+
+    Args:
+        fold: The thread, before the run.
+        run: The run that is wanted.
+        after: The place of the last event that the reader has.
+    """
+
+    def __init__(self, fold: AgUiFold, run: Run, after: tuple[int, int]) -> None:
+        self.fold = fold
+        self.is_over = False
+        """The run has ended, and the reader has its end."""
+        self._wanted = run
+        self._reader = _Reader(after)
+        self._put = self._reader.put
+        self._is_current = False
+        self._part = _Part()
+        self._voided: tuple[str, ...] = ()
+        """Kinds of the parts that were void with the last attempt, until they are taken back."""
+        self._completed = ""
+        """The message whose calls are known."""
+        self._known: set[str] = set()
+        """Messages that the client has: of the last snapshot, and begun since."""
+
+    def begin(self) -> list[bytes]:
+        """Return the events of a run whose records were pruned: all that is known of it."""
+        run = self.fold.run
+        if run is None or not self._is_wanted(run):
+            return []
+        self._is_current = True
+        events = [self._started_event(run), self._snapshot()]
+        if run.status != "running":
+            events.append(self._end_of(run))
+            self.is_over = True
+        self._find_part()
+        return [_encoded(event) for event in events]
+
+    def take(self, record: Record, *, epoch: int) -> list[bytes]:
+        """Return the events that the next record adds."""
+        if self.is_over:
+            return []
+        facts = self.fold.take(record, epoch=epoch)
+        self._reader.begin_record(self.fold.session.position)
+        for fact in facts:
+            if isinstance(fact, RunBegan):
+                self._is_current = self._is_wanted(fact.run)
+            if self._is_current:
+                self._render(fact)
+            if isinstance(fact, RunEnded) and self._is_current:
+                self._is_current, self.is_over = False, True
+                break
+        return self._reader.events
+
+    # --- facts ------------------------------------------------------------------------------------------------
+
+    def _render(self, fact: Fact) -> None:
+        match fact:
+            case RunBegan(run):
+                self._begin_run(run)
+            case StateChanged():
+                if self._voided:
+                    self._put(self._snapshot())
+                    self._voided = ()
+            case WordsCame():
+                self._write(fact)
+            case AnswerVoided():
+                self._close()
+                self._voided, self._part = ("", *self._part.kinds), _Part()
+            case AnswerCompleted(name, response):
+                self._close()
+                self._completed = name
+                for call in response.calls:
+                    self._show_call(name, call)
+            case ToolBegan(name, call) if name != self._completed and not self._is_own(call):
+                self._show_call(name, call, is_upstream=True)
+            case ToolReported(name, call_id, text):
+                value = {"toolCallId": shown_call_id(name, call_id), "value": value_of(text)}
+                self._put({"type": "CUSTOM", "name": "midstream.tool_progress", "value": value})
+            case ToolFinished(name, _, result, is_upstream):
+                message = tool_message(name, result, is_upstream=is_upstream)
+                if message["id"] not in self._known:  # a client's own result is in the snapshot
+                    names = ("toolCallId", "content", "role")
+                    event = {"type": "TOOL_CALL_RESULT", "messageId": message["id"]}
+                    self._put({**event, **{name: message[name] for name in names}})
+            case RunEnded(run):
+                self._end(run)
+            case _:
+                pass
+
+    def _begin_run(self, run: Run) -> None:
+        if run.attempt > 1:  # the same run, after an attempt was cut
+            return
+        self._put(self._started_event(run))
+        self._put(self._snapshot())
+        self._find_part()
+
+    def _find_part(self) -> None:
+        """Go on where a run before this one has left a response."""
+        name, words = self.fold.open_words
+        self._part = _Part(name, [kind for kind, _ in words])
+
+    def _is_wanted(self, run: Run) -> bool:
+        return (run.turn, run.number) == (self._wanted.turn, self._wanted.number)
+
+    def _is_own(self, call: ToolCall) -> bool:
+        """Whether a call is one of the session, and not of the upstream."""
+        turn = self.fold.session.turn
+        return isinstance(turn, RunningCalls) and any(each.call.id == call.id for each in turn.calls)
+
+    def _started_event(self, run: Run) -> Json:
+        names = {"threadId": self.fold.thread, "runId": self._wanted.id}
+        return {"type": "RUN_STARTED", **names, "timestamp": int(run.created_at * 1000)}
+
+    def _snapshot(self) -> Json:
+        messages = snapshot_of(self.fold)
+        self._known = {each["id"] for each in messages}
+        name, _ = self.fold.open_words
+        if "thinking" in self._voided and name and not any(each["role"] == "reasoning" for each in messages):
+            # Clients keep thoughts that a snapshot leaves out, unless it has one: the next attempt's, still empty.
+            messages.append({"id": part_id(name, ["thinking"]), "role": "reasoning", "content": ""})
+        return {"type": "MESSAGES_SNAPSHOT", "messages": messages}
+
+    # --- parts ------------------------------------------------------------------------------------------------
+
+    def _write(self, fact: WordsCame) -> None:
+        part = self._part
+        if fact.message_id != part.message:
+            self._close()
+            part = self._part = _Part(fact.message_id)
+        if not part.kinds or part.kinds[-1] != fact.kind:
+            self._close()
+            part.kinds.append(fact.kind)
+        if not part.open:
+            self._open_part(part)
+        self._reader.put_words(part.content, part.head, fact.words)
+
+    def _open_part(self, part: _Part) -> None:
+        part.open = part_id(part.message, part.kinds)
+        self._known.add(part.open)
+        prefixes = _PREFIXES[part.kinds[-1]]
+        role = "reasoning" if part.kinds[-1] == "thinking" else "assistant"
+        for prefix in prefixes:
+            roled = {"role": role} if prefix != "REASONING" else {}
+            self._put({"type": f"{prefix}_START", "messageId": part.open, **roled})
+        part.content = {"type": f"{prefixes[-1]}_CONTENT", "messageId": part.open}
+        part.head = b'data: %b,"delta":' % _json(part.content)[:-1]
+
+    def _close(self) -> None:
+        """Close the part whose words are coming."""
+        part = self._part
+        if part.open:
+            for prefix in reversed(_PREFIXES[part.kinds[-1]]):
+                self._put({"type": f"{prefix}_END", "messageId": part.open})
+            part.open = ""
+
+    def _show_call(self, name: str, call: ToolCall, *, is_upstream: bool = False) -> None:
+        """Show a call with its arguments; the upstream's own come in the middle of words, in another message."""
+        parent = upstream_message_id(name) if is_upstream else name
+        if parent not in self._known:
+            self._known.add(parent)
+            self._put({"type": "TEXT_MESSAGE_START", "messageId": parent, "role": "assistant"})
+            self._put({"type": "TEXT_MESSAGE_END", "messageId": parent})
+        shown = {"toolCallId": shown_call_id(name, call.id, is_upstream=is_upstream)}
+        names = {"toolCallName": call.name or "tool", "parentMessageId": parent}
+        self._put({"type": "TOOL_CALL_START", **shown, **names})
+        self._put({"type": "TOOL_CALL_ARGS", **shown, "delta": arguments_of(call.arguments)})
+        self._put({"type": "TOOL_CALL_END", **shown})
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _end(self, run: Run) -> None:
+        self._close()
+        event = self._end_of(run)
+        if run.status == "paused" and event["outcome"]["type"] == "interrupt":
+            self._put(self._snapshot())
+        self._put(event, is_last=True)
+
+    def _end_of(self, run: Run) -> Json:
+        if run.status in ("interrupted", "error"):
+            code = CANCELLED if run.status == "interrupted" else run.error
+            return {"type": "RUN_ERROR", "message": run.message or code, "code": code}
+        outcome: Json = {"type": "success"}
+        open_id, _ = self.fold.open_words
+        if run.status == "paused":
+            interrupts = interrupts_in(self.fold.session, open_id)
+            waiting = self._waiting_calls(open_id)
+            if interrupts:
+                outcome = {"type": "interrupt", "interrupts": interrupts}
+            elif waiting:
+                outcome["pendingToolCallIds"] = waiting
+        names = {"threadId": self.fold.thread, "runId": self._wanted.id}
+        return {"type": "RUN_FINISHED", **names, "outcome": outcome}
+
+    def _waiting_calls(self, open_id: str) -> list[str]:
+        calls = getattr(self.fold.session.turn, "calls", ())
+        mine = (call for call in calls if call.is_open and call.plan.site is Site.CLIENT)
+        return [shown_call_id(open_id, call.call.id) for call in mine]
+
+
+def _encoded(event: Json) -> bytes:
+    return b"data: %b\n\n" % _json(event)
+
+
+def refusal(thread: str, run_id: str, code: str, message: str, *, at: float) -> list[bytes]:
+    """Return the events of a run that is refused: its input does not fit what the thread waits for."""
+    names = {"threadId": thread, "runId": run_id, "timestamp": int(at * 1000)}
+    error = {"type": "RUN_ERROR", "message": message, "code": code}
+    return [_encoded({"type": "RUN_STARTED", **names}), _encoded(error)]
+
+
+def nothing(thread: str, run_id: str, *, at: float) -> list[bytes]:
+    """Return the events for a client that connects to a thread that has no message."""
+    names = {"threadId": thread, "runId": run_id}
+    started = {"type": "RUN_STARTED", **names, "timestamp": int(at * 1000)}
+    ended = {"type": "RUN_FINISHED", **names, "outcome": {"type": "success"}}
+    return [_encoded(each) for each in (started, {"type": "MESSAGES_SNAPSHOT", "messages": []}, ended)]

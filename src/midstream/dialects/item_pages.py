@@ -1,0 +1,52 @@
+"""Lists of items of the Responses API, in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midstream.dialects.fields import bad_field
+from midstream.dialects.gateway_bodies import Arrived
+from midstream.history.codecs.codec_spec import Json
+
+ITEMS_MAX, ITEMS = 100, 20
+"""Items of one page, at most and by default."""
+
+
+def page_of(items: Sequence[Json], arrived: Arrived) -> Json:
+    """Return the page of items for the query of a request: `limit`, `order`, `after`.
+
+    Args:
+        items: The oldest first.
+
+    Raises:
+        BadFieldError: `limit` is no whole number.
+    """
+    listed = [*items]
+    if arrived.query.get("order", "desc") != "asc":
+        listed.reverse()
+    if after := arrived.query.get("after"):
+        ids = [item["id"] for item in listed]
+        listed = listed[ids.index(after) + 1 :] if after in ids else []
+    limit = min(max(1, read_number(arrived, "limit", ITEMS)), ITEMS_MAX)
+    page = listed[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": len(listed) > limit,
+    }
+
+
+def read_number(arrived: Arrived, name: str, otherwise: int) -> int:
+    """Return a number of the query.
+
+    Raises:
+        BadFieldError: It is no whole number.
+    """
+    text = arrived.query.get(name)
+    if text is None:
+        return otherwise
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):  # noqa: PLR2004 - nine digits fit any count
+        raise bad_field(name, f"`{name}` is a whole number")
+    return int(text)

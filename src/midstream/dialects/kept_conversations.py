@@ -1,0 +1,227 @@
+"""Conversations that an application has the gateway keep (`/v1/conversations`), and their items.
+
+A conversation is one session. The items of its responses are read from the journal, so that a process that is killed
+loses none. The store has an entry for each conversation beside it: with what the application has added and removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.dialects.api_errors import ApiError
+from midstream.dialects.application_sessions import KEPT_CONVERSATIONS, ApplicationSessions
+from midstream.dialects.conversation_index import kept_name
+from midstream.dialects.dialect import Form
+from midstream.dialects.dialect_registry import find_dialect
+from midstream.dialects.fields import bad_field
+from midstream.dialects.gateway_bodies import RefusedError
+from midstream.dialects.openai_responses_api import list_items
+from midstream.dialects.projection import Projection
+from midstream.engine.runner import Runner
+from midstream.environment import World
+from midstream.errors import EntryMovedError, SessionNotFoundError, UnavailableError
+from midstream.history.codecs.codec_spec import Json, Value
+from midstream.session.applications import ApplicationResponse
+from midstream.session.records import TranscriptAccepted
+
+ADDED_MAX = 1000
+"""Items that an application may add to a conversation by itself, and ids that it may remove."""
+TRIES_MAX = 8
+"""Tries to change an entry that others change meanwhile."""
+
+
+class AddedItem(Struct, frozen=True, array_like=True):
+    """An item that was added behind so many responses."""
+
+    after: int
+    item: dict[str, Any]
+
+
+class KeptConversation(Struct, frozen=True, omit_defaults=True):
+    """The entry of a conversation."""
+
+    id: str
+    created_at: int
+    metadata: Mapping[str, str] = {}
+    added: tuple[AddedItem, ...] = ()
+    removed: tuple[str, ...] = ()
+    """Ids of items."""
+    principal: str = ""
+    """Whose it is, see `ApiCaller`."""
+
+    def added_after(self, count: int) -> list[Json]:
+        """Return the items that were added behind so many responses, without those that were removed."""
+        return [
+            each.item for each in self.added if each.after == count and each.item["id"] not in self.removed
+        ]
+
+
+_entry = msgspec.json.Decoder(KeptConversation).decode
+
+
+class KeptConversations:
+    """The conversations of one store."""
+
+    def __init__(self, sessions: ApplicationSessions, world: World) -> None:
+        self._sessions = sessions
+        self._world = world
+
+    async def create(
+        self, metadata: Mapping[str, str], items: list[Value], principal: str = ""
+    ) -> KeptConversation:
+        """Store a new conversation with these items.
+
+        Args:
+            principal: Whose it is, see `ApiCaller`.
+
+        Raises:
+            MidstreamError: The store refuses.
+        """
+        name = f"conv_{self._world.new_id('conversation').replace('-', '')}"
+        now = int(self._world.now())
+        made = KeptConversation(name, now, metadata, self._place(items, 0), principal=principal)
+        await self._put(made, 0)
+        return made
+
+    async def find(self, name: str) -> KeptConversation:
+        """Return a conversation.
+
+        Raises:
+            RefusedError: There is none of this name, or it is too old.
+        """
+        return (await self._read(name))[0]
+
+    async def require(self, name: str, principal: str) -> None:
+        """Require that a conversation is that of a principal.
+
+        Raises:
+            RefusedError: There is none of this name, or it is that of another one.
+        """
+        if (await self.find(name)).principal != principal:
+            raise _no_conversation()
+
+    async def change(
+        self, name: str, changed: Callable[[KeptConversation], KeptConversation]
+    ) -> KeptConversation:
+        """Replace the entry of a conversation, which is kept for as long again.
+
+        Raises:
+            RefusedError: There is none of this name.
+            UnavailableError: Others change it all the time.
+        """
+        for _ in range(TRIES_MAX):
+            entry, version = await self._read(name)
+            entry = changed(entry)
+            try:
+                await self._put(entry, version)
+            except EntryMovedError:
+                continue
+            return entry
+        raise UnavailableError("this conversation is changed by others: retry", retry_after_s=1.0)
+
+    async def add(self, name: str, items: list[Value]) -> list[Json]:
+        """Add items behind all others, and return them.
+
+        Raises:
+            MidstreamError: There are too many.
+        """
+        placed = self._place(items, await self._count(name))
+
+        def extended(entry: KeptConversation) -> KeptConversation:
+            if len(entry.added) + len(placed) > ADDED_MAX:
+                raise bad_field(
+                    "items", f"a conversation takes {ADDED_MAX} items beside those of its responses"
+                )
+            return replace(entry, added=(*entry.added, *placed))
+
+        await self.change(name, extended)
+        return [each.item for each in placed]
+
+    async def remove(self, name: str, item_id: str) -> KeptConversation:
+        """Remove an item.
+
+        Raises:
+            MidstreamError: Too many were removed.
+        """
+
+        def without(entry: KeptConversation) -> KeptConversation:
+            if len(entry.removed) >= ADDED_MAX:
+                raise bad_field(
+                    "item_id", f"{ADDED_MAX} items of this conversation were removed: begin another one"
+                )
+            return replace(entry, removed=(*entry.removed, item_id))
+
+        return await self.change(name, without)
+
+    async def delete(self, name: str) -> None:
+        """Remove a conversation; its responses stay.
+
+        Raises:
+            RefusedError: There is none of this name.
+        """
+        _, version = await self._read(name)
+        await self._sessions.host.store.kv_delete(KEPT_CONVERSATIONS, name, expected=version)
+
+    async def items(self, entry: KeptConversation) -> list[Json]:
+        """Return all items in order: those of its responses, and those that were added."""
+        items = entry.added_after(0)
+        number, projection = 0, None
+        runner = await self._runner(entry.id)
+        if runner is not None:
+            async for _, record in self._sessions.records(runner, after=0):
+                if isinstance(record, TranscriptAccepted):
+                    if projection is not None:
+                        items += [*_output(projection), *entry.added_after(number)]
+                    number += 1
+                    form = msgspec.convert(record.request.form, Form)
+                    place = ApplicationResponse(
+                        number, form.id, "", record.turn, record.response, 0, 0, record.at
+                    )
+                    projection = Projection(find_dialect(form.dialect), form, place)
+                    items += list_items(record.request.input, form.id)
+                elif projection is not None:
+                    projection.take(record)
+        if projection is not None:
+            items += [*_output(projection), *entry.added_after(number)]
+        return [item for item in items if item["id"] not in entry.removed]
+
+    def _place(self, items: list[Value], count: int) -> tuple[AddedItem, ...]:
+        listed = list_items(items, self._world.new_id("item").replace("-", ""))
+        for item in listed:
+            if item["type"] == "message":
+                item.setdefault("status", "completed")
+        return tuple(AddedItem(count, item) for item in listed)
+
+    async def _count(self, name: str) -> int:
+        runner = await self._runner(name)
+        return 0 if runner is None else runner.state.application.count
+
+    async def _runner(self, name: str) -> Runner | None:
+        try:
+            return await self._sessions.host.session(self._sessions.name_of(kept_name(name)))
+        except SessionNotFoundError:
+            return None
+
+    async def _read(self, name: str) -> tuple[KeptConversation, int]:
+        kept = await self._sessions.host.store.kv_get(KEPT_CONVERSATIONS, name)
+        if kept is None:
+            raise _no_conversation()
+        return _entry(kept.body), kept.version
+
+    async def _put(self, entry: KeptConversation, version: int) -> None:
+        body, now = msgspec.json.encode(entry), self._world.now()
+        await self._sessions.host.store.kv_put(KEPT_CONVERSATIONS, entry.id, body, expected=version, at=now)
+
+
+def _no_conversation() -> RefusedError:
+    return RefusedError(ApiError(404, "conversation_not_found", "no such conversation, or it is too old"))
+
+
+def _output(projection: Projection) -> list[Json]:
+    output: list[Json] = msgspec.json.decode(projection.whole())["output"]
+    return output

@@ -1,0 +1,367 @@
+"""Requests of LangGraph's clients: inputs become messages of the user, resume values become answers of people.
+
+A field that a session cannot grant is refused by name; one that has no effect here is ignored by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct
+
+from midstream.dialects.fields import bad_field
+from midstream.dialects.langgraph_messages import interrupt_id_of
+from midstream.dialects.langgraph_protocol import CHANNEL_PATTERN
+from midstream.dialects.langgraph_runs import MODES, StreamMode
+from midstream.dialects.langgraph_thread import GivenAnswer, uuid_of
+from midstream.errors import AnswerMismatchError, QuestionClosedError
+from midstream.history.messages import File, Text, UserMessage, UserPart, storable
+from midstream.json_depth import require_shallow
+from midstream.session.calls import Choice, QuestionKind
+from midstream.session.questions import Question, questions_of
+from midstream.session.references import CallRef
+from midstream.session.session import Session
+from midstream.session.turn.commands import Answer
+
+Json = dict[str, Any]
+
+_MESSAGE_ID = re.compile(r"[A-Za-z0-9_:-]{1,128}")
+_INTERRUPT_ID = re.compile(r"[0-9a-f]{32}")
+_YES = frozenset(
+    ("approve", "approved", "accept", "accepted", "allow", "yes", "y", "true", "ok", "continue", "rerun")
+)
+_NO = frozenset(
+    ("reject", "rejected", "deny", "denied", "decline", "ignore", "no", "n", "false", "cancel", "skip")
+)
+_HUMAN = frozenset(("human", "user"))
+_IGNORED = ("config", "context", "metadata")
+"""Fields of a run that an agent of ours is not given."""
+_json = msgspec.json.encode
+
+
+class Multitask(StrEnum):
+    """Treatment of a run that begins while another one goes on."""
+
+    ENQUEUE = "enqueue"
+    REJECT = "reject"
+    INTERRUPT = "interrupt"
+
+
+class RunCommand(Struct):
+    """Answers for what a thread waits for. A session has no state to update and no nodes to go to."""
+
+    resume: Any = UNSET
+    update: None = None
+    goto: None = None
+
+
+class RunBody(Struct):
+    """A run that is to begin. What a session cannot grant is null; fields that are not named here are ignored."""
+
+    assistant_id: str
+    input: Any = None
+    command: RunCommand | None = None
+    stream_mode: StreamMode | list[StreamMode] = "values"
+    multitask_strategy: Multitask = Multitask.ENQUEUE
+    on_disconnect: Literal["continue", "cancel"] = "continue"
+    if_not_exists: Literal["reject", "create"] = "reject"
+    checkpoint: None = None
+    checkpoint_id: None = None
+    interrupt_before: None = None
+    interrupt_after: None = None
+    webhook: None = None
+    after_seconds: None = None
+    feedback_keys: None = None
+    config: Json | None = None
+    context: Json | None = None
+    metadata: Json | None = None
+
+    @property
+    def resume(self) -> object:
+        """The answers; UNSET where there are none."""
+        return UNSET if self.command is None else self.command.resume
+
+
+class ThreadBody(Struct):
+    """Fields of a new thread."""
+
+    thread_id: Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")] | None = None
+    metadata: Json | None = None
+    if_exists: Literal["raise", "do_nothing"] = "raise"
+    supersteps: None = None
+
+
+class ThreadPatch(Struct):
+    """Changes of a thread."""
+
+    metadata: Json = {}
+
+
+class ThreadSearch(Struct):
+    """The threads that are wanted."""
+
+    metadata: Json = {}
+    status: Literal["idle", "busy", "interrupted", "error"] | None = None
+    ids: list[str] | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 10
+    offset: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+
+
+class AssistantSearch(Struct):
+    """The assistants that are wanted."""
+
+    graph_id: str | None = None
+    name: str | None = None
+    offset: int = 0
+
+
+class HistoryBody(Struct):
+    """How much of a thread's history is wanted; a session keeps one state."""
+
+    limit: int = 10
+    before: str | Json | None = None
+
+
+class EventsBody(Struct):
+    """The events of a thread that are wanted."""
+
+    channels: Annotated[list[Annotated[str, Meta(pattern=CHANNEL_PATTERN)]], Meta(min_length=1)]
+    namespaces: list[list[str]] | None = None
+    depth: Annotated[int, Meta(ge=0)] | None = None
+    since: Annotated[int, Meta(ge=0)] | None = None
+
+
+class CommandBody(Struct):
+    """A command of the thread protocol."""
+
+    id: int
+    method: str
+    params: Json = {}
+
+
+class RunInput(Struct, frozen=True):
+    """The message of a run.
+
+    Args:
+        messages: Those of the user; the last one begins the turn.
+        message_id: The client's id of that one; "" where it gave none.
+        run_id: The run's id: an equal request has the same, where its message has an id.
+        digest: Equal for equal requests.
+    """
+
+    messages: tuple[UserMessage, ...]
+    message_id: str
+    run_id: str
+    digest: str
+
+
+def ignored_of(body: RunBody) -> tuple[str, ...]:
+    """Return the fields of a request that have no effect."""
+    return tuple(name for name in _IGNORED if getattr(body, name))
+
+
+def modes_of(wanted: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the requested stream modes.
+
+    Raises:
+        BadFieldError: One of them cannot be given.
+    """
+    modes = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    for mode in modes:
+        if mode not in MODES:
+            raise bad_field(
+                "stream_mode", f"stream mode {mode[:40]!r} cannot be given; use {', '.join(MODES)}"
+            )
+    return modes
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------
+
+
+def input_of(thread: str, given: object, *, fresh: str) -> RunInput:
+    """Read the input of a run: `{"messages": [...]}`, with messages of the user.
+
+    Args:
+        thread: The thread.
+        given: The input.
+        fresh: A random text: the id of a run whose message has no id follows from it.
+
+    Raises:
+        BadFieldError: It has another form.
+    """
+    _require_shallow("input", given)
+    wanted = given.get("messages") if isinstance(given, dict) else None
+    listed = wanted if isinstance(wanted, list) else [wanted]
+    messages = tuple(_message(each) for each in listed if each is not None)
+    if not messages:
+        raise bad_field("input", 'the input of a run is {"messages": [...]}, with a message of the user')
+    digest = hashlib.blake2b(
+        _json([thread, given], order="sorted"), digest_size=16, person=b"midstream-graph"
+    )
+    last = listed[-1]
+    named = last.get("id") if isinstance(last, dict) else None
+    message_id = named if isinstance(named, str) and _MESSAGE_ID.fullmatch(named) else ""
+    run_id = uuid_of(digest.digest() if message_id else fresh.encode())
+    return RunInput(messages, message_id, run_id, digest.hexdigest())
+
+
+def _require_shallow(name: str, given: object) -> None:
+    try:
+        require_shallow(given)
+    except msgspec.DecodeError as error:
+        raise bad_field(name, f"`{name}`: {error}") from error
+
+
+def _message(given: object) -> UserMessage:
+    if isinstance(given, str):
+        return UserMessage.of(storable(given))
+    if isinstance(given, list) and len(given) == 2:  # noqa: PLR2004 - (role, content)
+        given = {"role": given[0], "content": given[1]}
+    if not isinstance(given, dict):
+        raise bad_field("input", "a message is an object, a text or a pair of role and text")
+    role = given.get("role", given.get("type"))
+    if role not in _HUMAN:
+        raise bad_field(
+            "input", f"a message of role {str(role)[:40]!r} cannot be added; the agent has its own"
+        )
+    content = given.get("content")
+    blocks = content if isinstance(content, list) else [content]
+    parts = tuple(part for block in blocks for part in (_part(block),) if part is not None)
+    if not parts:
+        raise bad_field("input", "a message has no text and no file")
+    return UserMessage(parts)
+
+
+def _part(block: object) -> UserPart | None:
+    if isinstance(block, str):
+        return Text(storable(block)) if block else None
+    if not isinstance(block, dict):
+        raise bad_field("input", "the content of a message is a text or a list of blocks")
+    kind = block.get("type")
+    if kind == "text" and isinstance(block.get("text"), str):
+        return Text(storable(block["text"])) if block["text"] else None
+    place = block.get("image_url") if kind == "image_url" else block
+    url = place.get("url") if isinstance(place, dict) else place
+    data = block.get("base64", block.get("data"))
+    media_type = str(
+        block.get("mime_type") or ("image/*" if "image" in str(kind) else "application/octet-stream")
+    )
+    about = block.get("metadata")
+    name = about.get("filename", about.get("name")) if isinstance(about, dict) else None
+    named = storable(name) if isinstance(name, str) else None
+    if isinstance(data, str):
+        return File(media_type, data=data, name=named)
+    if isinstance(url, str):
+        head, mark, inline = url.partition(";base64,")
+        if mark and head.startswith("data:"):
+            return File(head.removeprefix("data:"), data=inline, name=named)
+        return File(media_type, url=storable(url), name=named)
+    raise bad_field("input", f"a block of type {str(kind)[:40]!r} cannot be sent to the agent")
+
+
+# --- answers --------------------------------------------------------------------------------------------------
+
+
+def answers_of(session: Session, resume: object, given: Sequence[GivenAnswer] = ()) -> list[Answer]:
+    """Return the answers that a resume value has for the open questions of a session; none where it is a repetition.
+
+    Args:
+        session: The session.
+        resume: The answer to the only question, or an answer for each, by the ids of their interrupts.
+        given: Answers that were accepted before.
+
+    Raises:
+        QuestionClosedError: No question is open, or not this one.
+        AnswerMismatchError: It is no answer to the open question.
+    """
+    _require_shallow("resume", resume)
+    asked = {interrupt_id_of(each): each for each in questions_of("", session)}
+    if isinstance(resume, dict) and resume and all(_INTERRUPT_ID.fullmatch(str(name)) for name in resume):
+        left = {name: value for name, value in resume.items() if not _is_given(given, name, value)}
+        unknown = [name for name in left if name not in asked]
+        if unknown:
+            raise QuestionClosedError(f"interrupt {unknown[0]!r} is not open")
+        return [_answer(asked[name], value) for name, value in left.items()]
+    if not asked:
+        raise QuestionClosedError("this thread waits for no answer")
+    if len(asked) > 1:
+        raise AnswerMismatchError(f"{len(asked)} interrupts are open: answer them by their ids")
+    return [_answer(question, resume) for question in asked.values()]
+
+
+def _is_given(given: Sequence[GivenAnswer], name: str, value: object) -> bool:
+    """Whether this very answer was accepted before; the reply to its client may be lost."""
+    for each in given:
+        if each.interrupt == name:
+            answer, record = _answer(each.question, value), each.record
+            same = (answer.choice, answer.text, answer.arguments)
+            if same == (record.choice, record.text, record.arguments):
+                return True
+    return False
+
+
+def _answer(question: Question, value: object) -> Answer:
+    ref = CallRef(question.turn, question.response, question.call_id)
+    if question.kind is QuestionKind.QUESTION:
+        return Answer(ref, question.digest, Choice.RESPOND, _words(value))
+    decision, words, arguments = _decision(value)
+    if question.kind is QuestionKind.DOUBT:
+        if decision == Choice.HAPPENED.value:
+            return Answer(ref, question.digest, Choice.HAPPENED, words)
+        return Answer(ref, question.digest, Choice.RERUN if decision == "yes" else Choice.SKIP, words)
+    choice = Choice.ALLOW if decision == "yes" else Choice.DENY
+    return Answer(ref, question.digest, choice, words, arguments if choice is Choice.ALLOW else None)
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict) and value.get("type") == "response":
+        value = value.get("args", value.get("message"))
+    return storable(value) if isinstance(value, str) else _json(value).decode()
+
+
+def _decision(value: object) -> tuple[str, str, str | None]:
+    """Return yes, no or happened, the words beside it, and changed arguments.
+
+    It reads what LangChain's middleware for people and the agent inbox send, `true` and `false`, and plain words.
+    """
+    if isinstance(value, list) and len(value) == 1:
+        return _decision(value[0])
+    if isinstance(value, bool):
+        return ("yes" if value else "no"), "", None
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word in _YES or word in _NO or word == Choice.HAPPENED.value:
+            return ("yes" if word in _YES else "no" if word in _NO else word), "", None
+    if isinstance(value, dict):
+        if isinstance(decisions := value.get("decisions"), list):
+            return _decision(decisions)
+        if isinstance(approved := value.get("approved"), bool):
+            return ("yes" if approved else "no"), _reason(value), None
+        if value.get("type") == "edit":
+            return "yes", _reason(value), _edited(value)
+        if value.get("type") in ("response", "respond"):
+            return "no", _reason(value), None
+        if isinstance(value.get("type"), str):
+            decision, _, _ = _decision(value["type"])
+            return decision, _reason(value), None
+    raise AnswerMismatchError(
+        'this is no decision; resume with {"decisions": [{"type": "approve"}]}, or "reject" there'
+    )
+
+
+def _reason(value: Json) -> str:
+    words = value.get("message", value.get("reason", value.get("args")))
+    return storable(words) if isinstance(words, str) else ""
+
+
+def _edited(value: Json) -> str:
+    action = value.get("edited_action", value.get("args"))
+    arguments = action.get("args") if isinstance(action, dict) else None
+    if not isinstance(arguments, dict):
+        raise AnswerMismatchError('edited arguments are {"edited_action": {"name": "...", "args": {...}}}')
+    return _json(arguments).decode()

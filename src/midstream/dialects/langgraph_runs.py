@@ -1,0 +1,154 @@
+"""The events of LangGraph's runs API: one run of a thread as server-sent events, the same for every reader.
+
+The id of an event is the position of its record in the journal and its number there. It is the same on every server and
+for every choice of stream modes, so that a reader goes on after any event by `Last-Event-ID`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from midstream.dialects import langgraph_messages as messages
+from midstream.dialects.langgraph_thread import (
+    AnswerCompleted,
+    AnswerVoided,
+    Fact,
+    ResultsCommitted,
+    RunBegan,
+    RunEnded,
+    RunPaused,
+    StateChanged,
+    ThreadFold,
+    ToolBegan,
+    ToolFinished,
+    ToolReported,
+    WordsCame,
+)
+from midstream.dialects.ui_message_stream import value_of
+from midstream.session.records import Record
+
+Json = dict[str, Any]
+
+StreamMode = Literal["values", "updates", "messages-tuple", "custom"]
+MODES: tuple[StreamMode, ...] = get_args(StreamMode)
+"""The stream modes that a session can give."""
+BEGINNING = (0, -1)
+"""The place before all events."""
+_EVENTS = {"messages-tuple": "messages"}
+_ALWAYS = ""
+_json = msgspec.json.encode
+_Event = tuple[str, str, object]
+"""Mode, name and data of an event; one of no mode goes to every reader."""
+
+
+def place_of(event_id: str) -> tuple[int, int] | None:
+    """Return the place that an event's id names, or None where it is none of ours. -1 stands for the beginning."""
+    if event_id in ("-1", "0", ""):
+        return BEGINNING
+    position, mark, number = event_id.partition("-")
+    is_ours = mark and position.isdecimal() and number.isdecimal() and len(event_id) <= 40  # noqa: PLR2004
+    return (int(position), int(number)) if is_ours else None
+
+
+class RunEvents:
+    """Turns the records of a thread into the events of one of its runs, in order. One for each reader.
+
+    Args:
+        fold: The thread, before the run.
+        run_id: The run that is wanted; it may still have to wait for the runs before it.
+        modes: The stream modes that are wanted.
+        after: The place of the last event that the reader has.
+        assistant: What stands for the agent in the metadata of messages.
+    """
+
+    def __init__(
+        self, fold: ThreadFold, run_id: str, modes: Sequence[str], after: tuple[int, int], assistant: Json
+    ) -> None:
+        self.fold = fold
+        self._run_id = run_id
+        self._modes = frozenset(modes)
+        self._after = after
+        self._about = {**assistant, "thread_id": fold.thread, "run_id": run_id}
+        self._template = messages.WordsTemplate()
+        self._current = fold.run
+        self.ended = next((run for run in fold.runs if run.id == run_id and run.status != "running"), None)
+        """The run, once it has ended."""
+
+    def take(self, record: Record, *, epoch: int) -> list[bytes]:
+        """Return the events that the next record adds."""
+        if self.ended is not None:
+            return []
+        number, events = -1, list[bytes]()
+        for fact in self.fold.take(record, epoch=epoch):
+            run = fact.run if isinstance(fact, RunBegan | RunEnded) else self._current
+            self._current = run
+            if run is None or run.id != self._run_id:
+                continue
+            for mode, name, data in self._render(fact):
+                number += 1
+                if (mode == _ALWAYS or mode in self._modes) and self._is_new(number):
+                    place = (self.fold.session.position, number)
+                    events.append(
+                        b"id: %d-%d\nevent: %b\ndata: %b\n\n" % (*place, name.encode(), _json(data))
+                    )
+            if isinstance(fact, RunEnded):
+                self.ended = run
+                return events
+        return events
+
+    def _is_new(self, number: int) -> bool:
+        return (self.fold.session.position, number) > self._after
+
+    def _render(self, fact: Fact) -> list[_Event]:
+        match fact:
+            case RunBegan(run):
+                return [(_ALWAYS, "metadata", {"run_id": run.id, "attempt": run.attempt})]
+            case StateChanged():
+                return [self._values(fact)]
+            case WordsCame():
+                return [("messages-tuple", "messages", self._words(fact))]
+            case AnswerCompleted(name, response):
+                chunks = [messages.call_chunk(name, call, index) for index, call in enumerate(response.calls)]
+                chunks.append(messages.last_chunk(name, response.usage))
+                update = {messages.AGENT_NODE: {"messages": [messages.ai_message(name, response)]}}
+                sent = [self._message(chunk, messages.AGENT_NODE) for chunk in chunks]
+                return [*sent, ("updates", "updates", update)]
+            case ToolFinished(name, call, result, is_upstream=False):
+                return [self._message(messages.tool_message(name, call, result), messages.TOOLS_NODE)]
+            case ResultsCommitted(name, step):
+                calls = {call.id: call for call in step.response.calls}
+                results = [messages.tool_message(name, calls[each.call_id], each) for each in step.results]
+                return [("updates", "updates", {messages.TOOLS_NODE: {"messages": results}})]
+            case ToolReported(text=text):
+                return [("custom", "custom", value_of(text))]
+            case RunPaused(interrupts):
+                asked = {"__interrupt__": interrupts}
+                values = {**self.fold.state.values(), **asked} if "values" in self._modes else None
+                return [("updates", "updates", asked), ("values", "values", values)]
+            case RunEnded(run) if run.error:
+                return [(_ALWAYS, "error", {"error": run.error, "message": run.message})]
+            case RunEnded() | ToolBegan() | ToolFinished() | AnswerVoided():
+                return []
+
+    def _values(self, fact: StateChanged) -> _Event:
+        return "values", "values", fact.values() if "values" in self._modes else None
+
+    def _words(self, fact: WordsCame) -> object:
+        if "messages-tuple" not in self._modes:
+            return None
+        name, kind = fact.message_id, fact.kind
+        return self._template.fill(
+            (name, kind),
+            fact.words,
+            lambda words: [
+                messages.words_chunk(name, kind, words),
+                {**self._about, "langgraph_node": messages.AGENT_NODE},
+            ],
+        )
+
+    def _message(self, message: Json, node: str) -> _Event:
+        about = {**self._about, "langgraph_node": node} if "messages-tuple" in self._modes else {}
+        return "messages-tuple", _EVENTS["messages-tuple"], [message, about]

@@ -1,0 +1,537 @@
+"""A session as a thread of LangGraph: which runs it has, and what happens in them, from its records.
+
+A run is the part of a turn between two answers of people: it ends with the turn, or where the turn waits for people
+only, and the answer begins the next run. Everything follows from the records in order, so that each server finds the
+same runs, messages and ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.dialects.langgraph_messages import (
+    default_id,
+    interrupt_id_of,
+    interrupts_of,
+    is_continuing,
+    messages_of,
+    step_id,
+)
+from midstream.dialects.resting_turns import is_resting
+from midstream.dialects.shown_words import Words, merged, part_of, rest_of, words_of
+from midstream.history.messages import (
+    Finish,
+    Outcome,
+    Response,
+    Step,
+    ToolCall,
+    ToolResult,
+    UpstreamCall,
+    UserMessage,
+)
+from midstream.session.questions import Question, questions_of
+from midstream.session.records import (
+    AnswerUsed,
+    AttemptStarted,
+    CallEnded,
+    CallInDoubt,
+    CallProgressed,
+    CallStarted,
+    CancelRequested,
+    Delta,
+    MessageAccepted,
+    QuestionAnswered,
+    QuestionClosed,
+    Record,
+    ResponseCompleted,
+    StepCommitted,
+    TranscriptAccepted,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+)
+from midstream.session.session import Session, evolve
+from midstream.session.turn.states import Idle
+
+Json = dict[str, Any]
+
+STREAM_PREFIX = "langgraph-"
+"""Begins the names of the streams that runs open in their sessions."""
+ANSWERS_KEPT_MAX = 64
+"""Answers of a thread whose repetition is recognized; the newest."""
+RUNS_KEPT_MAX = 1000
+"""Runs of a thread that can be listed; the newest."""
+USER_INTERRUPT = "UserInterrupt"
+"""The error of a run that was cancelled."""
+_CUT = "The attempt was cut while this ran."
+_STATUSES = {
+    TurnStatus.COMPLETED: "success",
+    TurnStatus.CANCELLED: "interrupted",
+    TurnStatus.FAILED: "error",
+    TurnStatus.INTERRUPTED: "error",
+}
+_GOING_ON = (
+    AnswerUsed
+    | AttemptStarted
+    | CallEnded
+    | CallInDoubt
+    | CallStarted
+    | CancelRequested
+    | Delta
+    | QuestionAnswered
+    | QuestionClosed
+    | ResponseCompleted
+    | StepCommitted
+    | TurnEnded
+    | TurnResumed
+)
+"""Records that begin the next run of a turn that rested."""
+
+
+class Run(Struct, frozen=True):
+    """A run.
+
+    Args:
+        turn: Its turn.
+        number: Its number in the turn, from 0.
+        id: Its id for clients.
+        after: The position before its first record.
+        created_at, updated_at: Seconds since 1970.
+        status: running, success, error, interrupted (cancelled), or paused (it waited for people).
+        error, message: Why it ended so.
+        attempt: Grows by one where an attempt at an answer was cut and its words became void.
+    """
+
+    turn: int
+    number: int
+    id: str
+    after: int
+    created_at: float
+    updated_at: float
+    status: str = "running"
+    error: str = ""
+    message: str = ""
+    attempt: int = 1
+
+
+class GivenAnswer(Struct, frozen=True):
+    """An answer that a thread has accepted."""
+
+    interrupt: str
+    question: Question
+    record: QuestionAnswered
+
+
+class RunBegan(Struct, frozen=True):
+    """A run begins."""
+
+    run: Run
+
+
+class AnswerVoided(Struct, frozen=True):
+    """The words of a message are void: the attempt at it was cut, and the next one begins.
+
+    Args:
+        message_id: The message.
+        shown: Its words, as far as they came.
+    """
+
+    message_id: str
+    shown: Response
+
+
+class WordsCame(Struct, frozen=True):
+    """More words of a message."""
+
+    message_id: str
+    kind: str
+    words: str
+
+
+class AnswerCompleted(Struct, frozen=True):
+    """A response is whole; all its words came before."""
+
+    message_id: str
+    response: Response
+
+
+class ToolBegan(Struct, frozen=True):
+    """A call runs. `message_id` is that of the response that asked for it."""
+
+    message_id: str
+    call: ToolCall
+
+
+class ToolReported(Struct, frozen=True):
+    """A running tool reports its progress."""
+
+    message_id: str
+    call_id: str
+    text: str
+
+
+class ToolFinished(Struct, frozen=True):
+    """A call has its result. An upstream's own call has no message in the thread."""
+
+    message_id: str
+    call: ToolCall
+    result: ToolResult
+    is_upstream: bool = False
+
+
+class ResultsCommitted(Struct, frozen=True):
+    """All results of a response are there."""
+
+    message_id: str
+    step: Step
+
+
+class StateChanged(Struct, frozen=True):
+    """The thread has other messages than before; `values` makes them."""
+
+    session: Session
+    ids: tuple[str, ...]
+    open_id: str
+
+    def values(self) -> Json:
+        """Return the state of the thread."""
+        return {"messages": messages_of(self.session, self.ids, self.open_id)}
+
+    @property
+    def step(self) -> int:
+        """A number that grows with the thread: later states have no smaller one."""
+        return self.session.turns + len(self.session.history.entries)
+
+
+class RunPaused(Struct, frozen=True):
+    """The run waits for people: it has ended, and their answers begin the next one."""
+
+    interrupts: tuple[Json, ...]
+
+
+class RunEnded(Struct, frozen=True):
+    """The run has ended."""
+
+    run: Run
+
+
+Fact = (
+    RunBegan
+    | AnswerVoided
+    | WordsCame
+    | AnswerCompleted
+    | ToolBegan
+    | ToolReported
+    | ToolFinished
+    | ResultsCommitted
+    | StateChanged
+    | RunPaused
+    | RunEnded
+)
+
+
+def uuid_of(seed: bytes) -> str:
+    """Return a UUID that follows from this: clients and applications take ids of that form only."""
+    found = hashlib.blake2b(seed, digest_size=16, person=b"midstream-graph").hexdigest()
+    variant = "89ab"[int(found[16], 16) % 4]
+    return f"{found[:8]}-{found[8:12]}-4{found[13:16]}-{variant}{found[17:20]}-{found[20:]}"
+
+
+def derived_run_id(thread: str, turn: int, number: int) -> str:
+    """Return the id of a run that no client of LangGraph began."""
+    return uuid_of(f"run {thread} {turn} {number}".encode())
+
+
+def stream_name(run_id: str, message_id: str) -> str:
+    """Return the stream that a message comes on: it holds the ids of its run and of the message."""
+    return f"{STREAM_PREFIX}{run_id}.{message_id}"
+
+
+def ids_in(stream: str) -> tuple[str, str]:
+    """Return the ids of the run and of the message that a stream has in its name; "" where it has none."""
+    if not stream.startswith(STREAM_PREFIX):
+        return "", ""
+    run_id, _, message_id = stream.removeprefix(STREAM_PREFIX).partition(".")
+    return run_id, message_id
+
+
+class ThreadFold:
+    """Turns the records of a session into runs and what happens in them, in order.
+
+    Args:
+        thread: The thread's id for its clients.
+        session: The state that its journal begins with.
+    """
+
+    rests_on_clients = False
+    """Whether a run also ends where its turn waits for tools of its client."""
+
+    def __init__(self, thread: str, session: Session | None = None) -> None:
+        self.thread = thread
+        self.session = session = session or Session()
+        self.ids = _ids_of(session, self.ids_in)
+        """The id of each entry of the history."""
+        self.runs: tuple[Run, ...] = _newest_run(thread, session, self.ids_in)
+        self.answers: tuple[GivenAnswer, ...] = ()
+        self.at = session.started_at
+        """When the last record with a time was written."""
+        self._open_id = ""
+        """The id of the response that is being made, or whose calls run."""
+        self._shown: list[tuple[str, list[str]]] = []
+        self._began: frozenset[str] = frozenset()
+        """Calls of that response that were shown as running."""
+        self._upstream: dict[str, ToolCall] = {}
+        """Those that the upstream runs itself and that have not ended."""
+
+    def ids_in(self, stream: str) -> tuple[str, str]:
+        """Return the ids of the run and of the message that a stream has in its name; "" where it has none."""
+        return ids_in(stream)
+
+    def copy(self) -> Self:
+        """Return another fold that goes on from here."""
+        made = type(self)(self.thread)
+        shown = [(kind, [*words]) for kind, words in self._shown]
+        made.__dict__.update(self.__dict__, _upstream={**self._upstream}, _shown=shown)
+        return made
+
+    @property
+    def run(self) -> Run | None:
+        """The newest run."""
+        return self.runs[-1] if self.runs else None
+
+    @property
+    def open_words(self) -> tuple[str, list[Words]]:
+        """The id of the response that is being made, and its words so far."""
+        return self._open_id, merged((kind, "".join(words)) for kind, words in self._shown)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the newest run goes on."""
+        return bool(self.runs) and self.runs[-1].status == "running"
+
+    @property
+    def state(self) -> StateChanged:
+        """The state as it is now."""
+        return StateChanged(self.session, self.ids, self._open_id)
+
+    def take(self, record: Record, *, epoch: int) -> list[Fact]:
+        """Return the facts of the next record."""
+        before = self.session
+        self.session = evolve(before, record, epoch=epoch)
+        self.at = getattr(record, "at", 0.0) or self.at
+        if getattr(record, "turn", 0) != self.session.turns:
+            return []
+        if isinstance(record, Delta):
+            return [*self._begin_if_resting(before, record), *self._add_words(record)]
+        self._name_entries(before, record)
+        if isinstance(record, QuestionAnswered):
+            self._keep_answer(before, record)
+        facts: list[Fact] = []
+        if isinstance(record, MessageAccepted | TranscriptAccepted):
+            run_id, _ = self.ids_in(getattr(record, "stream", ""))
+            number = 0 if record.turn > before.turns else self._next_number()
+            facts = self._begin(before.position, record.turn, number, run_id)
+        elif isinstance(record, _GOING_ON):
+            facts = self._begin_if_resting(before, record)
+        facts += self._write(before, record)
+        if isinstance(record, TurnEnded):
+            facts += self._end(_STATUSES[record.status], record)
+        elif self.is_running and is_resting(self.session.turn, on_clients=self.rests_on_clients):
+            facts += [RunPaused(tuple(interrupts_of(self.session))), *self._end("paused")]
+        return facts
+
+    # --- runs -------------------------------------------------------------------------------------------------
+
+    def _begin_if_resting(self, before: Session, record: Record) -> list[Fact]:
+        if self.is_running:
+            return []
+        turn = getattr(record, "turn", 0)
+        return self._begin(before.position, turn, self._next_number(), self._next_id(before))
+
+    def _next_id(self, before: Session) -> str:  # noqa: ARG002 - for dialects whose runs have names of their clients
+        """Return the id of the run that goes on with a turn; "" for one that follows from the journal."""
+        return ""
+
+    def _next_number(self) -> int:
+        return self.runs[-1].number + 1 if self.runs and self.runs[-1].turn == self.session.turns else 0
+
+    def _begin(self, after: int, turn: int, number: int, run_id: str = "") -> list[Fact]:
+        name = run_id or derived_run_id(self.thread, turn, number)
+        run = Run(turn, number, name, after, self.at, self.at)
+        self.runs = (*self.runs[-(RUNS_KEPT_MAX - 1) :], run)
+        return [RunBegan(run), self.state]
+
+    def _end(self, status: str, record: TurnEnded | None = None) -> list[Fact]:
+        if not self.is_running:
+            return []
+        error = message = ""
+        if record is not None and record.status is TurnStatus.CANCELLED:
+            error, message = USER_INTERRUPT, "User interrupted the run"
+        elif record is not None and record.status is not TurnStatus.COMPLETED:
+            error = record.code or record.status.value
+            message = record.message or "the turn was interrupted; a run without input resumes it"
+        run = replace(self.runs[-1], status=status, error=error, message=message, updated_at=self.at)
+        self.runs = (*self.runs[:-1], run)
+        return [RunEnded(run)]
+
+    def _keep_answer(self, before: Session, record: QuestionAnswered) -> None:
+        for question in questions_of("", before):
+            if (question.call_id, question.digest) == (record.call_id, record.digest):
+                given = GivenAnswer(interrupt_id_of(question), question, record)
+                self.answers = (*self.answers[-(ANSWERS_KEPT_MAX - 1) :], given)
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    def _name_entries(self, before: Session, record: Record) -> None:
+        """Give the entries that a record adds to the history their ids."""
+        entries = self.session.history.entries
+        if entries is before.history.entries:
+            return
+        keep = getattr(record, "keep", None)
+        ids = [*self.ids[: len(self.ids) if keep is None else keep]][: len(entries)]
+        for number in range(len(ids), len(entries)):
+            name = default_id(number, entries[number])
+            if isinstance(record, StepCommitted) and self._open_id:
+                name = self._open_id
+            ids.append(name)
+        if isinstance(record, MessageAccepted):
+            ids[-1] = self.ids_in(record.stream)[1] or ids[-1]
+        self.ids = tuple(ids)
+
+    def _write(self, before: Session, record: Record) -> list[Fact]:
+        match record:
+            case AttemptStarted():
+                return self._begin_attempt(record)
+            case ResponseCompleted():
+                return self._complete(record)
+            case CallStarted():
+                return self._start_call(record.call_id, record.arguments)
+            case CallProgressed():
+                return [ToolReported(self._open_id, record.call_id, record.text)]
+            case CallEnded():
+                return self._end_call(before, record)
+            case StepCommitted():
+                return self._commit()
+            case _:
+                return []
+
+    def _begin_attempt(self, record: AttemptStarted) -> list[Fact]:
+        name, old = step_id(len(self.session.history.entries), record.attempt), self._open_id
+        is_shown = bool(self._shown or self._upstream)
+        facts = self._void(old) if is_shown else []
+        self._open_id, self._shown, self._began = name, [], frozenset()
+        return facts
+
+    def _void(self, name: str) -> list[Fact]:
+        lost = [
+            ToolFinished(name, call, ToolResult(call.id, _CUT, Outcome.UNKNOWN), is_upstream=True)
+            for call in self._upstream.values()
+        ]
+        self._upstream = {}
+        run = replace(self.runs[-1], attempt=self.runs[-1].attempt + 1)
+        self.runs = (*self.runs[:-1], run)
+        shown = (part_of(kind, "".join(words)) for kind, words in self._shown)
+        voided = AnswerVoided(name, Response(tuple(shown), Finish.INTERRUPTED))
+        return [*lost, voided, RunBegan(run), self.state]
+
+    def _add_words(self, delta: Delta) -> list[Fact]:
+        if delta.call is not None:
+            return self._show_upstream(delta.call)
+        if not delta.text or delta.requested is not None or delta.signature:
+            return []
+        self._note_words(delta.kind, delta.text)
+        return [WordsCame(self._open_id, delta.kind, delta.text)]
+
+    def _note_words(self, kind: str, words: str) -> None:
+        if not self._shown or self._shown[-1][0] != kind:
+            self._shown.append((kind, []))
+        self._shown[-1][1].append(words)
+
+    def _show_upstream(self, done: UpstreamCall) -> list[Fact]:
+        """Show a tool that the upstream runs itself: as running and as finished, in no message."""
+        call = ToolCall(done.id, done.name or "tool", done.arguments)
+        facts: list[Fact] = [] if done.id in self._began else [ToolBegan(self._open_id, call)]
+        self._began |= {done.id}
+        self._upstream[done.id] = call
+        if done.outcome is not None:
+            del self._upstream[done.id]
+            result = ToolResult(done.id, done.content, done.outcome)
+            facts.append(ToolFinished(self._open_id, call, result, is_upstream=True))
+        return facts
+
+    def _complete(self, record: ResponseCompleted) -> list[Fact]:
+        whole = merged(words_of(record.body))
+        rest = rest_of(whole, merged((kind, "".join(words)) for kind, words in self._shown))
+        facts: list[Fact] = []
+        if rest is None:  # what came of it is no beginning of it: it is another message
+            old, self._open_id = self._open_id, f"{self._open_id}.whole"
+            facts, rest = self._void(old), whole
+        facts += [WordsCame(self._open_id, kind, words) for kind, words in rest]
+        facts.append(AnswerCompleted(self._open_id, record.body))
+        self._shown, self._began = [], frozenset()
+        return [*facts, self.state] if record.body.calls else facts
+
+    def _start_call(self, call_id: str, arguments: str | None) -> list[Fact]:
+        call = self._call(self.session, call_id)
+        if call is None or call_id in self._began:
+            return []
+        self._began |= {call_id}
+        shown = call if arguments is None else replace(call, arguments=arguments)
+        return [ToolBegan(self._open_id, shown)]
+
+    def _end_call(self, before: Session, record: CallEnded) -> list[Fact]:
+        call = self._call(before, record.result.call_id)
+        if call is None:
+            return []
+        facts = self._start_call(call.id, None)
+        return [*facts, ToolFinished(self._open_id, call, record.result)]
+
+    def _call(self, session: Session, call_id: str) -> ToolCall | None:
+        calls = getattr(session.turn, "calls", ())
+        return next((call.call for call in calls if call.call.id == call_id), None)
+
+    def _commit(self) -> list[Fact]:
+        entries = self.session.history.entries
+        last, name = (entries[-1], self.ids[-1]) if entries else (None, "")
+        facts: list[Fact] = []
+        if isinstance(last, Step) and last.results:
+            facts.append(ResultsCommitted(name, last))
+        self._shown, self._began, self._open_id = [], frozenset(), ""
+        return [*facts, self.state]
+
+
+def _ids_of(session: Session, ids_in: Callable[[str], tuple[str, str]]) -> tuple[str, ...]:
+    """Return the ids of a history whose records were pruned: those of its users' messages are in their streams."""
+    entries = session.history.entries
+    ids = [default_id(*each) for each in enumerate(entries)]
+    names = {stream.turn: ids_in(name)[1] for name, stream in session.streams.items() if stream.turn}
+    turn = session.turns
+    for number in range(len(entries) - 1, -1, -1):
+        entry = entries[number]
+        if isinstance(entry, UserMessage) and not is_continuing(entry):
+            ids[number] = names.get(turn) or ids[number]
+            turn -= 1
+    return tuple(ids)
+
+
+def _newest_run(thread: str, session: Session, ids_in: Callable[[str], tuple[str, str]]) -> tuple[Run, ...]:
+    """Return the run of the newest turn of a journal that was pruned."""
+    if not session.turns:
+        return ()
+    names = (ids_in(name)[0] for name, stream in session.streams.items() if stream.turn == session.turns)
+    name = next((each for each in names if each), "") or derived_run_id(thread, session.turns, 0)
+    ended = session.last_turn
+    run = Run(session.turns, 0, name, session.position, session.started_at, session.started_at)
+    if not isinstance(session.turn, Idle) or ended is None:
+        return (run,)
+    return (replace(run, status=_STATUSES[ended.status], message=ended.message, updated_at=ended.at),)
+
+
+def is_error(result: ToolResult) -> bool:
+    """Whether a call did not give its result."""
+    return result.outcome is not Outcome.OK

@@ -1,0 +1,378 @@
+"""A call of MCP as messages: one turn of a session, the same for every reader, who may go on after any of them.
+
+Everything follows from the records of the session, so there is no other store of events: the id of an event is the
+place of its record in the journal and its number there, behind the stream that it is of.
+
+The words of the answer come as progress. Those of an attempt that was cut are not sent again where the next attempt
+repeats them; otherwise a line is put between.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from midstream.dialects.langgraph_messages import interrupt_id_of
+from midstream.dialects.langgraph_runs import BEGINNING, place_of
+from midstream.dialects.langgraph_thread import (
+    AnswerCompleted,
+    AnswerVoided,
+    Fact,
+    Run,
+    RunBegan,
+    RunEnded,
+    ThreadFold,
+    ToolBegan,
+    ToolReported,
+    WordsCame,
+)
+from midstream.dialects.mcp_messages import (
+    BAD_PARAMS,
+    CANCELLED,
+    INTERNAL,
+    MODERN,
+    RELATED_TASK,
+    CallPlace,
+    CallStream,
+    McpClient,
+    McpError,
+    PauseState,
+    complete,
+    elicitation,
+    packed,
+    task_of,
+    unpacked,
+)
+from midstream.errors import ModelError
+from midstream.history.messages import Step
+from midstream.session.questions import Question, questions_of
+from midstream.session.records import Record, TurnStatus
+from midstream.session.session import Session
+
+Json = dict[str, Any]
+
+STREAM_PREFIX = "mcp-"
+"""Begins the names of the streams that calls open in their sessions."""
+AGAIN = "\n(The answer begins again.)\n"
+"""The line before words of another attempt, where they differ from those that came."""
+QUESTION_MARK = "midstream."
+"""Begins the ids of requests to clients."""
+_WAITING = "The agent waits until a person has decided, which this client cannot show:"
+_json = msgspec.json.encode
+
+
+def stream_name(call_id: str) -> str:
+    """Return the stream that a call comes on."""
+    return f"{STREAM_PREFIX}{call_id}"
+
+
+class McpFold(ThreadFold):
+    """Turns the records of a session into what happens in its calls."""
+
+    @override
+    def ids_in(self, stream: str) -> tuple[str, str]:
+        return (stream, "") if stream.startswith(STREAM_PREFIX) else ("", "")
+
+    @override
+    def _next_id(self, before: Session) -> str:
+        run = self.run
+        return run.id if run is not None and run.turn == before.turns else ""
+
+
+def find_run(fold: ThreadFold, turn: int) -> Run | None:
+    """Return the first run of a turn."""
+    return next((run for run in fold.runs if run.turn == turn), None)
+
+
+def event_id(stream: CallStream, place: tuple[int, int]) -> str:
+    """Return the id of an event, or of the beginning of a stream."""
+    return f"{packed(stream)}.{place_text(place)}"
+
+
+def place_text(place: tuple[int, int]) -> str:
+    """Return a place as the ids of events have it."""
+    return f"{place[0]}-{max(place[1], 0)}" if place > BEGINNING else "0"
+
+
+def read_event_id(text: str) -> tuple[CallStream, tuple[int, int]] | None:
+    """Return the stream and the place that an event's id names; None where it is none of ours."""
+    name, _, place = text.partition(".")
+    stream, after = unpacked(name, CallStream), place_of(place)
+    return None if stream is None or after is None else (stream, after)
+
+
+def question_id(place: CallPlace, question: Question) -> str:
+    """Return the id of the request that puts a question to a client."""
+    return f"{QUESTION_MARK}{packed(place)}.{interrupt_id_of(question)}"
+
+
+def read_question_id(text: object) -> tuple[CallPlace, str] | None:
+    """Return the call and the question that a response is for; None where it is for none of ours."""
+    if not isinstance(text, str) or not text.startswith(QUESTION_MARK):
+        return None
+    name, _, interrupt = text.removeprefix(QUESTION_MARK).partition(".")
+    place = unpacked(name, CallPlace)
+    return None if place is None else (place, interrupt)
+
+
+def event(name: str, data: bytes, retry_s: float = 0.0) -> bytes:
+    """Return a server-sent event."""
+    retry = b"retry: %d\n" % (retry_s * 1000) if retry_s else b""
+    return b"id: %b\n%bdata: %b\n\n" % (name.encode(), retry, data)
+
+
+class McpCall:
+    """A call as far as its records were read.
+
+    Args:
+        fold: The session, before the turn of the call.
+        place: The call.
+
+    Raises:
+        McpError: Its records are gone.
+    """
+
+    def __init__(self, fold: McpFold, place: CallPlace) -> None:
+        self.fold = fold
+        self.place = place
+        self.run: Run | None = None
+        """The newest run of the turn."""
+        self.text = ""
+        """The answer, where the turn has completed."""
+        self.created_at = 0.0
+        if fold.session.turns > place.turn:
+            raise McpError(BAD_PARAMS, "this call is no longer kept")
+        if fold.run is not None and fold.run.turn == place.turn:  # its beginning was pruned
+            self.take_fact(RunBegan(fold.run))
+            if not fold.is_running:
+                self.take_fact(RunEnded(fold.run))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the turn has ended."""
+        return self.run is not None and self.run.status not in ("running", "paused")
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """Open questions, where nothing else of the turn runs."""
+        is_paused = self.run is not None and self.run.status == "paused"
+        return questions_of("", self.fold.session) if is_paused else ()
+
+    def take(self, record: Record, *, epoch: int) -> list[Fact]:
+        """Take the next record; return the facts of this call."""
+        if self.is_over:
+            return []
+        return [fact for fact in self.fold.take(record, epoch=epoch) if self.take_fact(fact)]
+
+    def take_fact(self, fact: Fact) -> bool:
+        """Take a fact; return whether it is one of this call."""
+        if isinstance(fact, RunBegan | RunEnded) and fact.run.turn == self.place.turn and not self.is_over:
+            self.run = fact.run
+            self.created_at = self.created_at or fact.run.created_at
+            entries = self.fold.session.history.entries
+            last = entries[-1] if entries else None
+            self.text = last.response.text if isinstance(last, Step) else ""
+            return True
+        return self.run is not None and not self.is_over
+
+    def status(self) -> str:
+        """Return the status of the task that this call is."""
+        run = self.run
+        if run is None or run.status == "running":
+            return "working"
+        if run.status == "paused":
+            return "input_required"
+        if run.status == "interrupted":
+            return "cancelled"
+        ended = self.fold.session.last_turn
+        is_interrupted = ended is not None and ended.status is TurnStatus.INTERRUPTED
+        return "failed" if is_interrupted or run.error == ModelError.code else "completed"
+
+    def result(self) -> Json:
+        """Return the result of the call, which is over, or waits for people.
+
+        Raises:
+            McpError: It was cancelled, or the server failed.
+        """
+        run, session = self.run, self.place.session
+        assert run is not None
+        meta = {"midstream/session": session}
+        match self.status():
+            case "cancelled":
+                raise McpError(CANCELLED, "the call was cancelled")
+            case "failed":
+                raise McpError(INTERNAL, run.message or "the turn was interrupted")
+            case "input_required":
+                asked = [elicitation(each)["params"]["message"] for each in self.questions]
+                last = (
+                    f"Decide by another client of session {session!r}; then call `ask` with this session and an empty "
+                    "message for the answer."
+                )
+                text = "\n".join([_WAITING, *asked, last])
+                found: Json = {"answer": "", "session": session, "waiting": asked}
+                return {"content": [_text(text)], "structuredContent": found, "isError": False, "_meta": meta}
+        if run.status == "error":
+            return {"content": [_text(run.message or run.error)], "isError": True, "_meta": meta}
+        found = {"answer": self.text, "session": session}
+        return {"content": [_text(self.text)], "structuredContent": found, "isError": False, "_meta": meta}
+
+    def task(self, client: McpClient) -> Json:
+        """Return the task that this call is."""
+        updated = self.run.updated_at if self.run is not None else 0.0
+        status, times = self.status(), (self.created_at, max(updated, self.fold.at))
+        return task_of(client, self.place, status, times)
+
+    def detailed_task(self, client: McpClient) -> Json:
+        """Return the task with its result, its error, or what it waits for."""
+        task = complete(client, self.task(client))
+        if task["status"] == "input_required":
+            task["inputRequests"] = self.input_requests()
+        elif task["status"] == "completed":
+            task["result"] = complete(client, self.result())
+        elif task["status"] == "failed":
+            try:
+                self.result()
+            except McpError as error:
+                task |= {"error": error.body(), "statusMessage": str(error)}
+        return task
+
+    def input_requests(self) -> Json:
+        """Return the forms of all open questions, by their ids."""
+        return {interrupt_id_of(each): elicitation(each) for each in self.questions}
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+class CallEvents:
+    """Turns the records of a session into the messages of one stream, in order. One for each reader.
+
+    Args:
+        state: The call, before its records.
+        stream: The stream that is read.
+        after: The place of the last event that the reader has.
+    """
+
+    def __init__(self, state: McpCall, stream: CallStream, after: tuple[int, int] = BEGINNING) -> None:
+        self.state = state
+        self.is_over = False
+        """The reader has the response."""
+        self.stream = stream
+        self.after = after
+        self._name = packed(stream)
+        self._place = BEGINNING
+        self._events: list[bytes] = []
+        self._progress = 0
+        self._void = ""
+        """Words of an attempt that was cut, which the next one has not repeated yet."""
+        self._again = ""
+        """Words of the next attempt, as far as they repeat those."""
+        self._asked: set[str] = set()
+        self._is_there = not stream.since
+        """Whether the place is reached at which the request came."""
+
+    def begin(self) -> list[bytes]:
+        """Return the messages of a call whose first records were pruned."""
+        self._is_there = self.state.fold.session.position >= self.stream.since
+        return self._take_end() if self.state.run is not None else []
+
+    def take(self, record: Record, *, epoch: int) -> list[bytes]:
+        """Return the messages that the next record adds."""
+        self._events = []
+        if self.is_over:
+            return []
+        facts = self.state.take(record, epoch=epoch)
+        self._place = self.state.fold.session.position, -1
+        for fact in facts:
+            self._take(fact)
+        if not self._is_there and self._place[0] >= self.stream.since:
+            self._is_there = True
+            self._take_end()
+        return self._events
+
+    def _take(self, fact: Fact) -> None:
+        match fact:
+            case WordsCame(_, kind, words) if kind == "text":
+                self._write(words)
+            case AnswerVoided(_, shown):
+                self._void, self._again = self._void or shown.text, ""
+            case AnswerCompleted() if self._void:
+                self._restart()
+            case ToolBegan() | ToolReported():
+                self._report("")
+            case RunEnded():
+                self._take_end()
+            case _:
+                pass
+
+    def _write(self, words: str) -> None:
+        if self._void:
+            self._again += words
+            if self._void.startswith(self._again):
+                if self._void == self._again:
+                    self._void = self._again = ""
+                return
+            if not self._again.startswith(self._void):
+                self._restart()
+                return
+            words, self._void, self._again = self._again.removeprefix(self._void), "", ""
+        self._report(words)
+
+    def _restart(self) -> None:
+        words, self._void, self._again = AGAIN + self._again, "", ""
+        self._report(words)
+
+    def _report(self, words: str) -> None:
+        self._progress += len(words) or 1
+        if self.stream.token is not None and self._place[0] > self.stream.since:
+            params: Json = {"progressToken": self.stream.token, "progress": self._progress}
+            self._put(
+                {
+                    "method": "notifications/progress",
+                    "params": {**params, **({"message": words} if words else {})},
+                }
+            )
+
+    def _take_end(self) -> list[bytes]:
+        state, stream = self.state, self.stream
+        is_modern = stream.version == MODERN
+        if not self._is_there and not state.is_over:
+            return self._events
+        if state.is_over or (state.questions and not stream.can_elicit and not stream.task):
+            self._respond()
+        elif state.questions and is_modern:
+            pause = packed(PauseState(state.place, self._place[0]).sealed())
+            requests = {"inputRequests": state.input_requests(), "requestState": pause}
+            self._put({"id": stream.id, "result": {"resultType": "input_required", **requests}}, is_last=True)
+        elif stream.can_elicit:
+            for question in state.questions:
+                name = question_id(state.place, question)
+                if name not in self._asked:
+                    self._asked.add(name)
+                    form = elicitation(question)
+                    params = {**form["params"], **self._related()}
+                    self._put({"id": name, "method": form["method"], "params": params})
+        return self._events
+
+    def _respond(self) -> None:
+        try:
+            result = complete(McpClient(self.stream.version), self.state.result())
+            meta = {**result["_meta"], **self._related().get("_meta", {})}
+            self._put({"id": self.stream.id, "result": {**result, "_meta": meta}}, is_last=True)
+        except McpError as error:
+            self._put({"id": self.stream.id, "error": error.body()}, is_last=True)
+
+    def _related(self) -> Json:
+        """Return the metadata that a message about a task has."""
+        related = {"taskId": packed(self.state.place)}
+        return {"_meta": {RELATED_TASK: related}} if self.stream.task else {}
+
+    def _put(self, message: Json, *, is_last: bool = False) -> None:
+        self._place = self._place[0], self._place[1] + 1
+        self.is_over = self.is_over or is_last
+        if self._place > self.after or is_last:
+            name = f"{self._name}.{place_text(self._place)}"
+            self._events.append(event(name, _json({"jsonrpc": "2.0", **message})))

@@ -1,0 +1,27 @@
+"""Whether an open turn goes on by itself, or rests until a person or a client answers: there a run of it ends."""
+
+from __future__ import annotations
+
+from midstream.session.calls import Site, startable
+from midstream.session.turn.states import AwaitingModel, RunningCalls, TurnState
+
+
+def is_resting(state: TurnState, *, on_clients: bool) -> bool:
+    """Whether a turn waits for people only, and nothing of it runs or is about to; with `on_clients` also for calls
+    that its client runs.
+    """
+    if isinstance(state, AwaitingModel):
+        return state.is_waiting_for_person
+    if not isinstance(state, RunningCalls):
+        return False
+    is_waiting = False
+    for call in state.calls:
+        if not call.is_open:
+            continue
+        if call.needs_person or (call.is_in_doubt and not call.is_asking):
+            return False
+        if call.is_asking or (on_clients and call.is_running and call.plan.site is Site.CLIENT):
+            is_waiting = True
+        elif call.is_running:
+            return False
+    return is_waiting and not startable(state.calls)

@@ -1,0 +1,526 @@
+"""The UI message stream of the AI SDK (v1): one turn of a session as chunks, the same for every reader at any time.
+
+The chunks of a turn follow from its records alone, in order, so that a chunk's number is a cursor: any process derives
+the same chunk at the same number. A client of the AI SDK reads a turn in runs. A run ends where the turn waits for this
+client only (a call of its tools, an approval, a question), and the answer begins the next run of the same message.
+
+An attempt that is void is taken back by `reset-step`, which removes the parts of the step that was open. The words of a
+whole response are shown once, whatever was shown of it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from midstream.dialects.resting_turns import is_resting
+from midstream.dialects.shown_words import merged, rest_of, words_of
+from midstream.history.messages import (
+    Finish,
+    Outcome,
+    ToolCall,
+    ToolResult,
+    UpstreamCall,
+    Usage,
+)
+from midstream.json_depth import is_text_too_deep
+from midstream.session.calls import Choice, QuestionKind, Site
+from midstream.session.records import (
+    AnswerUsed,
+    AttemptStarted,
+    CallEnded,
+    CallProgressed,
+    CallStarted,
+    ChildDelta,
+    Delta,
+    MessageAccepted,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionClosed,
+    Record,
+    ResponseCompleted,
+    TranscriptAccepted,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+)
+from midstream.session.turn import folding
+from midstream.session.turn.states import AwaitingModel, Idle, TurnState
+
+Json = dict[str, Any]
+
+HEADER = ("x-vercel-ai-ui-message-stream", "v1")
+DONE = b"data: [DONE]\n\n"
+RUN_MARK = "~"
+"""Stands between the name of a chat and the place of a run; no session has it in its name."""
+
+_FINISHES = {
+    Finish.STOP: "stop",
+    Finish.CALLS: "tool-calls",
+    Finish.LENGTH: "length",
+    Finish.FILTER: "content-filter",
+    Finish.INTERRUPTED: "other",
+}
+_PARTS: dict[str, tuple[str, ...]] = {
+    "source-url": ("sourceId", "url"),
+    "source-document": ("sourceId", "mediaType", "title"),
+    "file": ("url", "mediaType"),
+}
+"""Parts that a tool may report, with the texts that each needs; beside them any `data-…` with its `data`."""
+_json = msgspec.json.encode
+
+
+def approval_id_of(turn: int, response: int, digest: str, call_id: str) -> str:
+    """Return the id under which a client approves; the digest binds its answer to the arguments that it showed."""
+    return f"{turn}.{response}.{digest}.{call_id}"
+
+
+def tool_call_id(call_id: str, response: int) -> str:
+    """Return the id of a call among all calls of a message: a model's own is unique in its response only."""
+    return call_id if response == 1 else f"{call_id}{RUN_MARK}{response}"
+
+
+class _OpenPart(msgspec.Struct):
+    """The part whose words are coming.
+
+    Args:
+        name, id: Its kind and its id for the client.
+        place: Attempt, number and kind of the part in the journal.
+        words: Those shown so far.
+        head: The bytes before the words in each of its chunks.
+    """
+
+    name: str
+    id: str
+    place: tuple[int, int, str]
+    words: list[str]
+    head: bytes
+
+
+class UiMessageStream:
+    """Turns the records of one turn into chunks, in order. One for each reader.
+
+    Args:
+        chat: The chat's name for its client.
+        turn: The number of the turn.
+        run: The number of the run that is wanted, from 0; None for the whole turn, without the ends between its runs.
+    """
+
+    def __init__(self, chat: str, turn: int, run: int | None = None) -> None:
+        self._chat = chat
+        self._turn = turn
+        self._wanted = run
+        self.run = 0
+        """The run that the turn has come to."""
+        self.answered: dict[str, int] = {}
+        """The run that began with, or after, the answer about a call, by the call's id for the client."""
+        self.is_over = False
+        """No chunk follows: the wanted run has ended, or a later turn has begun."""
+        self._state: TurnState = Idle()
+        self._chunks: list[Json] = []
+        self._closing: list[Json] = []
+        """Ends the run, where the turn waits for the client or is over; empty while it goes on."""
+        self._is_stepping = False
+        self._step = 0
+        self._open: _OpenPart | None = None
+        self._parts = 0
+        self._shown: list[tuple[str, list[str]]] = []
+        """The words of this attempt: kind and text of each part."""
+        self._calls: dict[str, ToolCall] = {}
+        self._sites: dict[str, Site] = {}
+        self._visible: set[str] = set()
+        """Calls that are parts of the message."""
+        self._usage: Usage | None = None
+        self._finish = Finish.STOP
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing follows unless a client answers, or resumes the turn."""
+        return bool(self._closing)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether a reader has all that it may wait for: the whole turn rests, or it is over before the wanted run."""
+        is_last = self._wanted is None or isinstance(self._state, Idle)
+        return self.is_resting and is_last and not self.is_over
+
+    def take(self, record: Record, *, epoch: int) -> list[bytes]:
+        """Return the chunks that the next record of the session adds to the wanted run."""
+        if self.is_over:
+            return []
+        if isinstance(record, Delta) and (more := self._more_of(record)) is not None:
+            return [more] if self._wanted in (None, self.run) else []
+        if self._is_later(record):
+            return self.end()
+        if not self._is_own(record):
+            return []
+        self._state = folding.evolve(self._state, record, epoch=epoch)
+        self._chunks = []
+        self._write(record)
+        if self._closing and (self._chunks or isinstance(record, TurnEnded | TurnResumed)):
+            self._begin_run()
+        is_wanted = self._wanted in (None, self.run)
+        if not self._closing and (ending := self._ending(record)):
+            self._close_step()
+            self._closing = ending
+            self.is_over = is_wanted and self._wanted is not None
+            if self.is_over:
+                self._chunks += ending
+        return _events(self._chunks) if is_wanted else []
+
+    def end(self) -> list[bytes]:
+        """End the whole turn where it rests: the chunks that no record follows."""
+        self.is_over = True
+        return _events(self._closing)
+
+    def _more_of(self, delta: Delta) -> bytes | None:
+        """Return more words of the open part: most records of a turn, which change nothing else of it."""
+        part = self._open
+        if part is None or delta.turn != self._turn or delta.call is not None or not delta.text:
+            return None
+        if part.place != (delta.attempt, delta.part, delta.kind):
+            return None
+        part.words.append(delta.text)
+        return b"%b%b}\n\n" % (part.head, _json(delta.text))
+
+    def _is_later(self, record: Record) -> bool:
+        """Whether a later turn begins with this record."""
+        return isinstance(record, MessageAccepted | TranscriptAccepted) and record.turn > self._turn
+
+    def _is_own(self, record: Record) -> bool:
+        return getattr(record, "turn", 0) == self._turn
+
+    def _begin_run(self) -> None:
+        """Go on after an answer: in the message as a whole nothing is between."""
+        self.run += 1
+        self._closing = []
+        if self._wanted is not None:
+            self._chunks.insert(0, self._start())
+
+    def _start(self) -> Json:
+        return {"type": "start", "messageId": f"{self._chat}{RUN_MARK}{self._turn}"}
+
+    # --- ends of runs -----------------------------------------------------------------------------------------
+
+    def _ending(self, record: Record) -> list[Json]:
+        """Return what ends the run after this record; nothing where the turn goes on."""
+        if isinstance(record, TurnEnded):
+            return self._end_of_turn(record)
+        return [self._finished("tool-calls")] if is_resting(self._state, on_clients=True) else []
+
+    def _end_of_turn(self, record: TurnEnded) -> list[Json]:
+        match record.status:
+            case TurnStatus.COMPLETED:
+                return [self._finished(_FINISHES[self._finish])]
+            case TurnStatus.CANCELLED:
+                return [{"type": "abort", "reason": "stopped"}, self._finished("other")]
+            case TurnStatus.FAILED | TurnStatus.INTERRUPTED:
+                words = record.message or "the turn was interrupted; it can be resumed"
+                return [{"type": "error", "errorText": words}, self._finished("error")]
+
+    def _finished(self, reason: str) -> Json:
+        chunk: Json = {"type": "finish", "finishReason": reason}
+        if self._usage is not None:
+            tokens = (self._usage.input_tokens, self._usage.output_tokens)
+            usage = {"inputTokens": tokens[0], "outputTokens": tokens[1], "totalTokens": sum(tokens)}
+            chunk["messageMetadata"] = {"usage": usage}
+        return chunk
+
+    def _close_step(self) -> None:
+        """Close the open part, and the step where the turn has left it."""
+        self._close_part()
+        if self._is_stepping and not isinstance(self._state, AwaitingModel):
+            self._chunks.append({"type": "finish-step"})
+            self._is_stepping = False
+
+    # --- records ----------------------------------------------------------------------------------------------
+
+    def _write(self, record: Record) -> None:
+        match record:
+            case Delta():
+                self._write_delta(record)
+            case MessageAccepted() | TranscriptAccepted():
+                self._chunks.append(self._start())
+            case AttemptStarted():
+                self._begin_attempt(record)
+            case ResponseCompleted():
+                self._complete(record)
+            case CallStarted():
+                self._start_call(record)
+            case CallProgressed():
+                self._chunks.append(_progress(tool_call_id(record.call_id, record.response), record.text))
+            case ChildDelta():
+                self._write_child(record)
+            case QuestionAsked():
+                self._ask(record)
+            case QuestionAnswered() | QuestionClosed() | AnswerUsed():
+                self._settle(record)
+            case CallEnded():
+                self._end_call(record)
+            case TurnEnded() | TurnResumed():
+                self._close_part()
+            case _:
+                pass
+
+    def _begin_attempt(self, record: AttemptStarted) -> None:
+        self._close_part()
+        is_again = self._is_stepping and self._step == record.response
+        if is_again and self._parts:
+            self._chunks.append({"type": "reset-step"})
+            self._visible = {each for each in self._visible if each not in self._of_step()}
+        elif not is_again:
+            if self._is_stepping:
+                self._chunks.append({"type": "finish-step"})
+            self._chunks.append({"type": "start-step"})
+        self._is_stepping, self._step, self._parts = True, record.response, 0
+        self._shown = []
+
+    def _of_step(self) -> set[str]:
+        """Return the calls of the open step, which has no whole response yet: they ran upstream."""
+        return {each for each in self._visible if each not in self._calls}
+
+    def _write_delta(self, delta: Delta) -> None:
+        if delta.call is not None:
+            self._write_upstream(delta.response, delta.call)
+        elif delta.text and delta.requested is None and not delta.signature:
+            self._write_words(delta.kind, delta.text, (delta.attempt, delta.part, delta.kind))
+
+    def _write_words(self, kind: str, words: str, place: tuple[int, int, str]) -> None:
+        if self._open is None or self._open.place != place:
+            self._close_part()
+            name = "reasoning" if kind == "thinking" else "text"
+            part = f"{self._turn}.{self._step}.{place[0]}.{self._parts}"
+            head = b'data: {"type":"%b-delta","id":"%b","delta":' % (name.encode(), part.encode())
+            self._open = _OpenPart(name, part, place, [], head)
+            self._parts += 1
+            self._shown.append((kind, self._open.words))
+            self._chunks.append({"type": f"{name}-start", "id": part})
+        self._open.words.append(words)
+        self._chunks.append({"type": f"{self._open.name}-delta", "id": self._open.id, "delta": words})
+
+    def _close_part(self) -> None:
+        if self._open is not None:
+            self._chunks.append({"type": f"{self._open.name}-end", "id": self._open.id})
+            self._open = None
+
+    def _write_upstream(self, response: int, call: UpstreamCall) -> None:
+        """Show a tool that the upstream runs itself: nobody else runs it."""
+        self._close_part()
+        self._parts += 1
+        shown = tool_call_id(call.id, response)
+        self._visible.add(shown)
+        place: Json = {"toolCallId": shown, "providerExecuted": True, "dynamic": True}
+        name = {"toolName": call.name or "tool"}
+        self._chunks.append(
+            {"type": "tool-input-available", **place, **name, "input": value_of(call.arguments)}
+        )
+        if call.outcome is Outcome.OK:
+            self._chunks.append({"type": "tool-output-available", **place, "output": value_of(call.content)})
+        elif call.outcome is not None:
+            self._chunks.append(
+                {"type": "tool-output-error", **place, "errorText": call.content or call.outcome.value}
+            )
+
+    def _complete(self, record: ResponseCompleted) -> None:
+        body = record.body
+        if body.usage is not None:
+            self._usage = body.usage if self._usage is None else self._usage + body.usage
+        self._finish = body.finish
+        self._show_rest(record)
+        self._close_part()
+        sites = {plan.call_id: plan.site for plan in record.plans}
+        for call in body.calls:
+            shown = tool_call_id(call.id, record.response)
+            self._calls[shown] = call
+            self._sites[shown] = sites.get(call.id, Site.SERVER)
+            if self._sites[shown] in (Site.SERVER, Site.CHILD):
+                self._show_call(shown)
+                self._chunks.append(self._input(shown, call.arguments))
+
+    def _show_rest(self, record: ResponseCompleted) -> None:
+        """Make what is shown equal to the words of the whole response: the rest of them, or all of them anew."""
+        whole = words_of(record.body)
+        shown = merged((kind, "".join(words)) for kind, words in self._shown)
+        if merged(whole) == shown:
+            return
+        rest = rest_of(merged(whole), shown)
+        if rest is None:
+            self._close_part()
+            self._chunks.append({"type": "reset-step"})
+            self._shown, rest = [], whole
+            for part in record.body.parts:
+                if isinstance(part, UpstreamCall):
+                    self._write_upstream(record.response, part)
+        for number, (kind, words) in enumerate(rest):
+            is_more = not number and self._open is not None and self._open.place[2] == kind
+            place = (
+                self._open.place
+                if self._open is not None and is_more
+                else (record.attempt, -1 - number, kind)
+            )
+            self._write_words(kind, words, place)
+
+    # --- calls ------------------------------------------------------------------------------------------------
+
+    def _show_call(self, shown: str) -> None:
+        """Make a call a part of the message, with its arguments as they come."""
+        if shown in self._visible:
+            return
+        self._visible.add(shown)
+        call = self._calls[shown]
+        self._chunks += (
+            {"type": "tool-input-start", "toolCallId": shown, "toolName": call.name},
+            {"type": "tool-input-delta", "toolCallId": shown, "inputTextDelta": call.arguments},
+        )
+
+    def _input(self, shown: str, arguments: str) -> Json:
+        """Return the chunk at which the AI SDK starts a client's tool."""
+        name = self._calls[shown].name
+        value = value_of(arguments)
+        return {"type": "tool-input-available", "toolCallId": shown, "toolName": name, "input": value}
+
+    def _start_call(self, record: CallStarted) -> None:
+        shown = tool_call_id(record.call_id, record.response)
+        if shown not in self._calls:
+            return
+        is_client = self._sites[shown] is Site.CLIENT
+        if is_client or record.arguments is not None:
+            self._show_call(shown)
+            arguments = record.arguments if record.arguments is not None else self._calls[shown].arguments
+            self._chunks.append(self._input(shown, arguments))
+
+    def _write_child(self, record: ChildDelta) -> None:
+        """Show the words of a sub-agent, for this moment only: its result is the output of the call."""
+        try:
+            inner = msgspec.json.decode(record.record, type=_Words)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return  # another kind of record
+        if inner.kind == "text" and inner.text:
+            shown = tool_call_id(record.call_id, record.response)
+            data = {"toolCallId": shown, "text": inner.text}
+            self._chunks.append({"type": "data-agent", "data": data, "transient": True})
+
+    def _ask(self, record: QuestionAsked) -> None:
+        if record.attempt:
+            self._close_part()
+            self._parts += 1
+            shown = tool_call_id(record.call_id, record.response)
+            self._visible.add(shown)
+            place: Json = {"toolCallId": shown, "providerExecuted": True, "dynamic": True}
+            name = {"toolName": record.name or "permission"}
+            self._chunks.append(
+                {"type": "tool-input-available", **place, **name, "input": value_of(record.arguments)}
+            )
+        else:
+            shown = tool_call_id(record.call_id, record.response)
+            if shown not in self._calls:
+                return
+            self._show_call(shown)
+            if record.kind is QuestionKind.QUESTION:
+                self._chunks.append(self._input(shown, self._calls[shown].arguments))
+                return
+        chunk: Json = {
+            "type": "tool-approval-request",
+            "approvalId": _approval_id(record),
+            "toolCallId": shown,
+        }
+        reason = record.text or (_DOUBT if record.kind is QuestionKind.DOUBT else "")
+        self._chunks.append({**chunk, "reason": reason} if reason else chunk)
+
+    def _settle(self, record: QuestionAnswered | QuestionClosed | AnswerUsed) -> None:
+        """Show a decision; one of several approvers decides nothing yet."""
+        shown = tool_call_id(record.call_id, record.response)
+        if shown not in self._visible:
+            return
+        is_agents = shown not in self._calls
+        if isinstance(record, QuestionAnswered):
+            is_open = not is_agents and any(
+                call.is_asking for call in getattr(self._state, "calls", ()) if call.call.id == record.call_id
+            )
+            if record.kind is QuestionKind.QUESTION or is_open:
+                return
+            allowed = record.choice in (Choice.ALLOW, Choice.RERUN)
+            chunk: Json = {
+                "type": "tool-approval-response",
+                "approvalId": _approval_id(record),
+                "approved": allowed,
+            }
+            self._chunks.append({**chunk, "reason": record.text} if record.text else chunk)
+            self.answered[shown] = self.run + self.is_resting
+            if is_agents and not allowed:
+                self._chunks.append({"type": "tool-output-denied", "toolCallId": shown})
+        elif is_agents and isinstance(record, QuestionClosed):
+            self._chunks.append({"type": "tool-output-denied", "toolCallId": shown})
+        elif is_agents:
+            self._chunks.append({"type": "tool-output-available", "toolCallId": shown, "output": "allowed"})
+
+    def _end_call(self, record: CallEnded) -> None:
+        result = record.result
+        shown = tool_call_id(result.call_id, record.response)
+        call = self._calls.get(shown)
+        if call is None:
+            return
+        self.answered[shown] = self.run + self.is_resting
+        if shown not in self._visible:  # it never started: a part that no client runs
+            self._visible.add(shown)
+            failed = {"toolName": call.name, "input": value_of(call.arguments), "errorText": result.content}
+            self._chunks.append({"type": "tool-input-error", "toolCallId": shown, **failed})
+            return
+        self._chunks.append(_output(shown, result))
+
+
+def _approval_id(record: QuestionAsked | QuestionAnswered) -> str:
+    return approval_id_of(record.turn, record.response, record.digest, record.call_id)
+
+
+class _Words(msgspec.Struct, tag="delta", tag_field="type"):
+    """The words in a record of a sub-agent; other records have another tag."""
+
+    kind: str = ""
+    text: str = ""
+
+
+_DOUBT = "It was started, and whether it took effect is unknown. Approve to run it again, deny to leave it."
+
+
+def _output(shown: str, result: ToolResult) -> Json:
+    match result.outcome:
+        case Outcome.OK:
+            return {
+                "type": "tool-output-available",
+                "toolCallId": shown,
+                "output": value_of(result.content),
+            }
+        case Outcome.DENIED:
+            return {"type": "tool-output-denied", "toolCallId": shown}
+        case Outcome.ERROR | Outcome.CANCELLED | Outcome.UNKNOWN:
+            return {"type": "tool-output-error", "toolCallId": shown, "errorText": result.content}
+
+
+def _progress(shown: str, text: str) -> Json:
+    """Return what a running tool reports: a part of the message where it is one as JSON, else its words."""
+    value = value_of(text)
+    if isinstance(value, dict) and isinstance(kind := value.get("type"), str):
+        needed = _PARTS.get(kind)
+        if needed is not None and all(isinstance(value.get(name), str) for name in needed):
+            return value
+        if kind.startswith("data-") and "data" in value:
+            is_named = isinstance(value.get("id"), str)
+            return {name: value[name] for name in ("type", "data", *(["id"] if is_named else []))}
+    return {"type": "data-progress", "id": shown, "data": {"toolCallId": shown, "text": text}}
+
+
+def value_of(text: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return JSON text as its value where it is an object or a list; other texts as they are."""
+    if not text.lstrip().startswith(("{", "[")) or is_text_too_deep(text):
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return text
+
+
+def _events(chunks: Iterable[Json]) -> list[bytes]:
+    return [b"data: %b\n\n" % _json(chunk) for chunk in chunks]

@@ -1,0 +1,431 @@
+"""Requests of the AI SDK: a chat whose client sends all its messages again, and the answers that its last one holds.
+
+The client's messages are the truth, as in the other dialects: what follows the part that is equal to the session's
+history takes the place of the rest. A message is equal where its words, but for white space, and its calls are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from midstream.dialects.fields import bad_field
+from midstream.dialects.ui_message_stream import RUN_MARK, approval_id_of, tool_call_id, value_of
+from midstream.errors import MalformedFrameError
+from midstream.history.messages import (
+    Entry,
+    File,
+    Outcome,
+    Response,
+    ResponsePart,
+    Step,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    UpstreamCall,
+    UserMessage,
+    UserPart,
+    storable,
+    with_distinct_ids,
+)
+from midstream.json_depth import require_shallow
+from midstream.session.calls import CallState, Choice, QuestionKind, Site
+from midstream.session.records import ClientTool
+from midstream.session.references import CallRef
+from midstream.session.session import CONTINUE, Session
+from midstream.session.turn.commands import Answer, CallFinished
+from midstream.session.turn.states import AwaitingModel, RunningCalls
+
+Json = dict[str, Any]
+
+CHAT_ID_CHARS_MIN = 12
+"""Characters of a first message's id from which it names its chat; shorter ones may be those of another chat."""
+_LOST = "(the client sent no result for this call)"
+_DONE_STATES = ("output-available", "output-error", "output-denied")
+_json = msgspec.json.encode
+
+
+class ChatMessage(Struct):
+    """One UI message; the parts have the forms of the AI SDK."""
+
+    role: Literal["system", "user", "assistant"]
+    parts: list[Json]
+    id: str = ""
+
+
+class ChatTool(Struct):
+    """A tool that the client runs; `inputSchema` is a JSON schema of an object."""
+
+    name: str
+    description: str = ""
+    inputSchema: Json = {}  # noqa: N815 - its name in the protocol
+    needsApproval: bool = False  # noqa: N815 - likewise
+    hasEffects: bool = True  # noqa: N815 - likewise
+
+
+class ChatBody(Struct):
+    """The body of a request, as the AI SDK sends it; other fields are ignored. The last message is a user's with text
+    or a file, or the assistant's with what the open turn waits for.
+    """
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    id: Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{0,128}$")] | None = None
+    trigger: str | None = None
+    messageId: str | None = None  # noqa: N815 - its name in the protocol
+    tools: list[ChatTool] = []
+
+
+class ChatRequest(Struct, frozen=True):
+    """One request for an answer.
+
+    Args:
+        chat: The chat's id; "" where the request names none.
+        messages: The messages of the chat but for those of the system, which the agent has its own of.
+        tools: What the client runs.
+        is_regenerated: The last answer is to be made anew.
+        digest: Equal for equal requests.
+    """
+
+    chat: str
+    messages: tuple[Json, ...]
+    tools: tuple[ClientTool, ...]
+    is_regenerated: bool
+    digest: str
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it brings results and decisions for a turn that waits, instead of a new message."""
+        return str(self.messages[-1]["role"]) == "assistant"
+
+
+class ChatChange(Struct, frozen=True):
+    """New part of a chat, compared with its session.
+
+    Args:
+        message: The user's newest message.
+        keep: How many entries of the session's history stay; None where all do and nothing is between.
+        before: Entries that come between these and the message.
+    """
+
+    message: UserMessage
+    keep: int | None = None
+    before: tuple[Entry, ...] = ()
+
+
+_chat_body = msgspec.json.Decoder(ChatBody).decode
+
+
+def read_chat_request(body: bytes) -> ChatRequest:
+    """Read a request.
+
+    Raises:
+        MalformedFrameError: It is no JSON object, or a field has another form.
+    """
+    try:
+        sent = _chat_body(body)
+        require_shallow([message.parts for message in sent.messages])
+        require_shallow([tool.inputSchema for tool in sent.tools])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise MalformedFrameError(f"the body of this request is no chat: {error}") from error
+    messages: tuple[Json, ...] = tuple(
+        {"id": each.id, "role": each.role, "parts": each.parts}
+        for each in sent.messages
+        if each.role != "system"
+    )
+    if not messages:
+        raise bad_field("messages", "`messages` has no message of a user")
+    chat, first = sent.id or "", messages[0]["id"]
+    if not chat and len(first) >= CHAT_ID_CHARS_MIN:
+        chat = first
+    place = [chat, sent.trigger, sent.messageId, messages]
+    digest = hashlib.blake2b(_json(place, order="sorted"), digest_size=16, person=b"midstream-chat")
+    tools = tuple(
+        ClientTool(
+            ToolSpec(each.name, each.description, each.inputSchema or {"type": "object"}),
+            has_effects=each.hasEffects,
+            needs_approval=each.needsApproval,
+        )
+        for each in sent.tools
+    )
+    return ChatRequest(chat, messages, tools, sent.trigger == "regenerate-message", digest.hexdigest())
+
+
+# --- what is new ----------------------------------------------------------------------------------------------
+
+
+def find_change(history: Sequence[Entry], messages: Sequence[Json]) -> ChatChange:
+    """Compare a chat, whose last message is a user's, with a session.
+
+    Raises:
+        BadFieldError: The last message has nothing in it.
+    """
+    *earlier, last = messages
+    message = _user_message(last)
+    if not message.parts:
+        raise bad_field("messages", "the last message has no text and no file")
+    known = [*_turns_of(history)]
+    sent = [each for each in earlier if _gist_of(each) != _NOTHING]
+    count = keep = 0
+    for (gist, end), each in zip(known, sent, strict=False):
+        if gist != _gist_of(each):
+            break
+        count, keep = count + 1, end
+    if keep == len(history) and count == len(sent):
+        return ChatChange(message)
+    return ChatChange(message, keep, tuple(entry for each in sent[count:] for entry in _entries_of(each)))
+
+
+_Gist = tuple[str, str, tuple[str, ...]]
+_NOTHING: _Gist = ("assistant", "", ())
+
+
+def _turns_of(history: Sequence[Entry]) -> Iterator[tuple[_Gist, int]]:
+    """Yield the gist of each message that a client shows of a history, and the number of entries up to its end.
+
+    The steps between two messages of the user are one message.
+    """
+    words, calls, is_open = "", list[str](), False
+    for number, entry in enumerate(history):
+        if isinstance(entry, Step):
+            words += _squeezed(entry.response.text)
+            calls += (call.id for call in entry.response.calls)
+            is_open = True
+        elif not _is_continuing(entry):
+            if is_open and (gist := ("assistant", words, tuple(calls))) != _NOTHING:
+                yield gist, number
+            words, calls, is_open = "", [], False
+            yield _gist_of_user(entry), number + 1
+    if is_open and (gist := ("assistant", words, tuple(calls))) != _NOTHING:
+        yield gist, len(history)
+
+
+def _is_continuing(message: UserMessage) -> bool:
+    return message.parts == (Text(CONTINUE),)
+
+
+def _gist_of(message: Json) -> _Gist:
+    if message["role"] == "user":
+        return _gist_of_user(_user_message(message))
+    words = "".join(_text(part) for part in message["parts"] if part.get("type") == "text")
+    calls = (part for part in message["parts"] if _is_tool(part) and not part.get("providerExecuted"))
+    return "assistant", _squeezed(words), tuple(_model_id(part) for part in calls)
+
+
+def _gist_of_user(message: UserMessage) -> _Gist:
+    words = "".join(part.text for part in message.parts if isinstance(part, Text))
+    files = (part for part in message.parts if isinstance(part, File))
+    return "user", _squeezed(words), tuple(f"{part.media_type} {part.name or ''}" for part in files)
+
+
+def _squeezed(words: str) -> str:
+    return "".join(words.split())
+
+
+def _is_tool(part: Json) -> bool:
+    kind = part.get("type")
+    return isinstance(kind, str) and (kind == "dynamic-tool" or kind.startswith("tool-"))
+
+
+def _tool_name(part: Json) -> str:
+    return str(part.get("toolName") or "tool") if part["type"] == "dynamic-tool" else part["type"][5:]
+
+
+def _model_id(part: Json) -> str:
+    """Return the model's id of a call, without what makes it unique among the responses of its message."""
+    return str(part.get("toolCallId", "")).rpartition(RUN_MARK)[0] or str(part.get("toolCallId", ""))
+
+
+def _text(part: Json) -> str:
+    words = part.get("text")
+    return storable(words) if isinstance(words, str) else ""
+
+
+def _user_message(message: Json) -> UserMessage:
+    parts: list[UserPart] = []
+    for part in message["parts"]:
+        if part.get("type") == "text" and _text(part):
+            parts.append(Text(_text(part)))
+        elif part.get("type") == "file" and isinstance(part.get("url"), str):
+            parts.append(_file_of(part))
+    return UserMessage(tuple(parts))
+
+
+def _file_of(part: Json) -> File:
+    url, name = storable(part["url"]), part.get("filename")
+    head, comma, data = url.partition(";base64,")
+    kind = str(part.get("mediaType") or head.removeprefix("data:") or "application/octet-stream")
+    named = storable(name) if isinstance(name, str) else None
+    if comma and head.startswith("data:"):
+        return File(kind, data=data, name=named)
+    return File(kind, url=url, name=named)
+
+
+def _entries_of(message: Json) -> Iterator[Entry]:
+    """Yield a message as entries of a history: an assistant's has a step for each response."""
+    if message["role"] == "user":
+        yield _user_message(message)
+        return
+    parts: list[ResponsePart] = []
+    results: list[ToolResult] = []
+    for part in (*message["parts"], {"type": "step-start"}):
+        kind = part.get("type")
+        if kind == "step-start":
+            if parts:
+                whole = with_distinct_ids(tuple(parts), response_no=len(parts))
+                ids = [each.id for each in whole if isinstance(each, ToolCall)]
+                answered = (msgspec.structs.replace(r, call_id=i) for r, i in zip(results, ids, strict=True))
+                yield Step(Response(whole), tuple(answered))
+            parts, results = [], []
+        elif kind == "text" and _text(part):
+            parts.append(Text(_text(part)))
+        elif kind == "reasoning" and _text(part):
+            parts.append(Thinking(_text(part)))
+        elif _is_tool(part):
+            arguments = _json(part.get("input") if isinstance(part.get("input"), dict) else {}).decode()
+            if part.get("providerExecuted"):
+                content = _content_of(part).content
+                parts.append(UpstreamCall(_model_id(part), _tool_name(part), arguments, content, Outcome.OK))
+            else:
+                parts.append(ToolCall(_model_id(part), storable(_tool_name(part)), arguments))
+                results.append(_content_of(part))
+
+
+def _content_of(part: Json) -> ToolResult:
+    """Return the result that a part of a tool holds."""
+    call_id, state = _model_id(part), part.get("state")
+    if state == "output-available":
+        output = part.get("output")
+        content = output if isinstance(output, str) else _json(output).decode()
+        return ToolResult(call_id, storable(content))
+    if state == "output-error":
+        return ToolResult(call_id, storable(str(part.get("errorText") or "error")), Outcome.ERROR)
+    if state == "output-denied":
+        return ToolResult(call_id, "A person declined this call.", Outcome.DENIED)
+    return ToolResult(call_id, _LOST, Outcome.UNKNOWN)
+
+
+# --- answers --------------------------------------------------------------------------------------------------
+
+
+def answered_calls(message: Json) -> list[str]:
+    """Return the ids of the calls about which a message of the assistant has an answer, in order."""
+    return [
+        str(part.get("toolCallId"))
+        for part in message["parts"]
+        if _is_tool(part) and part.get("state") in (*_DONE_STATES, "approval-responded")
+    ]
+
+
+def next_answer(state: Session, message: Json) -> Answer | CallFinished | None:
+    """Return the first answer of a message that the session waits for; None where it waits for none of them."""
+    parts = {part.get("toolCallId"): part for part in message["parts"] if _is_tool(part)}
+    turn = state.turn
+    if isinstance(turn, AwaitingModel):
+        for question in turn.questions:
+            part = parts.get(tool_call_id(question.id, turn.response_no))
+            ref = CallRef(turn.turn, turn.response_no, question.id)
+            if part and question.is_open and (answer := _decision(ref, question.digest, part)):
+                return answer
+    if isinstance(turn, RunningCalls):
+        for call in turn.calls:
+            part = parts.get(tool_call_id(call.call.id, turn.response_no))
+            ref = CallRef(turn.turn, turn.response_no, call.call.id)
+            if part and call.is_open and (found := _answer_about(call, ref, part)):
+                return found
+    return None
+
+
+def _answer_about(call: CallState, ref: CallRef, part: Json) -> Answer | CallFinished | None:
+    has_output = part.get("state") in ("output-available", "output-error")
+    if call.asked is QuestionKind.QUESTION:
+        if not has_output:
+            return None
+        return Answer(ref, call.plan.digest, Choice.RESPOND, _content_of(part).content)
+    if call.asked is not None:
+        return _decision(ref, call.plan.digest, part, is_doubt=call.asked is QuestionKind.DOUBT)
+    if call.is_running and call.plan.site is Site.CLIENT and has_output:
+        result = msgspec.structs.replace(_content_of(part), call_id=call.call.id)
+        return CallFinished(ref.turn, ref.response_no, result)
+    return None
+
+
+def _decision(ref: CallRef, digest: str, part: Json, *, is_doubt: bool = False) -> Answer | None:
+    """Return a decision about the arguments that the client showed; None where it has made none about these."""
+    approval = part.get("approval")
+    if not isinstance(approval, dict) or not isinstance(approval.get("approved"), bool):
+        return None
+    if approval.get("id") != approval_id_of(ref.turn, ref.response_no, digest, ref.call_id):
+        return None
+    yes, no = (Choice.RERUN, Choice.SKIP) if is_doubt else (Choice.ALLOW, Choice.DENY)
+    reason = approval.get("reason")
+    words = storable(reason) if isinstance(reason, str) else ""
+    return Answer(ref, digest, yes if approval["approved"] else no, words)
+
+
+# --- a history as messages ------------------------------------------------------------------------------------
+
+
+def messages_of(chat: str, state: Session) -> list[Json]:
+    """Return the messages that a client shows of a session: what is in its history.
+
+    The newest answer has the id under which its stream continues it, so that a replay takes its place.
+    """
+    messages: list[Json] = []
+    for number, entry in enumerate(state.history.entries):
+        if isinstance(entry, UserMessage):
+            if not _is_continuing(entry):
+                parts = [_user_part(part) for part in entry.parts]
+                messages.append({"id": f"{chat}{RUN_MARK}u{number}", "role": "user", "parts": parts})
+            continue
+        if not messages or messages[-1]["role"] == "user":
+            messages.append({"id": f"{chat}{RUN_MARK}a{number}", "role": "assistant", "parts": []})
+        parts = messages[-1]["parts"]
+        step = 1 + sum(part["type"] == "step-start" for part in parts)
+        parts += _step_parts(entry, step)
+    if messages and messages[-1]["role"] == "assistant":
+        messages[-1]["id"] = f"{chat}{RUN_MARK}{state.turns}"
+    return messages
+
+
+def _user_part(part: UserPart) -> Json:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    url = part.url or f"data:{part.media_type};base64,{part.data or ''}"
+    named = {"filename": part.name} if part.name else {}
+    return {"type": "file", "mediaType": part.media_type, "url": url, **named}
+
+
+def _step_parts(entry: Step, step: int) -> Iterator[Json]:
+    yield {"type": "step-start"}
+    results = {result.call_id: result for result in entry.results}
+    for part in entry.response.parts:
+        match part:
+            case Text():
+                yield {"type": "text", "text": part.text, "state": "done"}
+            case Thinking():
+                if part.text:
+                    yield {"type": "reasoning", "text": part.text, "state": "done"}
+            case ToolCall():
+                called = {"type": f"tool-{part.name}", "toolCallId": tool_call_id(part.id, step)}
+                yield {**called, "input": value_of(part.arguments), **_outcome(results[part.id])}
+            case UpstreamCall():
+                result = ToolResult(part.id, part.content, part.outcome or Outcome.UNKNOWN)
+                shown: Json = {
+                    "type": "dynamic-tool",
+                    "toolName": part.name or "tool",
+                    "providerExecuted": True,
+                }
+                place = {"toolCallId": tool_call_id(part.id, step), "input": value_of(part.arguments)}
+                yield {**shown, **place, **_outcome(result)}
+
+
+def _outcome(result: ToolResult) -> Json:
+    if result.outcome is Outcome.OK:
+        return {"state": "output-available", "output": value_of(result.content)}
+    return {"state": "output-error", "errorText": result.content}

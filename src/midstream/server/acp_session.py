@@ -1,0 +1,331 @@
+"""One session as an editor has it over the Agent Client Protocol: updates from its journal, prompts, permissions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+
+from midstream.dialects.acp_prompts import choice_in, message_of, permission_request, stream_of, text_of
+from midstream.dialects.acp_stream import AcpFold, AcpUpdates, usage_json
+from midstream.engine.conversation import PAGE_RECORDS, follow_pages, pause_after
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.engine.sub_agents import children_at_work
+from midstream.errors import MidstreamError, QuestionClosedError, SessionBusyError
+from midstream.extras import extra
+from midstream.history.messages import UserMessage
+from midstream.protocol.frames import digest_of, secret_digest_of
+from midstream.session.calls import Choice, QuestionKind
+from midstream.session.journal_reading import JournalReader
+from midstream.session.questions import Question, questions_of
+from midstream.session.records import (
+    ChildDelta,
+    MessageWithdrawn,
+    QuestionAsked,
+    Record,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.session.references import CallRef
+from midstream.session.session import Received, Session
+from midstream.session.turn.commands import Answer, Cancel, Command, SendMessage, WhenBusy, Withdraw
+from midstream.store.contract import StoredRecord
+
+with extra("acp"):
+    from acp import RequestError
+
+Json = dict[str, Any]
+
+_INTERNAL = -32603
+_PAUSED = TurnEnded(0, TurnStatus.COMPLETED, 0.0)
+"""The end of a prompt whose turn waits for the words of the next one."""
+_log = logging.getLogger(__name__)
+
+
+class AcpClient(Protocol):
+    """The editor's end of the connection."""
+
+    async def send_request(self, method: str, params: Any = None) -> Any:  # noqa: ANN401 - any JSON
+        """Send a request, and return the answer."""
+
+    async def send_notification(self, method: str, params: Any = None) -> None:  # noqa: ANN401 - any JSON
+        """Send a notification."""
+
+
+class AcpSession:
+    """Sends the updates of a session, and takes prompts and answers. `open` it, then `show` it."""
+
+    def __init__(self, host: Host, session_id: str, client: AcpClient) -> None:
+        self._host = host
+        self._id = session_id
+        self._client = client
+        self._reader = JournalReader()
+        self._updates = AcpUpdates(AcpFold(session_id))
+        self._position = 0
+        self._is_there = False
+        """Whether the session has a journal: from its first message on."""
+        self._prompts: dict[str, asyncio.Future[TurnEnded | None]] = {}
+        """Prompts that wait for the end of their turns, by their streams; None where the message was withdrawn."""
+        self._sending = asyncio.Lock()
+        """Held while a prompt is submitted: a cancel that comes behind it finds its turn."""
+        self._asked: set[tuple[Any, ...]] = set()
+        self._words_wanted: Question | None = None
+        """The open question that the next prompt answers."""
+        self._following: asyncio.Task[None] | None = None
+        self._failure: RequestError | None = None
+        """Why it shows nothing more: it must be loaded again."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Read the session to its end. A turn of a dead process is being carried on by then.
+
+        Raises:
+            MidstreamError: It cannot be read.
+        """
+        runner = await self._host.session(self._id, create=True)
+        beginning, state = await runner.events.beginning()
+        self._updates, self._position = AcpUpdates(AcpFold(self._id, state)), beginning.position
+        self._is_there = runner.newest.position > 0
+        while page := await runner.read(after=self._position, limit=PAGE_RECORDS):
+            for stored in page:
+                self._updates.take(self._reader.read(stored.body), epoch=stored.epoch)
+                self._position = stored.position
+
+    async def show(self, *, with_past: bool) -> None:
+        """Send all updates so far, or none of them, and then those that come."""
+        for update in self._updates.replay() if with_past else ():
+            await self._send(update)
+        await self._ask()
+        self._follow()
+
+    def stop(self) -> None:
+        """Send nothing more. The turn goes on."""
+        for task in [*self._tasks, *([self._following] if self._following else [])]:
+            task.cancel()
+        self._fail(RequestError(_INTERNAL, "the session was closed here"))
+
+    async def prompt(self, blocks: list[Json], key: str) -> Json:
+        """Send a message, and return the answer when its turn has ended.
+
+        Args:
+            blocks: Its content.
+            key: Names the prompt: the same key again waits for the same turn. "" for a new one.
+
+        Raises:
+            MidstreamError: It was refused. Nothing was sent.
+            RequestError: The turn failed, or the session is closed.
+        """
+        message = message_of(blocks)
+        if self._failure is not None:
+            raise self._failure
+        async with self._sending:
+            ended = await self._reply(text_of(message))
+            if ended is None:
+                ended = await self._say(message, stream_of(key or self._host.world.new_id("prompt")))
+        return self._result(await asyncio.shield(ended))
+
+    async def cancel(self) -> None:
+        """Stop the open turn, and withdraw the prompts of this client that wait behind it."""
+        async with self._sending:
+            if not self._is_there:
+                return
+            runner = await self._host.session(self._id)
+            for queued in runner.state.queue:
+                if queued.stream in self._prompts:
+                    await self._submit(Withdraw(queued.number))
+            if runner.state.is_live:
+                await self._submit(Cancel(runner.state.turns))
+
+    # --- prompts ----------------------------------------------------------------------------------------------
+
+    async def _say(self, message: UserMessage, stream: str) -> asyncio.Future[TurnEnded | None]:
+        """Send a message; one that was sent before is found by its stream."""
+        ended = self._prompts.setdefault(stream, asyncio.get_running_loop().create_future())
+        if stream not in self._updates.turns:
+            self._updates.own.add(stream)
+        digest = digest_of(msgspec.json.encode(message))
+        command = SendMessage(message, when_busy=WhenBusy.QUEUE)
+        try:
+            runner = await self._submit(Received(stream, secret_digest_of(stream), 0, digest, command))
+        except MidstreamError:
+            self._prompts.pop(stream, None)
+            raise
+        self._is_there = True
+        self._follow()
+        turn, now = runner.state.streams[stream].turn, self._updates.fold.session
+        if turn and now.turns >= turn and (now.turns > turn or not now.is_live) and stream in self._prompts:
+            self._end(stream, self._updates.ended.get(turn) or TurnEnded(turn, TurnStatus.COMPLETED, 0.0))
+        return ended
+
+    async def _reply(self, words: str) -> asyncio.Future[TurnEnded | None] | None:
+        """Answer the open question that waits for words; None where there is none any more."""
+        question, self._words_wanted = self._words_wanted, None
+        if question is None:
+            return None
+        name = f"answer-{question.call_id}"
+        self._updates.own.add(question.call_id)
+        self._updates.turns[name] = self._updates.fold.session.turns
+        ended = self._prompts[name] = asyncio.get_running_loop().create_future()
+        try:
+            await self._answer(question, Choice.RESPOND, words)
+        except QuestionClosedError:
+            self._prompts.pop(name, None)
+            return None
+        return ended
+
+    def _result(self, ended: TurnEnded | None) -> Json:
+        if ended is None:
+            return {"stopReason": "cancelled"}
+        if ended.status in (TurnStatus.FAILED, TurnStatus.INTERRUPTED):
+            words = ended.message or f"the turn was {ended.status.value}"
+            raise RequestError(_INTERNAL, words, {"code": ended.code, "status": ended.status.value})
+        if ended is _PAUSED:
+            return {"stopReason": "end_turn"}
+        reason = self._updates.stop_reason(ended.turn)
+        usage = self._updates.usage.get(ended.turn)
+        return {"stopReason": reason, **({"usage": usage_json(usage)} if usage else {})}
+
+    async def _submit(self, command: Command | Received, session_id: str = "") -> Runner:
+        """Submit a command, also while the session moves or its store is busy; return the session with it."""
+        failures = 0
+        while True:
+            try:
+                runner = await self._host.session(session_id or self._id, create=not self._is_there)
+                runner.attach()
+                try:
+                    end = await runner.submit(command)
+                    await runner.wait(end - 1)  # where another process owns the session
+                    return runner
+                finally:
+                    runner.detach()
+            except MidstreamError as error:
+                failures += 1
+                if isinstance(error, SessionBusyError):
+                    raise
+                await pause_after(self._host, error, failures)
+
+    # --- updates ----------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        self._updates.replay()
+        if self._following is None and self._is_there:
+            self._following = self._host.world.spawn(self._read_on(), name=f"acp {self._id}")
+
+    async def _read_on(self) -> None:
+        try:
+            async with aclosing(follow_pages(self._host, self._id, self._position)) as pages:
+                async for page in pages:
+                    for stored in page:
+                        await self._take(stored)
+        except MidstreamError as error:
+            self._fail(RequestError(_INTERNAL, error.message, {"code": error.code}))
+        except ConnectionError:
+            _log.info("the editor is gone", extra={"session": self._id})
+
+    async def _take(self, stored: StoredRecord) -> None:
+        record = self._reader.read(stored.body)
+        for update in self._updates.take(record, epoch=stored.epoch):
+            await self._send(update)
+        self._position = stored.position
+        self._settle(record)
+        if isinstance(record, QuestionAsked) or (
+            isinstance(record, ChildDelta) and b'"question_asked"' in bytes(record.record)
+        ):
+            await self._ask()
+
+    def _settle(self, record: Record) -> None:
+        """End the prompts whose turns have ended."""
+        match record:
+            case TurnEnded():
+                self._words_wanted = None
+                for stream in [*self._prompts]:
+                    if self._updates.turns.get(stream) == record.turn:
+                        self._end(stream, record)
+            case MessageWithdrawn() if record.stream in self._prompts:
+                self._end(record.stream, None)
+            case _:
+                pass
+
+    def _end(self, stream: str, ended: TurnEnded | None) -> None:
+        waiting = self._prompts.pop(stream)
+        if not waiting.done():
+            waiting.set_result(ended)
+
+    def _fail(self, error: RequestError) -> None:
+        self._failure = error
+        for waiting in self._prompts.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # one that nobody waits for is no fault
+        self._prompts.clear()
+
+    async def _send(self, update: Json) -> None:
+        await self._client.send_notification("session/update", {"sessionId": self._id, "update": update})
+
+    # --- questions --------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        """Put the open questions to the editor that it was not asked yet."""
+        for question in await self._open_questions(self._id, self._updates.fold.session):
+            place = (question.session, question.turn, question.response, question.call_id, question.asked_at)
+            if place in self._asked:
+                continue
+            self._asked.add(place)
+            if question.kind is QuestionKind.QUESTION:
+                await self._want_words(question)
+            else:
+                self._spawn(self._request(question))
+
+    async def _open_questions(self, session_id: str, state: Session) -> list[Question]:
+        """Return the open questions of a session and of its sub-agents."""
+        found = [*questions_of(session_id, state)]
+        for child in children_at_work(session_id, state):
+            found += await self._open_questions(child, await self._host.glance(child))
+        return found
+
+    async def _want_words(self, question: Question) -> None:
+        """Let the next prompt answer a question: the protocol has no other way for words."""
+        if question.session != self._id:
+            block = {"type": "text", "text": question.text or question.name}
+            await self._send({"sessionUpdate": "agent_message_chunk", "content": block})
+        self._words_wanted = question
+        turn = self._updates.fold.session.turns
+        for stream in [*self._prompts]:
+            if self._updates.turns.get(stream) == turn:
+                self._end(stream, _PAUSED)
+
+    async def _request(self, question: Question) -> None:
+        turn = self._updates.fold.session.turns
+        is_own = question.session == self._id
+        name = (
+            self._updates.call_name(question.call_id) if is_own else f"{question.session}-{question.call_id}"
+        )
+        try:
+            answer = await self._client.send_request(
+                "session/request_permission", permission_request(self._id, question, name)
+            )
+        except (RequestError, ConnectionError) as error:
+            _log.info("not decided here: %s", error, extra={"session": self._id})
+            return
+        choice = choice_in(question, answer)
+        try:
+            if choice is None:
+                await self._submit(Cancel(turn))
+            else:
+                await self._answer(question, choice)
+        except MidstreamError as error:  # it was decided elsewhere, or has expired
+            _log.info("too late: %s", error.message, extra={"session": self._id})
+
+    async def _answer(self, question: Question, choice: Choice, words: str = "") -> None:
+        ref = CallRef(question.turn, question.response, question.call_id)
+        await self._submit(Answer(ref, question.digest, choice, words), question.session)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._host.world.spawn(work, name=f"acp question {self._id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

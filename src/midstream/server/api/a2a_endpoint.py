@@ -1,0 +1,640 @@
+"""A2A over HTTP: the agent for other agents, in both bindings (JSON-RPC, and HTTP with JSON).
+
+A context is a session, and a message begins a turn of it, which is a task; or it answers what the task waits for. All
+that a client is sent follows from the session's journal, so that a task goes on at any server after any kill. The id of
+a message makes it one: sent again, it is the same task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from enum import Enum
+from functools import partial
+from typing import TypeVar, cast
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
+
+from midstream.dialects import a2a_messages as a2a
+from midstream.dialects.a2a_messages import A2aError, A2aOptions, Json, Sent, TaskQuery, TasksQuery
+from midstream.dialects.a2a_stream import COMPLETED, STATES, A2aFold, TaskEvents
+from midstream.dialects.ag_ui_messages import decision_of
+from midstream.dialects.langgraph_messages import interrupt_id_of
+from midstream.dialects.langgraph_requests import answers_of
+from midstream.engine.conversation import PAGE_RECORDS, follow_pages
+from midstream.engine.host import Host
+from midstream.engine.journal import require_session_id
+from midstream.engine.runner import Runner
+from midstream.errors import (
+    AnswerMismatchError,
+    JournalMovedError,
+    MidstreamError,
+    SessionBusyError,
+    SessionNotFoundError,
+    UnavailableError,
+    WrongSecretError,
+)
+from midstream.protocol.frames import secret_digest_of
+from midstream.server.api.event_body import EventBody
+from midstream.server.api.http_endpoints import NO_STORE, json_response
+from midstream.server.api.langgraph_threads import ThreadFolds
+from midstream.server.api.opened_sessions import opened_session
+from midstream.server.api.request_bodies import body_of
+from midstream.server.api.turn_stopping import stop_turn
+from midstream.server.auth.caller import Caller, KnownCaller, visitor_of
+from midstream.server.auth.middleware import path_of
+from midstream.server.auth.principals import Action
+from midstream.server.auth.unlocking import secrets_in, unlock_at_once
+from midstream.server.transports.connection import Connections
+from midstream.session.child_names import PART_MARK
+from midstream.session.journal_reading import JournalReader
+from midstream.session.questions import questions_of
+from midstream.session.records import MessageAccepted, TranscriptAccepted
+from midstream.session.session import Received
+from midstream.session.turn.commands import Answer, SendMessage
+from midstream.store.contract import is_session
+
+CARD_S = 300
+"""Seconds for which a client may keep the card."""
+LISTED_MAX = 100
+"""Contexts whose tasks a list has that names none: those that changed last."""
+PAGE_TASKS = 50
+"""Tasks of a page whose size is not given."""
+SUBMITS_MAX = 8
+"""Attempts to send a message while others change the session."""
+_JSON_HEADERS = [
+    (b"content-type", b"application/json"),
+    *((k.encode(), v.encode()) for k, v in NO_STORE.items()),
+]
+_PUSH = re.compile(rf"{a2a.PATH}/tasks/[^/]+/pushNotificationConfigs(/[^/]+)?")
+Encode = Callable[[Json], bytes]
+_T = TypeVar("_T")
+
+
+class A2aEvent(Struct, frozen=True):
+    """One server-sent event; `data` is a `StreamResponse`."""
+
+    data: str
+
+
+class A2aRefusal(Struct, frozen=True):
+    """The body of an error of A2A."""
+
+    error: Json
+
+
+class _Until(Enum):
+    """Place at which a reader of a task stops."""
+
+    STOPPED = 0
+    """At its end, or where it waits for its client."""
+    OVER = 1
+    WHOLE = 2
+    """As `STOPPED`; and nothing is sent before."""
+
+
+class _TaskBody(EventBody):
+    """Sends a task to one client.
+
+    Args:
+        since: The position up to which the client gets the task as it stands there; behind it, its events.
+        encode: Returns a `StreamResponse` as bytes of the body.
+    """
+
+    def __init__(
+        self,
+        tasks: A2aTasks,
+        visitor: Caller,
+        place: _Place,
+        *,
+        since: int = 0,
+        until: _Until,
+        encode: Encode,
+    ) -> None:
+        super().__init__(tasks.host, tasks.connections, place.runner.session_id, visitor)
+        self._events, self._position = place.events, place.position
+        self._since, self._until, self._encode = since, until, encode
+        self._is_there = not since
+        self.is_direct = False
+        """Whether the answer is a message, where the task completes."""
+
+    @override
+    async def pump(self, send: Send) -> None:
+        reader, events = JournalReader(), self._events
+        if await self._write(send, self._step(events.begin(), self._position)):
+            return
+        async with aclosing(follow_pages(self._host, self._session, self._position)) as pages:
+            async for page in pages:
+                found: list[Json] = []
+                for stored in page:
+                    more = events.take(reader.read(stored.body), epoch=stored.epoch)
+                    found += self._step(more, stored.position)
+                if await self._write(send, found):
+                    return
+
+    def _step(self, more: list[Json], position: int) -> list[Json]:
+        if self._is_there:
+            return more
+        self._is_there = position >= self._since and bool(self._events.state)
+        return [{"task": self._events.task()}] if self._is_there else []
+
+    async def _write(self, send: Send, found: list[Json]) -> bool:
+        """Send events; return whether they were the last ones."""
+        events = self._events
+        is_last = self._is_there and (events.is_over if self._until is _Until.OVER else events.is_stopped)
+        if self._until is _Until.WHOLE or self.is_direct:
+            found = [self._answer()] if is_last else []
+        await self.write(send, [self._encode(each) for each in found])
+        return is_last
+
+    def _answer(self) -> Json:
+        task = self._events.task()
+        if not self.is_direct or self._events.state != COMPLETED:
+            return {"task": task}
+        message = {"messageId": f"{task['id']}-answer", "contextId": task["contextId"], "role": "ROLE_AGENT"}
+        return {"message": {**message, "parts": [{"text": self._events.text}]}}
+
+
+class _Place(Struct, frozen=True):
+    """A task before its records, and the position of the last record before them."""
+
+    runner: Runner
+    events: TaskEvents
+    position: int
+
+
+class _Call(Struct, frozen=True):
+    """One request in one binding.
+
+    Args:
+        encode: Returns the result of the request as its body, or as a part of an event.
+    """
+
+    request: Request
+    send: Send
+    encode: Encode
+
+    @property
+    def visitor(self) -> Caller:
+        """The client."""
+        return visitor_of(self.request.scope)
+
+    async def answer(self, result: Json) -> None:
+        """Send a result."""
+        response = Response(self.encode(result), headers=NO_STORE, media_type="application/json")
+        await response(self.request.scope, self.request.receive, self.send)
+
+    def event(self, result: Json) -> bytes:
+        """Return a result as an event."""
+        return b"data: %b\n\n" % self.encode(result)
+
+
+class A2aTasks:
+    """Turns of sessions as tasks, and the methods of the protocol."""
+
+    def __init__(self, host: Host, connections: Connections, options: A2aOptions) -> None:
+        self.host = host
+        self.connections = connections
+        self.options = options
+        self._folds = ThreadFolds(host, A2aFold)
+        self._methods: dict[str, Callable[[_Call, Json], Awaitable[None]]] = {
+            "SendMessage": partial(self._send, _Until.WHOLE),
+            "SendStreamingMessage": partial(self._send, _Until.STOPPED),
+            "GetTask": self._get,
+            "ListTasks": self._list,
+            "CancelTask": self._cancel,
+            "SubscribeToTask": self._subscribe,
+        }
+
+    async def call(self, call: _Call, method: str, params: Json) -> None:
+        """Call a method.
+
+        Raises:
+            A2aError: It is refused.
+            MidstreamError: It is refused in a way that is HTTP's, such as for a missing right.
+        """
+        version = call.request.headers.get("a2a-version") or call.request.query_params.get("A2A-Version", "")
+        if version.split(".")[:2] != a2a.VERSION.split("."):
+            shown = version[:20] or "0.3"
+            raise A2aError(
+                a2a.NO_VERSION, f"version {shown} is not served; send `A2A-Version: {a2a.VERSION}`"
+            )
+        if "PushNotificationConfig" in method:
+            raise A2aError(a2a.NO_PUSH, "this agent sends no push notifications")
+        if method == "GetExtendedAgentCard":
+            raise A2aError(a2a.UNSUPPORTED, "this agent has no extended card")
+        known = self._methods.get(method)
+        if known is None:
+            raise A2aError(a2a.NO_METHOD, f"there is no method {method[:80]!r}")
+        try:
+            await known(call, params)
+        except MidstreamError as error:
+            found = a2a.error_of(error)
+            if found is None:
+                raise
+            raise found from error
+
+    # --- messages ---------------------------------------------------------------------------------------------
+
+    async def _send(self, until: _Until, call: _Call, params: Json) -> None:
+        sent = a2a.read_message(params, self.options)
+        length, is_whole = sent.configuration.historyLength, until is _Until.WHOLE
+
+        def encode(result: Json) -> bytes:
+            task = result.get("task")
+            return call.encode({"task": a2a.with_history(task, length)} if task else result)
+
+        async with self._begun(call, sent) as (place, since):
+            if is_whole and sent.configuration.returnImmediately and not sent.is_direct:
+                task = (await self._read(place)).task()
+                await call.answer({"task": a2a.with_history(task, length)})
+                return
+            body = _TaskBody(
+                self, call.visitor, place, since=since, until=until, encode=encode if is_whole else call.event
+            )
+            body.is_direct = sent.is_direct
+            if is_whole:
+                body.headers, body.comment = _JSON_HEADERS, b"\n"
+            await body.send_to(call.request.receive, call.send)
+
+    @asynccontextmanager
+    async def _begun(self, call: _Call, sent: Sent) -> AsyncIterator[tuple[_Place, int]]:
+        """Take a message; yield its task, and where in it the message came: 0 for one that began it."""
+        context, turn = sent.context, 0
+        if sent.task:
+            context, turn = a2a.place_of_task(sent.task)
+            if sent.context not in ("", context):
+                raise A2aError(a2a.BAD_PARAMS, "`contextId` is not that of the task")
+        elif not context and not self.options.has_unique_ids:
+            context = self.host.world.new_id("a2a")
+        elif not context:
+            visitor = call.visitor
+            whose = visitor.caller if isinstance(visitor, KnownCaller) else ""
+            context = a2a.STREAM_PREFIX + a2a.digest_of(whose, sent.digest)
+        async with opened_session(self.host, call.request, context, Action.SPEAK, begins=not sent.task) as (
+            runner,
+            secret,
+        ):
+            begun = await self._take(
+                call.visitor, runner, sent, turn, secret or secret_digest_of(sent.digest)
+            )
+            since = runner.newest.position if sent.task else 0
+            yield await self._before(runner, context, begun), since
+
+    async def _take(self, visitor: Caller, runner: Runner, sent: Sent, turn: int, secret: str) -> int:
+        """Give a message to the session once; return the turn of its task."""
+        for _ in range(SUBMITS_MAX):
+            known = runner.state.streams.get(sent.stream)
+            if known is not None:
+                return known.turn or turn
+            command = await self._answer(visitor, runner, sent, turn) if turn else self._message(runner, sent)
+            visitor.count_command(command)
+            with suppress(JournalMovedError, SessionBusyError):
+                end = await runner.submit(Received(sent.stream, secret, 0, sent.digest, command))
+                await runner.wait(end - 1)
+        raise UnavailableError("other messages of this context are too many: retry", retry_after_s=1.0)
+
+    def _message(self, runner: Runner, sent: Sent) -> SendMessage:
+        state = runner.state
+        if state.is_live:
+            raise A2aError(
+                a2a.UNSUPPORTED,
+                f"the task of turn {state.turns} of this context is open: wait for its end, or cancel it",
+            )
+        return SendMessage(sent.message, turns=state.turns)
+
+    async def _answer(self, visitor: Caller, runner: Runner, sent: Sent, turn: int) -> Answer:
+        """Return a message as the answer to the first open question of its task, or to the one that it names."""
+        state = runner.state
+        if not turn <= state.turns:
+            raise A2aError(a2a.NO_TASK, "there is no such task")
+        if turn < state.turns or not state.is_live:
+            raise A2aError(a2a.UNSUPPORTED, "the task has ended: send a message with its `contextId` alone")
+        asked = [interrupt_id_of(each) for each in questions_of("", state)]
+        if not asked:
+            raise A2aError(
+                a2a.UNSUPPORTED, "the task takes no message while it works: wait for its end, or cancel it"
+            )
+        value, name = sent.answer, asked[0]
+        if isinstance(value, dict) and "questionId" in value:
+            value, name = value.get("answer", value), str(value["questionId"])
+        try:
+            (answer,) = answers_of(state, {name: decision_of(value)})
+        except AnswerMismatchError as error:
+            words = 'the answer is "yes" or "no", or data of the `responseSchema` of the question'
+            raise A2aError(a2a.BAD_PARAMS, words) from error
+        return await visitor.attribute(answer)
+
+    # --- tasks ------------------------------------------------------------------------------------------------
+
+    async def _get(self, call: _Call, params: Json) -> None:
+        asked = a2a.read_params(params, TaskQuery)
+        async with self._task(call, asked.id, Action.READ) as place:
+            events = await self._read(place)
+            await call.answer(a2a.with_history(events.task(), asked.historyLength))
+
+    async def _cancel(self, call: _Call, params: Json) -> None:
+        asked = a2a.read_params(params, TaskQuery)
+        async with self._task(call, asked.id, Action.SPEAK) as place:
+            runner, turn = place.runner, place.events.turn
+            if not runner.state.is_live or runner.state.turns != turn:
+                raise A2aError(a2a.NOT_CANCELABLE, "the task has ended already")
+            await stop_turn(runner)
+            await call.answer((await self._read(place)).task())
+
+    async def _subscribe(self, call: _Call, params: Json) -> None:
+        asked = a2a.read_params(params, TaskQuery)
+        async with self._task(call, asked.id, Action.READ) as place:
+            runner, since = place.runner, place.runner.newest.position
+            if (await self._read(place)).is_over:
+                raise A2aError(a2a.UNSUPPORTED, "the task has ended: `GetTask` returns it")
+            again = await self._before(runner, place.events.fold.thread, place.events.turn)
+            body = _TaskBody(self, call.visitor, again, since=since, until=_Until.OVER, encode=call.event)
+            await body.send_to(call.request.receive, call.send)
+
+    @asynccontextmanager
+    async def _task(self, call: _Call, name: str, action: Action) -> AsyncIterator[_Place]:
+        context, turn = a2a.place_of_task(name)
+        async with opened_session(self.host, call.request, context, action) as (runner, _):
+            yield await self._before(runner, context, turn)
+
+    async def _before(self, runner: Runner, context: str, turn: int) -> _Place:
+        fold = (await self._folds.now(runner, context)).fold
+        run = next((each for each in fold.runs if each.turn == turn), None)
+        if run is None:
+            raise A2aError(a2a.NO_TASK, "there is no such task, or it is no longer kept")
+        found = await self._folds.before(runner, context, run_id=run.id)
+        events = TaskEvents(cast("A2aFold", found.fold), turn, self.options.artifacts)
+        if found.fold.session.turns > turn:
+            raise A2aError(a2a.NO_TASK, "this task is no longer kept")
+        return _Place(runner, events, found.position)
+
+    async def _read(self, place: _Place) -> TaskEvents:
+        """Return a task as it is now."""
+        events, after, reader = place.events, place.position, JournalReader()
+        events.begin()
+        while not events.is_over and (page := await place.runner.read(after=after, limit=PAGE_RECORDS)):
+            for stored in page:
+                events.take(reader.read(stored.body), epoch=stored.epoch)
+            after = page[-1].position
+        return events
+
+    # --- lists ------------------------------------------------------------------------------------------------
+
+    async def _list(self, call: _Call, params: Json) -> None:
+        asked = a2a.read_params(params, TasksQuery)
+        size = PAGE_TASKS if asked.pageSize is None else asked.pageSize
+        if asked.status not in ("", *STATES):
+            raise A2aError(a2a.BAD_PARAMS, "`status` is no state of a task")
+        since, before = a2a.read_instant(asked.statusTimestampAfter), _read_token(asked.pageToken)
+        found = [
+            (each.changed_at, each.task())
+            for events in [
+                await self._tasks_of(call, name) for name in await self._contexts(call, asked.contextId)
+            ]
+            for each in events
+            if each.state and asked.status in ("", each.state) and each.changed_at >= since
+        ]
+        found.sort(key=lambda each: (each[0], each[1]["id"]), reverse=True)
+        left = [each for each in found if before is None or (each[0], each[1]["id"]) < before]
+        page, is_last = left[:size], len(left) <= size
+        tasks = [a2a.with_history(task, asked.historyLength) for _, task in page]
+        if not asked.includeArtifacts:
+            tasks = [{name: value for name, value in task.items() if name != "artifacts"} for task in tasks]
+        token = "" if is_last else _token(page[-1][0], page[-1][1]["id"])
+        await call.answer(
+            {"tasks": tasks, "nextPageToken": token, "pageSize": len(tasks), "totalSize": len(found)}
+        )
+
+    async def _contexts(self, call: _Call, context: str) -> list[str]:
+        """Return the contexts whose tasks are to be listed."""
+        visitor = call.visitor
+        if context:
+            require_session_id(context)
+            visitor.visit(visitor.stored_name(context))
+            return [context]
+        visitor.visit("")
+        names: list[str] = []
+        async for info in self.host.store.list(of=await visitor.visible_sessions()):
+            if (
+                is_session(info.session)
+                and PART_MARK not in info.session
+                and await visitor.may_list(info.session)
+            ):
+                names.append(visitor.public_name(info.session))
+            if len(names) == LISTED_MAX:
+                break
+        return names
+
+    async def _tasks_of(self, call: _Call, context: str) -> list[TaskEvents]:
+        """Return the tasks of a context, as far as their records are kept; none of one that this caller may not see."""
+        name, found = call.visitor.stored_name(context), list[TaskEvents]()
+        with suppress(WrongSecretError, SessionNotFoundError):
+            if not await call.visitor.may_list(name):
+                return []
+            with await unlock_at_once(self.host, name, secrets_in(call.request), Action.READ):
+                runner = await self.host.session(name)
+                event_id, session = await runner.events.beginning()
+                fold, after, reader = A2aFold(context, session), event_id.position, JournalReader()
+                if session.turns:
+                    found.append(TaskEvents(fold, session.turns, self.options.artifacts))
+                    found[-1].begin()
+                while page := await runner.read(after=after, limit=PAGE_RECORDS):
+                    for stored in page:
+                        record = reader.read(stored.body)
+                        if isinstance(record, MessageAccepted | TranscriptAccepted):
+                            if record.turn > fold.session.turns:
+                                found.append(TaskEvents(fold, record.turn, self.options.artifacts))
+                        if found:
+                            found[-1].take(record, epoch=stored.epoch)
+                        else:
+                            fold.take(record, epoch=stored.epoch)
+                    after = page[-1].position
+        return found
+
+
+def _token(at: float, name: str) -> str:
+    return urlsafe_b64encode(msgspec.json.encode((at, name))).decode()
+
+
+def _read_token(text: str) -> tuple[float, str] | None:
+    try:
+        return msgspec.json.decode(urlsafe_b64decode(text), type=tuple[float, str]) if text else None
+    except ValueError as error:
+        raise A2aError(a2a.BAD_PARAMS, "`pageToken` is none that a list has returned") from error
+
+
+# --- the two bindings -----------------------------------------------------------------------------------------
+
+
+class A2aRpc:
+    """Call a method of A2A 1.0 by JSON-RPC; the answer is JSON, or streams the events of a task."""
+
+    def __init__(self, tasks: A2aTasks) -> None:
+        self._tasks = tasks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call a method of A2A 1.0 by JSON-RPC; the answer is JSON, or streams the events of a task.
+
+        Raises:
+            MidstreamError: It is refused; an ordinary HTTP error.
+        """
+        request, rpc_id = Request(scope, receive), None
+        try:
+            asked = await _body_of(request, a2a.RpcRequest)
+            rpc_id = asked.id
+
+            def encode(result: Json) -> bytes:
+                return msgspec.json.encode({"jsonrpc": "2.0", "id": rpc_id, "result": result})
+
+            await self._tasks.call(_Call(request, send, encode), asked.method, asked.params)
+        except A2aError as error:
+            body = {"jsonrpc": "2.0", "id": rpc_id, "error": error.rpc_body()}
+            status = 400 if error.code in (a2a.PARSE, a2a.INVALID) else 200
+            await json_response(body, status=status)(scope, receive, send)
+
+
+class _HttpMethod:
+    """A method of A2A in the binding to HTTP."""
+
+    method = ""
+
+    def __init__(self, tasks: A2aTasks) -> None:
+        self._tasks = tasks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the method of an address.
+
+        Raises:
+            MidstreamError: It is refused; an ordinary HTTP error.
+        """
+        request = Request(scope, receive)
+        try:
+            call = _Call(request, send, msgspec.json.encode)
+            await self._tasks.call(call, self.method, await _params_of(request))
+        except A2aError as error:
+            await json_response(error.http_body(), status=error.status)(scope, receive, send)
+
+
+async def _body_of(request: Request, kind: type[_T]) -> _T:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in ("", "application/json", "application/a2a+json"):
+        raise A2aError(a2a.BAD_TYPE, "the body of a request is JSON", status=415)
+    return a2a.read_body(await body_of(request), kind)
+
+
+async def _params_of(request: Request) -> Json:
+    params: Json = await _body_of(request, Json) if request.method == "POST" else {}
+    params |= {name: value for name, value in request.query_params.items() if name != "A2A-Version"}
+    return params | ({"id": request.path_params["task"]} if "task" in request.path_params else {})
+
+
+class A2aSend(_HttpMethod):
+    """Send a message to the agent; the answer is its task when it has ended, or waits for its client (A2A)."""
+
+    method = "SendMessage"
+
+
+class A2aStream(_HttpMethod):
+    """Send a message to the agent; the answer streams its task (A2A)."""
+
+    method = "SendStreamingMessage"
+
+
+class A2aGet(_HttpMethod):
+    """Return a task (A2A)."""
+
+    method = "GetTask"
+
+
+class A2aList(_HttpMethod):
+    """List tasks, last changed first (A2A); without `contextId` those of the hundred contexts that changed last."""
+
+    method = "ListTasks"
+
+
+class A2aCancel(_HttpMethod):
+    """Cancel a task (A2A)."""
+
+    method = "CancelTask"
+
+
+class A2aSubscribe(_HttpMethod):
+    """Follow a task that has not ended (A2A): the task as it is now, then its events."""
+
+    method = "SubscribeToTask"
+
+
+class A2aPush(_HttpMethod):
+    """Refuse what concerns push notifications (A2A), which this agent does not send."""
+
+    method = "ListTaskPushNotificationConfigs"
+
+
+class A2aExtended(_HttpMethod):
+    """Refuse to return an extended card (A2A), which this agent does not have."""
+
+    method = "GetExtendedAgentCard"
+
+
+class A2aCard:
+    """The card of the agent."""
+
+    def __init__(self, host: Host, options: A2aOptions, *, is_authenticated: bool) -> None:
+        self._agent = host.agent
+        self._options = options
+        self._is_authenticated = is_authenticated
+
+    async def agent_card(self, request: Request) -> Response:
+        """Return the card by which clients of A2A find out how to reach the agent."""
+        agent, url = self._agent, str(request.base_url)
+        is_known = self._is_authenticated
+        card = a2a.agent_card(self._options, agent.name, agent.version, url, is_authenticated=is_known)
+        body = msgspec.json.encode(card)
+        headers = {
+            "cache-control": f"public, max-age={CARD_S}",
+            "etag": f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"',
+            "x-content-type-options": "nosniff",
+        }
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers, media_type="application/json")
+
+
+METHODS = (A2aRpc, A2aSend, A2aStream, A2aList, A2aSubscribe, A2aCancel, A2aGet)
+"""Endpoints that are described; a path with more behind a task comes before the task."""
+
+
+class A2aRest:
+    """Addresses that are not described: of methods that this agent refuses, and the other writing of its address.
+
+    Args:
+        tasks: The tasks.
+        default: Serves all else.
+    """
+
+    def __init__(self, tasks: A2aTasks, default: ASGIApp) -> None:
+        self._rpc, self._push, self._extended = A2aRpc(tasks), A2aPush(tasks), A2aExtended(tasks)
+        self._default = default
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that has no route."""
+        path = path_of(scope)
+        app = self._default
+        if scope["type"] != "http" or not path.startswith(f"{a2a.PATH}/"):
+            pass
+        elif path == f"{a2a.PATH}/" and scope["method"] == "POST":
+            app = self._rpc
+        elif _PUSH.fullmatch(path):
+            app = self._push
+        elif path == f"{a2a.PATH}/extendedAgentCard":
+            app = self._extended
+        await app(scope, receive, send)

@@ -1,0 +1,494 @@
+"""Durable Streams over HTTP: plain streams that clients make, append to and read, behind the same door as sessions.
+
+The owner of a stream is the principal that made it. Beside its journal only the time is kept at which one with a
+sliding lifetime was last read, so that any server of the store goes on with any reader and any producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from midstream.dialects import durable_streams as wire
+from midstream.dialects.durable_stream_state import (
+    Appended,
+    AppendRequest,
+    Created,
+    Forked,
+    StreamAnswer,
+    StreamRecord,
+)
+from midstream.dialects.fields import bad_field
+from midstream.engine.host import Host
+from midstream.errors import ConflictError, NotFoundError, UnavailableError, UsageError
+from midstream.protocol.frames import FRAME_BYTES_MAX
+from midstream.server.api.event_body import EventBody
+from midstream.server.api.plain_streams import (
+    MAKING_S,
+    KnownStream,
+    PlainStreams,
+    StreamGoneError,
+)
+from midstream.server.api.problems import problem_of_http, response_of
+from midstream.server.api.request_bodies import BODY_BYTES_MAX, body_of
+from midstream.server.api.stream_names import CONTROL, SESSIONS, journal_of
+from midstream.server.api.stream_sweeping import StreamSweeper
+from midstream.server.api.waiting_poll import ClientLeftError, WaitingPoll
+from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.principals import Action
+from midstream.server.transports.connection import Connections
+
+STREAM_PATH = "/v1/stream/"
+"""Where streams are; a fork names its source with it."""
+RESERVED = frozenset({CONTROL, SESSIONS})
+"""First segments of addresses that are no streams of applications."""
+APPEND_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of one request."""
+TRIES_MAX = 8
+"""Attempts to make a stream that others make and delete meanwhile."""
+SAFE = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "cross-origin"}
+
+
+class PlainStreamQuery(Struct, frozen=True):
+    """A place in a stream: behind `offset`, or `-1` from its beginning, or `now`; and how to wait for more."""
+
+    offset: Annotated[str, Meta(pattern="^(-1|now|0{16}_[0-9]{16})$")] = "-1"
+    live: Literal["long-poll", "sse"] | UnsetType = UNSET
+    cursor: str = ""
+
+
+class PlainStreamWriter:
+    """Make, append to, and delete streams."""
+
+    def __init__(self, host: Host, streams: PlainStreams, sweeper: StreamSweeper) -> None:
+        self._host = host
+        self._streams = streams
+        self._sweeper = sweeper
+
+    async def create_plain_stream(self, request: Request) -> Response:
+        """Make a stream, or find that it is there with equal settings (Durable Streams)."""
+        journal, visitor = _name_in(self._host, request)
+        fork, body = wire.read_fork(request.headers), await _body(request)
+        source = None if fork is None else _source_of(fork.source, visitor)
+        settings = wire.read_settings(request.headers)
+        if source is not None:
+            visitor.visit(source)
+            await visitor.require_there(Action.READ)
+        visitor.visit(journal)
+        await visitor.begin()
+        made = _Made(self._host, self._streams, self._sweeper, journal, request.headers, body)
+        for _ in range(TRIES_MAX):
+            known = await _find(self._streams, journal, gone=409)
+            inherited = None
+            if source is not None:
+                assert fork is not None, "it names the source"
+                inherited = await _find(self._streams, source, gone=None if known else 409)
+                settings = _inherited_settings(settings, request.headers, inherited)
+            if known is not None:
+                return made.found(known, settings, source, fork)
+            answer = await made.make(settings, inherited, source, fork)
+            if answer is not None:
+                answer.headers["Location"] = str(request.url)
+                return answer
+        raise UnavailableError("others make and delete this stream: retry", retry_after_s=1.0)
+
+    async def append_to_plain_stream(self, request: Request) -> Response:
+        """Append to a stream, or close it; one request is one append (Durable Streams)."""
+        journal, visitor = _name_in(self._host, request)
+        await visitor.require_there(Action.SPEAK)
+        headers = request.headers
+        asked = AppendRequest(
+            headers.get("content-type", ""),
+            await _body(request),
+            wire.read_producer(headers),
+            headers.get(wire.SEQUENCE),
+            wire.asks_to_close(headers),
+        )
+        _require_there(await _find(self._streams, journal))
+        decided: list[Appended | StreamAnswer] = []
+
+        async def decide(known: KnownStream | None) -> Sequence[StreamRecord]:
+            found = _require_there(known)
+            if found.state.is_deleted:
+                raise HTTPException(410, "this stream is gone")
+            decision = found.state.decide(asked)
+            decided.append(decision)
+            if not isinstance(decision, Appended):
+                return []
+            return [replace(decision, at=self._host.world.now())]
+
+        known = _require_there(await self._streams.write(journal, decide))
+        [decision] = decided
+        if isinstance(decision, Appended):
+            return _answer(known.state.success(decision))
+        await self._streams.note_use(known)
+        return _answer(decision)
+
+    async def delete_plain_stream(self, request: Request) -> Response:
+        """Delete a stream; one with forks answers 410 until the last of them is deleted (Durable Streams)."""
+        journal, visitor = _name_in(self._host, request)
+        await visitor.require_there(Action.OWN)
+        try:
+            is_done = await self._streams.delete(journal)
+        except StreamGoneError as error:
+            raise HTTPException(410, error.message) from error
+        return Response(status_code=204 if is_done else 404, headers=SAFE)
+
+
+class _Made:
+    """A request to make a stream."""
+
+    def __init__(
+        self,
+        host: Host,
+        streams: PlainStreams,
+        sweeper: StreamSweeper,
+        journal: str,
+        headers: wire.Headers,
+        body: bytes,
+    ) -> None:
+        self._host = host
+        self._streams = streams
+        self._sweeper = sweeper
+        self._journal = journal
+        self._closes = wire.asks_to_close(headers)
+        self._body = body
+
+    def found(
+        self,
+        known: KnownStream,
+        settings: wire.PlainStreamSettings,
+        source: str | None,
+        fork: wire.StreamFork | None,
+    ) -> Response:
+        """Return the answer where the stream is there."""
+        is_equal = settings.matches(known.state.settings) and self._closes == known.state.is_closed
+        if fork is not None:
+            units = None if fork.units is None else fork.units + fork.further
+            is_equal = is_equal and known.created.source == source
+            is_equal = is_equal and units in (None, known.created.inherited)
+        return _described(known, 200 if is_equal else 409)
+
+    async def make(
+        self,
+        settings: wire.PlainStreamSettings,
+        inherited: KnownStream | None,
+        source: str | None,
+        fork: wire.StreamFork | None,
+    ) -> Response | None:
+        """Make the stream and return the answer; None where the state of things has changed meanwhile."""
+        records = self._content(settings)  # what is malformed changes nothing
+        asked_at, units = self._host.world.monotonic(), 0
+        if source is not None and fork is not None:
+            found = _require_there(inherited)
+            units = await self._inherited_units(settings, found, fork)
+            if not await self._register(source, found):
+                return None
+        created = Created(settings, source or "", units, self._host.world.now())
+        is_made: list[bool] = []
+
+        async def decide(known: KnownStream | None) -> Sequence[StreamRecord]:
+            if known is not None:
+                return []
+            if self._host.world.monotonic() - asked_at > MAKING_S:
+                raise UnavailableError("the source of this fork may be gone by now: retry", retry_after_s=0.1)
+            is_made.append(True)
+            return [created, *records]
+
+        if (ends_at := settings.ends_at(created.at)) is not None:
+            await self._sweeper.note(self._journal, ends_at)
+        known = await self._streams.write(self._journal, decide)
+        return _described(known, 201) if is_made and known is not None else None
+
+    def _content(self, settings: wire.PlainStreamSettings) -> list[StreamRecord]:
+        body, units = self._body, len(self._body)
+        if body and settings.is_json:
+            body, units = wire.read_messages(body, may_be_empty=True)
+        if not units and not self._closes:
+            return []
+        return [Appended(body if units else b"", units, closes=self._closes, at=self._host.world.now())]
+
+    async def _inherited_units(
+        self, settings: wire.PlainStreamSettings, source: KnownStream, fork: wire.StreamFork
+    ) -> int:
+        if settings.media_type != source.state.settings.media_type:
+            raise ConflictError("a fork has the content type of its source")
+        units = source.state.units if fork.units is None else fork.units
+        if units > source.state.units:
+            raise bad_field(wire.FORK_OFFSET, f"`{wire.FORK_OFFSET}` is behind the end of the source")
+        if fork.further:
+            span = await self._streams.span_at(source, units)
+            if span is None or span[0] != units or fork.further > span[1] - span[0]:
+                raise bad_field(
+                    wire.FORK_SUB_OFFSET, f"`{wire.FORK_SUB_OFFSET}` is behind the end of that append"
+                )
+        return units + fork.further
+
+    async def _register(self, source: str, found: KnownStream) -> bool:
+        """Record in the source that it has a fork; return whether it is there as it was found."""
+        is_kept: list[bool] = []
+
+        async def decide(known: KnownStream | None) -> Sequence[StreamRecord]:
+            if known is None or known.birth != found.birth or known.state.is_deleted:
+                return []
+            is_kept.append(True)
+            return [Forked(self._journal, self._host.world.now())]
+
+        await self._streams.write(source, decide)
+        return bool(is_kept)
+
+
+class PlainStreamReader:
+    """Read streams."""
+
+    def __init__(self, host: Host, streams: PlainStreams, connections: Connections) -> None:
+        self._host = host
+        self._streams = streams
+        self._connections = connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read a stream behind an offset, at once, or as it grows: a long poll, or events (Durable Streams).
+
+        Raises:
+            MidstreamError: It is refused; an ordinary HTTP error.
+        """
+        request = Request(scope, receive)
+        journal, visitor = _name_in(self._host, request)
+        await visitor.require_there(Action.READ)
+        known = _require_there(await _find(self._streams, journal))
+        if scope["method"] == "HEAD":
+            await self._head(known)(scope, receive, send)
+            return
+        offset, live = place_in(request)
+        await self._streams.note_use(known)
+        units = known.state.units if offset == "now" else wire.units_at(offset or "-1")
+        if live == "sse":
+            await PlainStreamEvents(
+                self._host, self._connections, self._streams, known, visitor, units, self._cursor(request)
+            ).serve(receive, send)
+            return
+        if live == "long-poll" and units >= known.state.units and not known.state.is_closed:
+            poll: WaitingPoll[KnownStream] = WaitingPoll(self._host, self._connections, visitor, journal)
+            try:
+                known = await poll.wait(self._more(known, units), receive) or known
+            except ClientLeftError:
+                return
+        answer = await self._data(request, known, units, is_now=offset == "now", live=live)
+        await answer(scope, receive, send)
+
+    async def _more(self, known: KnownStream, units: int) -> KnownStream:
+        """Wait until a stream has more than so many units, or is closed.
+
+        Raises:
+            NotFoundError: It was deleted.
+        """
+        while units >= known.state.units and not known.state.is_closed:
+            birth = known.birth
+            known = _require_there(await self._streams.wait(known))
+            if known.birth != birth or known.state.is_deleted:
+                raise NotFoundError("this stream was deleted")
+        return known
+
+    def _head(self, known: KnownStream) -> Response:
+        settings = known.state.settings
+        lifetime = {} if settings.ttl_s is None else {wire.TTL: str(settings.ttl_s)}
+        if settings.expires_at:
+            lifetime[wire.EXPIRES_AT] = settings.expires_at
+        return _described(known, 200, {**lifetime, "Cache-Control": "no-store"})
+
+    async def _data(
+        self, request: Request, known: KnownStream, units: int, *, is_now: bool, live: str
+    ) -> Response:
+        state, cursor = known.state, self._cursor(request)
+        if live and units >= state.units:
+            more = {wire.UP_TO_DATE: "true", wire.CURSOR: cursor, "Cache-Control": "no-store"}
+            return Response(status_code=204, headers={**SAFE, **state.headers(), **more})
+        if is_now and not live:
+            more = {wire.UP_TO_DATE: "true", "Cache-Control": "no-store"}
+            return _described(known, 200, more, wire.body_of([], is_json=state.settings.is_json))
+        end = state.units
+        tag = f'"{known.birth}:{units}:{end}:{int(state.is_closed)}"'
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={**SAFE, "ETag": tag})
+        part = await self._streams.read(known, units)
+        headers = {wire.NEXT_OFFSET: wire.offset_at(max(part.end, units)), wire.CURSOR: cursor, "ETag": tag}
+        headers["Cache-Control"] = "no-store" if self._host_is_private(request) else "no-cache"
+        if part.end >= state.units:
+            headers |= {wire.UP_TO_DATE: "true", **state.headers()}
+        body = wire.body_of([each for each in part.bodies if each], is_json=state.settings.is_json)
+        headers["Content-Type"] = state.settings.content_type
+        return Response(body, 200, headers={**SAFE, **headers})
+
+    def _host_is_private(self, request: Request) -> bool:
+        return visitor_of(request.scope).is_known
+
+    def _cursor(self, request: Request) -> str:
+        world = self._host.world
+        return wire.next_cursor(request.query_params.get("cursor"), now=world.now(), chance=world.chance())
+
+
+class PlainStreamEvents(EventBody):
+    """Send a stream to one client as server-sent events, until it is closed or deleted."""
+
+    def __init__(
+        self,
+        host: Host,
+        connections: Connections,
+        streams: PlainStreams,
+        known: KnownStream,
+        visitor: Caller,
+        units: int,
+        cursor: str,
+    ) -> None:
+        super().__init__(host, connections, known.journal, visitor)
+        self._streams = streams
+        self._known = known
+        self._units = units
+        self._cursor = cursor
+        more = {**SAFE} | ({} if known.state.settings.is_text else {wire.DATA_ENCODING: "base64"})
+        self.headers = [
+            (b"content-type", b"text/event-stream"),  # clients compare it as a whole
+            (b"cache-control", b"no-store, no-cache, no-transform"),
+            (b"x-accel-buffering", b"no"),
+            *((name.lower().encode(), value.encode()) for name, value in more.items()),
+        ]
+
+    async def serve(self, receive: Receive, send: Send) -> None:
+        """Send what follows the offset.
+
+        Raises:
+            StreamCutError: See `EventBody.send_to`.
+            MidstreamError: It is refused before the first event.
+        """
+        await self.send_to(receive, send)
+
+    @override
+    async def pump(self, send: Send) -> None:
+        known: KnownStream | None = self._known
+        is_first, was_closed = True, False
+        while known is not None and not was_closed:
+            part = await self._streams.read(known, self._units)
+            self._units = max(self._units, part.end)
+            is_up_to_date = self._units >= known.state.units
+            was_closed = is_up_to_date and known.state.is_closed
+            events = [wire.data_event(part.bodies, known.state.settings)] if any(part.bodies) else []
+            if events or is_first or was_closed:
+                control = wire.control_event(
+                    offset=wire.offset_at(self._units),
+                    cursor=self._cursor,
+                    is_up_to_date=is_up_to_date,
+                    is_closed=was_closed,
+                )
+                await self.write(send, [*events, control])
+            is_first = False
+            birth = known.birth
+            if self._units >= known.state.units and not known.state.is_closed:
+                known = await self._streams.wait(known)
+            elif not part.bodies:
+                known = await self._streams.look(known.journal)
+            if known is not None and (known.birth != birth or known.state.is_deleted):
+                return
+
+
+def _name_in(host: Host, request: Request) -> tuple[str, Caller]:
+    """Return the journal of the stream in a request's path, and who asks for it."""
+    if host.locks is not None:
+        raise UsageError("plain streams are not served where clients hold the keys of their sessions")
+    visitor = visitor_of(request.scope)
+    journal = _journal_of(request.path_params["stream"], visitor)
+    visitor.visit(journal)
+    return journal, visitor
+
+
+def _journal_of(name: str, visitor: Caller) -> str:
+    if name.partition("/")[0] in RESERVED:
+        raise NotFoundError("no stream of an application has this address")
+    return journal_of(name, visitor)
+
+
+def _source_of(path: str, visitor: Caller) -> str:
+    _, found, name = path.partition(STREAM_PATH)
+    if not found:
+        raise NotFoundError("a fork continues a stream of this server")
+    return _journal_of(name, visitor)
+
+
+async def _find(streams: PlainStreams, journal: str, *, gone: int | None = 410) -> KnownStream | None:
+    """Return a stream; `gone` is the status where it is gone and has forks, with None it counts as none."""
+    try:
+        return await streams.find(journal)
+    except StreamGoneError as error:
+        if gone is None:
+            return None
+        raise HTTPException(gone, error.message) from error
+
+
+def _require_there(known: KnownStream | None) -> KnownStream:
+    if known is None:
+        raise NotFoundError("there is no such stream")
+    return known
+
+
+def place_in(request: Request) -> tuple[str | None, str]:
+    """Return where a request reads from, and how it waits.
+
+    Raises:
+        BadFieldError: They are malformed.
+    """
+    query = request.query_params
+    offset, live = query.get("offset"), query.get("live", "")
+    if len(query.getlist("offset")) > 1 or offset == "":
+        raise bad_field("offset", "`offset` is sent once, and not empty")
+    if live not in ("", "long-poll", "sse"):
+        raise bad_field("live", "`live` is `long-poll` or `sse`")
+    if live and offset is None:
+        raise bad_field("offset", "`live` needs `offset`")
+    return offset, live
+
+
+async def _body(request: Request) -> bytes:
+    most = request.scope.get(BODY_BYTES_MAX, FRAME_BYTES_MAX)
+    if most == FRAME_BYTES_MAX:
+        request.scope[BODY_BYTES_MAX] = APPEND_BYTES_MAX
+    return await body_of(request)
+
+
+def _inherited_settings(
+    settings: wire.PlainStreamSettings, headers: wire.Headers, source: KnownStream | None
+) -> wire.PlainStreamSettings:
+    """Return the settings of a fork: what its request leaves open is as in its source."""
+    if source is None:
+        return settings
+    of_source = source.state.settings
+    if "content-type" not in headers:
+        settings = replace(settings, content_type=of_source.content_type)
+    if settings.ttl_s is None and not settings.expires_at:
+        settings = replace(settings, ttl_s=of_source.ttl_s, expires_at=of_source.expires_at)
+    return settings
+
+
+def _described(
+    known: KnownStream, status: int, more: Mapping[str, str] | None = None, body: bytes = b""
+) -> Response:
+    headers = {
+        **SAFE,
+        **known.state.headers(),
+        "Content-Type": known.state.settings.content_type,
+        **(more or {}),
+    }
+    return Response(body, status, headers=headers)
+
+
+def _answer(answer: StreamAnswer) -> Response:
+    headers = {**SAFE, **answer.headers}
+    if answer.problem:
+        return response_of(problem_of_http(HTTPException(answer.status, answer.problem)), headers)
+    return Response(status_code=answer.status, headers=headers)

@@ -1,0 +1,126 @@
+"""One reader of a session: the body of an answer that is a stream of events of a dialect."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from midstream.dialects.gateway_bodies import wait_until_gone
+from midstream.engine.host import Host
+from midstream.errors import MidstreamError
+from midstream.server.api.http_endpoints import SSE_HEADERS, UNKNOWN, StreamCutError
+from midstream.server.auth.caller import Caller
+from midstream.server.transports.connection import Connections
+
+QUIET_S = 15.0
+"""Seconds of silence after which a stream gets a comment, as in the gateway."""
+PACE_S = 0.03
+"""Seconds from one write to the next: events that come meanwhile are written together. Without it, 500 readers of one
+answer that has a word every 5 ms cost a third more (`python -m bench dialects`)."""
+COMMENT = b": waiting\n\n"
+
+
+class EventBody(ABC):
+    """Sends what a reader gets, keeps its connection alive, and ends with it.
+
+    Args:
+        session: What is read, as the store names it.
+        visitor: The client, which is counted and checked as the reader of any stream.
+    """
+
+    headers: Sequence[tuple[bytes, bytes]] = tuple(SSE_HEADERS)
+    """What its answer begins with."""
+    comment = COMMENT
+    """What is sent in silence."""
+
+    def __init__(self, host: Host, connections: Connections, session: str, visitor: Caller) -> None:
+        self._host = host
+        self._connections = connections
+        self._session = session
+        self._visitor = visitor
+        self._ending: asyncio.Future[MidstreamError] = asyncio.get_running_loop().create_future()
+        self._sent_at = 0.0
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The session; it speaks for no stream."""
+        return self._session, ""
+
+    def end(self, error: MidstreamError) -> None:
+        """Cut it, such as where the server shuts down: its client reads on elsewhere."""
+        if not self._ending.done():
+            self._ending.set_result(error)
+
+    async def send_to(
+        self, receive: Receive, send: Send, more_headers: Sequence[tuple[str, str]] = ()
+    ) -> bool:
+        """Send the body; return whether it was sent whole, and not left by its client.
+
+        Raises:
+            StreamCutError: The server ended it (draining, a store that fails, a caller without rights any more); the
+                body stays open-ended, so that its client comes again.
+        """
+        self._visitor.enter()
+        try:
+            self._connections.enter(self)
+            try:
+                return await self._send(receive, send, more_headers)
+            finally:
+                self._connections.leave(self)
+        finally:
+            self._visitor.leave()
+
+    @abstractmethod
+    async def pump(self, send: Send) -> None:
+        """Send events as their records come, by `write`; it returns at the end of the body."""
+
+    async def write(self, send: Send, events: Sequence[bytes]) -> None:
+        """Send events, in one piece, and wait until it is time for the next ones."""
+        if events:
+            self._sent_at = self._host.world.monotonic()
+            await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+            await self._host.world.sleep(PACE_S)
+
+    async def _send(self, receive: Receive, send: Send, more_headers: Sequence[tuple[str, str]]) -> bool:
+        more = [(name.encode(), value.encode()) for name, value in more_headers]
+        await send({"type": "http.response.start", "status": 200, "headers": [*self.headers, *more]})
+        self._sent_at = self._host.world.monotonic()
+        pump = self._spawn(self.pump(send))
+        gone = self._spawn(wait_until_gone(receive))
+        others = [self._spawn(self._keep_alive(send)), self._spawn(self._until_ended())]
+        if self._visitor.is_known:
+            others.append(self._spawn(self._visitor.until_unwelcome()))
+        try:
+            await asyncio.wait([pump, gone, *others], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            tasks = [pump, gone, *others]
+            for task in tasks:
+                if not task.done():
+                    task.cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+        if pump.done() and not pump.cancelled() and done[0] is None:
+            await send({"type": "http.response.body", "body": b""})
+            return True
+        if gone.cancelled() or isinstance(done[1], BaseException):
+            failure = next((each for each in done if isinstance(each, MidstreamError)), None)
+            with suppress(Exception):  # the reader of the body fails
+                await send({"type": UNKNOWN})
+            raise StreamCutError(failure.code if failure else "closed") from failure
+        return False
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return self._host.world.spawn(work, name=f"{type(self).__name__} {self._session}")
+
+    async def _keep_alive(self, send: Send) -> None:
+        while True:
+            await self._host.world.sleep(QUIET_S)
+            if self._host.world.monotonic() - self._sent_at >= QUIET_S:
+                await send({"type": "http.response.body", "body": self.comment, "more_body": True})
+
+    async def _until_ended(self) -> MidstreamError:
+        return await self._ending

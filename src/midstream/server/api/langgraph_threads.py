@@ -1,0 +1,285 @@
+"""The threads of LangGraph's clients: sessions as threads, and what is stored of threads without a message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+
+from midstream.dialects.langgraph_protocol import ProtocolEvents, Subscription, first_seq
+from midstream.dialects.langgraph_thread import ThreadFold
+from midstream.engine.conversation import PAGE_RECORDS
+from midstream.engine.escrow_locks import Held
+from midstream.engine.host import Host
+from midstream.engine.journal import require_session_id
+from midstream.engine.runner import Runner
+from midstream.errors import EntryMovedError, EventGoneError, SessionNotFoundError, UnavailableError
+from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.principals import Action
+from midstream.server.auth.unlocking import secrets_in, unlock
+from midstream.session.journal_reading import JournalReader
+from midstream.session.records import MessageAccepted, TranscriptAccepted
+
+Json = dict[str, Any]
+
+NOTES = "langgraph-threads"
+"""Namespace of what is stored beside sessions: when a thread was made, and its metadata."""
+EMPTY_S = 24 * 3600.0
+"""Seconds that a thread is kept before it has a message, and its metadata after its session is gone."""
+SWEEP_S = 600.0
+"""Seconds between two looks for such threads."""
+SWEPT_MAX = 500
+"""Old threads that are looked at each time."""
+WRITES_MAX = 8
+"""Attempts to change the metadata of a thread that others change meanwhile."""
+FOLDS_MAX = 32
+"""Threads whose newest turn is found without reading the turns before it."""
+
+
+class ThreadNote(Struct, frozen=True):
+    """Stored values of a thread beside its session."""
+
+    at: float
+    metadata: Json = {}
+
+
+class OpenThread(Struct, frozen=True):
+    """A thread as a request has it.
+
+    Args:
+        id: As the client names it.
+        session: As the store names it.
+        visitor: The client.
+        runner: Its session; None where it has no message yet.
+        note: What is stored beside it; None where nothing is.
+        held: What the secret of the request opened.
+    """
+
+    id: str
+    session: str
+    visitor: Caller
+    runner: Runner | None
+    note: ThreadNote | None
+    held: Held | None
+
+
+class ThreadNotes:
+    """Store of values of threads beside their sessions."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._swept_at = 0.0
+        self._swept_to = 0
+
+    async def find(self, session: str) -> ThreadNote | None:
+        """Return what is stored of a thread, or None."""
+        kept = await self._host.store.kv_get(NOTES, session)
+        return None if kept is None else msgspec.json.decode(kept.body, type=ThreadNote)
+
+    async def change(self, session: str, metadata: Json) -> ThreadNote:
+        """Add metadata to a thread, which is made where it is not there."""
+        store = self._host.store
+        for _ in range(WRITES_MAX):
+            kept = await store.kv_get(NOTES, session)
+            old = ThreadNote(self._host.world.now()) if kept is None else None
+            old = old or msgspec.json.decode(kept.body if kept else b"", type=ThreadNote)
+            note = ThreadNote(old.at, {**old.metadata, **metadata})
+            body, version = msgspec.json.encode(note), kept.version if kept else 0
+            try:
+                await store.kv_put(NOTES, session, body, expected=version, at=self._host.world.now())
+            except EntryMovedError:
+                continue
+            return note
+        raise UnavailableError("others change this thread at the same time: retry", retry_after_s=1.0)
+
+    async def delete(self, session: str) -> None:
+        """Remove what is stored of a thread."""
+        store = self._host.store
+        while (kept := await store.kv_get(NOTES, session)) is not None:
+            await store.kv_delete(NOTES, session, expected=kept.version)
+
+    async def sweep(self) -> None:
+        """Remove what is stored of threads that have no session, and are old: of some of them each time."""
+        now, store = self._host.world.now(), self._host.store
+        if now - self._swept_at < SWEEP_S:
+            return
+        self._swept_at = now
+        old = [kept for kept in await store.kv_list(NOTES) if kept.at < now - EMPTY_S]
+        place = self._swept_to if self._swept_to < len(old) else 0
+        self._swept_to = place + SWEPT_MAX
+        for kept in old[place : self._swept_to]:
+            if await store.find(kept.key) is None:
+                await store.kv_delete(NOTES, kept.key, expected=kept.version)
+
+
+class FoldedThread(Struct, frozen=True):
+    """A thread at a position of its journal, and the number of its last event there."""
+
+    position: int
+    fold: ThreadFold
+    seq: int
+
+
+class _KnownThread:
+    """A thread as far as it was read.
+
+    Args:
+        started_at: When its session began, which no later session of this name did.
+        now: Where its journal begins.
+        graph: The agent's name.
+    """
+
+    def __init__(self, started_at: float, now: FoldedThread, graph: str) -> None:
+        self.started_at = started_at
+        self.turn = now
+        """Before the newest turn."""
+        self.position = now.position
+        self.epoch = 0
+        """Of the last record."""
+        self.lock = asyncio.Lock()
+        self.reader = JournalReader()
+        self.events = ProtocolEvents(now.fold.copy(), now.seq, None, graph)
+
+    async def read(self, runner: Runner) -> None:
+        """Read on to the end."""
+        while page := await runner.read(after=self.position, limit=PAGE_RECORDS):
+            for stored in page:
+                record = self.reader.read(stored.body)
+                if isinstance(record, MessageAccepted | TranscriptAccepted):
+                    self.turn = FoldedThread(stored.position - 1, self.events.fold.copy(), self.events.seq)
+                self.events.take(record, epoch=stored.epoch)
+                self.position, self.epoch = stored.position, stored.epoch
+
+
+class ThreadFolds:
+    """The runs and messages of threads, from their journals.
+
+    What was read of a journal is kept for the next request: it follows from the records alone.
+
+    Args:
+        kind: What a dialect makes of the records.
+    """
+
+    def __init__(self, host: Host, kind: type[ThreadFold] = ThreadFold) -> None:
+        self._host = host
+        self._kind = kind
+        self._known: OrderedDict[str, _KnownThread] = OrderedDict()
+
+    async def now(self, runner: Runner, thread: str) -> FoldedThread:
+        """Return a thread as it is now. Its fold is not to be changed."""
+        known = await self._read(runner, thread)
+        return FoldedThread(known.position, known.events.fold, known.events.seq)
+
+    async def before(self, runner: Runner, thread: str, *, run_id: str) -> FoldedThread:
+        """Return a thread before one of its runs, or before one that has not begun."""
+        known = await self._read(runner, thread)
+        run = next((each for each in known.events.fold.runs if each.id == run_id), None)
+        is_newest = run is None or run.after >= known.turn.position
+        return await self._place(runner, thread, known, is_newest=is_newest)
+
+    async def after(self, runner: Runner, thread: str, *, since: int) -> FoldedThread:
+        """Return a thread where its event of this number has come already, or none has.
+
+        A number that the thread does not have is of events that a power cut took: there it is the newest turn.
+        """
+        known = await self._read(runner, thread)
+        return await self._place(runner, thread, known, is_newest=known.turn.seq <= since)
+
+    async def _place(
+        self, runner: Runner, thread: str, known: _KnownThread, *, is_newest: bool
+    ) -> FoldedThread:
+        if is_newest and known.turn.position >= runner.events.pruned_to.position:
+            return msgspec.structs.replace(known.turn, fold=known.turn.fold.copy())
+        return await self._beginning(runner, thread)
+
+    async def _beginning(self, runner: Runner, thread: str) -> FoldedThread:
+        event_id, session = await runner.events.beginning()
+        fold = self._kind(thread, session)
+        return FoldedThread(event_id.position, fold, first_seq(event_id.position))
+
+    async def _read(self, runner: Runner, thread: str) -> _KnownThread:
+        for _ in range(2):
+            known = await self._of(runner, thread)
+            async with known.lock:
+                try:
+                    await known.read(runner)
+                except EventGoneError:  # it was pruned beyond what was read
+                    self._known.pop(runner.session_id, None)
+                    continue
+                if self._host.locks is not None:  # the text of sessions with secrets stays with their readers
+                    self._known.pop(runner.session_id, None)
+                return known
+        raise UnavailableError("this thread is being pruned: retry", retry_after_s=1.0)
+
+    async def _of(self, runner: Runner, thread: str) -> _KnownThread:
+        name = runner.session_id
+        known = self._known.get(name)
+        if known is not None and known.position and not await self._is_same(runner, known):
+            known = None
+        if known is None or known.events.fold.thread != thread:
+            beginning = await self._beginning(runner, thread)
+            known = _KnownThread(runner.state.started_at, beginning, self._host.agent.name)
+            self._known[name] = known
+            if len(self._known) > FOLDS_MAX:
+                self._known.popitem(last=False)
+        self._known.move_to_end(name)
+        return known
+
+    async def _is_same(self, runner: Runner, known: _KnownThread) -> bool:
+        """Whether the journal still has what was read: not where a power cut took its end, or it was deleted."""
+        if known.started_at != runner.state.started_at or runner.newest.position < known.position:
+            return False
+        return known.epoch in (0, await runner.events.epoch_at(known.position))
+
+
+class GraphThreads:
+    """Sessions as threads, each with its client's rights."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.notes = ThreadNotes(host)
+        self.folds = ThreadFolds(host)
+
+    @asynccontextmanager
+    async def opened(self, request: Request, action: Action = Action.READ) -> AsyncIterator[OpenThread]:
+        """Open the thread that the path of a request names.
+
+        Raises:
+            SessionNotFoundError: It is not there, or another's, which look the same.
+            MidstreamError: The caller may not do this with it.
+        """
+        thread = request.path_params["thread"]
+        require_session_id(thread)
+        visitor = visitor_of(request.scope)
+        session = visitor.stored_name(thread)
+        visitor.visit(session)
+        note = await self.notes.find(session)
+        has_messages = await self.host.store.find(session) is not None
+        if note is None or has_messages:
+            await visitor.require_there(action)
+        elif visitor.is_known:
+            await visitor.require(action)
+        if note is None and not has_messages:
+            raise no_thread(session)
+        with await unlock(self.host, session, secrets_in(request), action) as held:
+            runner = await self.host.session(session) if has_messages else None
+            yield OpenThread(thread, session, visitor, runner, note, held)
+
+
+def no_thread(session: str) -> SessionNotFoundError:
+    """Return the error for a thread that is not there, in the words of one that is another's: names are not probed."""
+    return SessionNotFoundError(f"no session {session!r}")
+
+
+def subscription(
+    channels: frozenset[str], namespaces: list[list[str]] | None, since: int | None
+) -> Subscription:
+    """Return the subscription of a reader of a thread; a namespace below the thread's own has nothing."""
+    is_root = namespaces is None or not namespaces or [] in namespaces
+    return Subscription(channels, is_root, since or 0)

@@ -1,0 +1,46 @@
+"""One session for a request of a dialect: the rights of its caller, the secret of its client, and the session awake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request
+
+from midstream.engine.host import Host
+from midstream.engine.journal import require_session_id
+from midstream.engine.runner import Runner
+from midstream.server.auth.caller import visitor_of
+from midstream.server.auth.principals import Action
+from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
+
+
+@asynccontextmanager
+async def opened_session(
+    host: Host, request: Request, session: str, action: Action, *, begins: bool = False
+) -> AsyncIterator[tuple[Runner, str | None]]:
+    """Open a session by the client's name of it; also what stands for its secret in its streams.
+
+    Args:
+        begins: Whether the request may begin it.
+
+    Raises:
+        UsageError: The name has another form.
+        SessionNotFoundError: It is not there, or another's, which look the same.
+        MidstreamError: The caller may not do this with it.
+    """
+    require_session_id(session)
+    visitor = visitor_of(request.scope)
+    name = visitor.stored_name(session)
+    visitor.visit(name)
+    if begins:
+        await visitor.begin()
+    else:
+        await visitor.require_there(action)
+    with await unlock(host, name, secrets_in(request), action, begins=begins) as held:
+        runner = await host.session(name, create=begins)
+        runner.attach()
+        try:
+            yield runner, stream_digest_of(held)
+        finally:
+            runner.detach()

@@ -1,0 +1,279 @@
+"""Sessions as streams that are only read: their events in the Durable Streams protocol.
+
+An offset has the epoch and the position of the last event that was read. So an offset of records that a crash of the
+database lost, or of a deleted session of the same name, is recognized.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from midstream.dialects import durable_streams as wire
+from midstream.dialects.fields import bad_field
+from midstream.engine.conversation import PAGE_RECORDS, follow_pages
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.errors import SessionNotFoundError, UsageError
+from midstream.protocol.frames import START, EventId
+from midstream.server.api.durable_stream_endpoint import SAFE, place_in
+from midstream.server.api.event_body import EventBody
+from midstream.server.api.plain_streams import PAGE_BYTES
+from midstream.server.api.session_snapshot import (
+    SNAPSHOT_BYTES_MAX,
+    SessionSnapshot,
+    body_within,
+    snapshot_of,
+)
+from midstream.server.api.waiting_poll import ClientLeftError, WaitingPoll
+from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.principals import Action
+from midstream.server.transports.connection import Connections
+from midstream.session.records import Record
+from midstream.store.contract import StoredRecord
+
+PAGES_MAX = 64
+"""Encoded pages that are kept."""
+_OFFSET = re.compile(r"([0-9]{16})_([0-9]{16})", re.ASCII)
+_JSON = wire.PlainStreamSettings(content_type=wire.JSON_TYPE)
+
+
+class SessionStreamQuery(Struct, frozen=True):
+    """A place in a session: behind `offset`, or `-1` from its beginning, or `now`; and how to wait for more."""
+
+    offset: Annotated[str, Meta(pattern="^(-1|now|[0-9]{16}_[0-9]{16})$")] = "-1"
+    live: Literal["long-poll", "sse"] | UnsetType = UNSET
+    cursor: str = ""
+
+
+class SessionEvent(Struct, frozen=True):
+    """One message: an event, or a snapshot that stands for the events before the oldest one that is kept."""
+
+    id: str
+    record: Record | UnsetType = UNSET
+    snapshot: SessionSnapshot | UnsetType = UNSET
+
+
+class SessionStreamReader:
+    """Read sessions as streams."""
+
+    def __init__(self, host: Host, connections: Connections) -> None:
+        self._host = host
+        self._connections = connections
+        self._pages = _Pages()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read a session's events as a stream of JSON messages, at once or as they come (Durable Streams).
+
+        Raises:
+            MidstreamError: It is refused; an ordinary HTTP error.
+        """
+        if self._host.locks is not None:
+            raise UsageError("plain streams are not served where clients hold the keys of their sessions")
+        request, visitor = Request(scope, receive), visitor_of(scope)
+        session = visitor.stored_name(request.path_params["session_id"])
+        visitor.visit(session)
+        await visitor.require_there(Action.READ)
+        runner = await self._host.session(session)
+        if scope["method"] == "HEAD":
+            headers = {**SAFE, wire.NEXT_OFFSET: offset_of(runner.newest), "Cache-Control": "no-store"}
+            await Response(headers=headers, media_type=wire.JSON_TYPE)(scope, receive, send)
+            return
+        offset, live = place_in(request)
+        after = runner.newest if offset == "now" else event_id_at(offset or "-1")
+        after, before = await _place_of(runner, visitor.public_name(session), after)
+        cursor = wire.next_cursor(
+            request.query_params.get("cursor"), now=self._host.world.now(), chance=self._host.world.chance()
+        )
+        if live == "sse":
+            events = SessionStreamEvents(
+                self._host, self._connections, session, visitor, after, cursor, self._pages, before
+            )
+            await events.send_to(receive, send)
+            return
+        headers = {**SAFE, "Cache-Control": "no-store", wire.CURSOR: cursor}
+        if live and not before and after.position >= runner.newest.position:
+            poll: WaitingPoll[bool] = WaitingPoll(self._host, self._connections, visitor, session)
+            try:
+                await poll.wait(self._more(session, after), receive)
+            except ClientLeftError:
+                return
+            except SessionNotFoundError:
+                await Response(status_code=204, headers={**headers, **_closed(after)})(scope, receive, send)
+                return
+        answer = await self._data(session, after, before, headers, is_live=bool(live))
+        await answer(scope, receive, send)
+
+    async def _more(self, session: str, after: EventId) -> bool:
+        """Wait until a session has an event behind this one."""
+        async with aclosing(follow_pages(self._host, session, after.position)) as pages:
+            async for page in pages:
+                if page:
+                    return True
+        return False
+
+    async def _data(
+        self, session: str, after: EventId, before: Sequence[bytes], headers: dict[str, str], *, is_live: bool
+    ) -> Response:
+        runner = await self._host.session(session)
+        page = await _read(runner, after.position)
+        last = EventId(page[-1].epoch, page[-1].position) if page else after
+        headers = {**headers, wire.NEXT_OFFSET: offset_of(last)}
+        if last.position >= runner.newest.position:
+            headers[wire.UP_TO_DATE] = "true"
+        if not page and not before and is_live:
+            return Response(status_code=204, headers=headers)
+        body = wire.body_of([*before, *_messages_of(page)], is_json=True)
+        return Response(body, headers=headers, media_type=wire.JSON_TYPE)
+
+
+class SessionStreamEvents(EventBody):
+    """Send a session to one client as server-sent events, until it is deleted."""
+
+    headers = (
+        (b"content-type", b"text/event-stream"),
+        (b"cache-control", b"no-store, no-cache, no-transform"),
+        (b"x-accel-buffering", b"no"),
+        *((name.lower().encode(), value.encode()) for name, value in SAFE.items()),
+    )
+
+    def __init__(
+        self,
+        host: Host,
+        connections: Connections,
+        session: str,
+        visitor: Caller,
+        after: EventId,
+        cursor: str,
+        pages: _Pages,
+        before: Sequence[bytes],
+    ) -> None:
+        super().__init__(host, connections, session, visitor)
+        self._after = after
+        self._cursor = cursor
+        self._pages = pages
+        self._before = before
+
+    @override
+    async def pump(self, send: Send) -> None:
+        is_told = False
+        if self._before:
+            await self.write(send, [wire.data_event(self._before, _JSON), self._control(())])
+            is_told = True
+        with suppress(SessionNotFoundError):
+            async with aclosing(follow_pages(self._host, self._session, self._after.position)) as pages:
+                async for page in pages:
+                    if page:
+                        self._after = EventId(page[-1].epoch, page[-1].position)
+                        await self.write(send, [self._pages.event(self._session, page), self._control(page)])
+                        is_told = True
+                    elif not is_told:  # where it stands, at the end
+                        await self.write(send, [self._control(page)])
+                        is_told = True
+        await self.write(
+            send,
+            [
+                wire.control_event(
+                    offset=offset_of(self._after), cursor=self._cursor, is_up_to_date=True, is_closed=True
+                )
+            ],
+        )
+
+    def _control(self, page: Sequence[StoredRecord]) -> bytes:
+        is_up_to_date = len(page) < PAGE_RECORDS
+        return wire.control_event(
+            offset=offset_of(self._after), cursor=self._cursor, is_up_to_date=is_up_to_date, is_closed=False
+        )
+
+
+class _Pages:
+    """Events that were encoded last, for the other readers that stand at the same place."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, int, int, int], bytes] = {}
+
+    def event(self, session: str, page: Sequence[StoredRecord]) -> bytes:
+        """Return the event with these records."""
+        key = session, page[-1].epoch, page[0].position, page[-1].position
+        found = self._last.get(key)
+        if found is None:
+            found = wire.data_event(_messages_of(page), _JSON)
+            if len(self._last) >= PAGES_MAX:
+                del self._last[next(iter(self._last))]
+            self._last[key] = found
+        return found
+
+
+def offset_of(event_id: EventId) -> str:
+    """Return the offset behind an event."""
+    return f"{event_id.epoch:016d}_{event_id.position:016d}"
+
+
+def event_id_at(offset: str) -> EventId:
+    """Return the event that an offset is behind.
+
+    Raises:
+        BadFieldError: It is no such offset.
+    """
+    if offset == "-1":
+        return START
+    found = _OFFSET.fullmatch(offset)
+    if found is None:
+        raise bad_field(
+            "offset", f"{offset[:40]!r} is no offset of a session; send one that it returned, or -1"
+        )
+    return EventId(int(found[1]), int(found[2]))
+
+
+async def _place_of(runner: Runner, name: str, after: EventId) -> tuple[EventId, list[bytes]]:
+    """Return the event to read behind, and the messages that stand for the ones before it.
+
+    Args:
+        name: The session as its client names it.
+
+    Raises:
+        HTTPException: It was pruned with later ones, or is none of this session: 410.
+    """
+    if after == START:
+        first, state = await runner.events.beginning()
+        if first == START:
+            return START, []
+        snapshot = body_within(snapshot_of(name, state, str(first)), SNAPSHOT_BYTES_MAX)
+        return first, [b'{"id":"%b","snapshot":%b}' % (str(first).encode(), snapshot)]
+    if await runner.events.epoch_at(after.position) != after.epoch:
+        raise HTTPException(410, "the events behind this offset are not kept; read from -1")
+    return after, []
+
+
+async def _read(runner: Runner, after: int) -> list[StoredRecord]:
+    """Return what one response has of the records after a position."""
+    found: list[StoredRecord] = []
+    size = 0
+    while size < PAGE_BYTES:
+        page = await runner.read(after=after, limit=PAGE_RECORDS)
+        if not page:
+            break
+        for stored in page:
+            found.append(stored)
+            after = stored.position
+            size += len(stored.body)
+            if size >= PAGE_BYTES:
+                break
+    return found
+
+
+def _messages_of(page: Sequence[StoredRecord]) -> list[bytes]:
+    return [b'{"id":"%d-%d","record":%b}' % (each.epoch, each.position, each.body) for each in page]
+
+
+def _closed(after: EventId) -> dict[str, str]:
+    return {wire.NEXT_OFFSET: offset_of(after), wire.UP_TO_DATE: "true", wire.CLOSED: "true"}

@@ -1,0 +1,376 @@
+"""The subscriptions of a store: kept in its key-value part, and woken by whichever server is first.
+
+Each server looks at them when it has appended, and every `LOOK_S` seconds for what other servers did or left. The
+order is: store the wake, then send or write it. A server that dies in between leaves a wake whose lease ends, or that
+is not announced yet; another server goes on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+from msgspec.structs import replace
+
+from midstream.dialects.durable_stream_state import Appended, AppendRequest, StreamRecord
+from midstream.dialects.durable_streams import JSON_TYPE, Producer
+from midstream.dialects.stream_subscriptions import (
+    NextAct,
+    StreamSubscription,
+    Tail,
+    WebhookAnswer,
+    decode_subscription,
+    encode_subscription,
+)
+from midstream.engine.host import Host
+from midstream.errors import (
+    EntryMovedError,
+    LimitReachedError,
+    MidstreamError,
+    NotFoundError,
+    RecordUndecodableError,
+    UnavailableError,
+    UsageError,
+)
+from midstream.retries import REPLACE_ATTEMPTS_MAX
+from midstream.server.api.plain_streams import KnownStream, PlainStreams
+from midstream.server.api.stream_names import name_of, stored_part
+from midstream.server.auth.ownership import Ownership, name_in_store
+from midstream.server.webhooks import Webhooks
+from midstream.store.contract import PRINCIPAL_OF, KeyValueEntry, ListPlace
+
+SUBSCRIPTIONS = "stream-subscriptions"
+"""Namespace of subscriptions, each under the name that it has in the store."""
+SUBSCRIPTIONS_MAX = 100
+"""Subscriptions of one principal: all of them are looked at every `LOOK_S` seconds."""
+LOOK_S = 1.0
+"""Seconds between looks at what other servers changed, while there are subscriptions."""
+IDLE_S = 5.0
+"""Seconds between looks while there are none."""
+SCAN_PAGE = 64
+"""Journals that are listed at once."""
+SKEW_S = 5.0
+"""Seconds by which the clocks of servers may differ."""
+SCANNED_S = 60.0
+"""Seconds between writes of how far a subscription has seen all changes."""
+
+_log = logging.getLogger(__name__)
+
+
+class StreamSubscriptions:
+    """Subscriptions, from `start` to `stop`.
+
+    Args:
+        streams: The streams of this server; it is notified of their changes from here on.
+    """
+
+    def __init__(self, host: Host, streams: PlainStreams, webhooks: Webhooks) -> None:
+        self._host = host
+        self._store = host.store
+        self._world = host.world
+        self._streams = streams
+        self._ownership = Ownership(host.store, host.world)
+        self.webhooks = webhooks
+        streams.on_change = self._note
+        self._changed: set[str] = set()
+        self._kick = asyncio.Event()
+        self._looked_at: dict[str, tuple[int, float | None]] = {}
+        """Version of each subscription as it was last looked at, and when time alone changes it."""
+        self._unreadable: set[str] = set()
+        self._scanned_at: float | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._delivering: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to look, once the store is open."""
+        self._looking = self._world.spawn(self._look_on(), name="subscriptions of streams")
+
+    async def stop(self) -> None:
+        """Look no longer, and leave deliveries to others. Calling it again is harmless."""
+        looking, self._looking = self._looking, None
+        tasks = [*self._delivering, *((looking,) if looking is not None else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- for requests
+
+    async def find(self, key: str) -> StreamSubscription | None:
+        """Return a subscription, or None where there is none of this name in the store."""
+        kept = await self._store.kv_get(SUBSCRIPTIONS, key)
+        return None if kept is None else _decode(kept)
+
+    async def create(self, key: str, subscription: StreamSubscription) -> bool:
+        """Store a new subscription; return whether there was none of its name.
+
+        Raises:
+            LimitReachedError: Its principal has `SUBSCRIPTIONS_MAX` of them. Nothing was stored.
+        """
+        maker = subscription.tenant, subscription.principal
+        entries = await self._store.kv_list(SUBSCRIPTIONS)
+        count = sum((each.tenant, each.principal) == maker for _, each in self._readable(entries))
+        if count >= SUBSCRIPTIONS_MAX:
+            raise LimitReachedError(f"a principal has {SUBSCRIPTIONS_MAX} subscriptions at most; delete one")
+        try:
+            await self._put(key, subscription, expected=0)
+        except EntryMovedError:
+            return False
+        return True
+
+    async def delete(self, key: str) -> bool:
+        """Delete a subscription; return whether there was one."""
+        for _ in range(REPLACE_ATTEMPTS_MAX):
+            kept = await self._store.kv_get(SUBSCRIPTIONS, key)
+            if kept is None:
+                return False
+            if await self._store.kv_delete(SUBSCRIPTIONS, key, expected=kept.version):
+                await self._end_ownership(key)
+                self._kick.set()
+                return True
+        raise UnavailableError("others change this subscription: retry", retry_after_s=0.1)
+
+    async def _end_ownership(self, key: str) -> None:
+        owner = await self._store.kv_get(PRINCIPAL_OF, key)
+        if owner is not None:
+            await self._store.kv_delete(PRINCIPAL_OF, key, expected=owner.version)
+
+    async def update(
+        self, key: str, change: Callable[[StreamSubscription, Mapping[str, Tail]], StreamSubscription]
+    ) -> tuple[StreamSubscription, Mapping[str, Tail]]:
+        """Replace a subscription by what `change` returns for it and the ends of its streams; return both.
+
+        Raises:
+            NotFoundError: There is none.
+            UnavailableError: Others change it all the time.
+        """
+        for _ in range(REPLACE_ATTEMPTS_MAX):
+            kept = await self._store.kv_get(SUBSCRIPTIONS, key)
+            if kept is None:
+                raise NotFoundError("there is no such subscription")
+            found = _decode(kept)
+            tails = await self.tails(found)
+            changed = change(found, tails)
+            if changed == found:
+                return found, tails
+            with suppress(EntryMovedError):
+                await self._put(key, changed, expected=kept.version)
+                return changed, tails
+        raise UnavailableError("others change this subscription: retry", retry_after_s=0.1)
+
+    async def tails(self, subscription: StreamSubscription) -> dict[str, Tail]:
+        """Return the ends of its streams that are there."""
+        found: dict[str, Tail] = {}
+        for path, link in subscription.links.items():
+            journal = name_in_store(stored_part(path), subscription.tenant)
+            known = await self._streams.look(journal)
+            if known is None or known.state.is_deleted:
+                continue
+            if known.birth == link.birth or await self.may_follow(subscription, journal):
+                found[path] = Tail(known.birth, known.state.units)
+        return found
+
+    async def discovered(self, subscription: StreamSubscription) -> StreamSubscription:
+        """Return it with the streams that its pattern has and that were made meanwhile."""
+        return await self._linked(subscription, await self._changes_since(subscription.scanned_at - SKEW_S))
+
+    # --- looking
+
+    def _readable(
+        self, entries: Sequence[KeyValueEntry]
+    ) -> Iterator[tuple[KeyValueEntry, StreamSubscription]]:
+        """Iterate over the subscriptions that can be read; of each other one an error is logged once."""
+        for entry in entries:
+            try:
+                yield entry, _decode(entry)
+            except RecordUndecodableError as error:
+                if entry.key not in self._unreadable:
+                    self._unreadable.add(entry.key)
+                    _log.error("%s", error.message)
+
+    def _note(self, journal: str) -> None:
+        self._changed.add(journal)
+        self._kick.set()
+
+    async def _look_on(self) -> None:
+        while True:
+            pause_s = IDLE_S
+            try:
+                pause_s = LOOK_S if await self._look() else IDLE_S
+            except MidstreamError as error:  # the store is away for a while
+                _log.warning("subscriptions of streams cannot be looked at: %s", error.message)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._kick.wait()
+            self._kick.clear()
+
+    async def _look(self) -> bool:
+        """Wake what is to be woken; return whether there are subscriptions."""
+        changed, self._changed = self._changed, set()
+        entries = await self._store.kv_list(SUBSCRIPTIONS)
+        now = self._world.now()
+        subscriptions = {entry.key: (entry.version, each) for entry, each in self._readable(entries)}
+        self._looked_at = {key: each for key, each in self._looked_at.items() if key in subscriptions}
+        if not subscriptions:
+            self._scanned_at = None
+            return False
+        if self._scanned_at is None:
+            self._scanned_at = min(each.scanned_at for _, each in subscriptions.values())
+        changed |= await self._changes_since(self._scanned_at - SKEW_S)
+        self._scanned_at = now
+        for key, (version, found) in subscriptions.items():
+            seen_version, due_at = self._looked_at.get(key, (0, None))
+            is_due = due_at is not None and now >= due_at
+            if version != seen_version or is_due or self._concerns(found, changed):
+                try:
+                    await self._look_at(key, version, found, changed)
+                except MidstreamError as error:
+                    _log.warning("subscription %r cannot be woken: %s", found.id, error.message)
+                    self._changed |= changed  # again with the next look
+        return True
+
+    def _concerns(self, subscription: StreamSubscription, changed: set[str]) -> bool:
+        paths = (name_of(journal, subscription.tenant) for journal in changed)
+        return any(
+            path is not None and (path in subscription.links or subscription.matches(path)) for path in paths
+        )
+
+    async def _look_at(self, key: str, version: int, found: StreamSubscription, changed: set[str]) -> None:
+        now = self._world.now()
+        linked = await self._linked(found, changed)
+        if now - linked.scanned_at > SCANNED_S:
+            linked = replace(linked, scanned_at=now)
+        tails = await self.tails(linked)
+        stored, act = linked.advanced(tails, now=now, wake_id=self._world.new_id("wake"))
+        if stored != found:
+            try:
+                version = await self._put(key, stored, expected=version)
+            except EntryMovedError:  # another server was first: look at what it made of it
+                self._changed |= changed
+                self._kick.set()
+                return
+        self._looked_at[key] = (version, stored.due_at())
+        if act is NextAct.DELIVER:
+            task = self._world.spawn(self._deliver(key, stored, tails), name=f"webhook of {found.id}")
+            self._delivering.add(task)
+            task.add_done_callback(self._delivering.discard)
+        elif act is NextAct.ANNOUNCE:
+            await self._announce(key, stored, tails)
+
+    async def _linked(self, found: StreamSubscription, changed: set[str]) -> StreamSubscription:
+        """SubscriptionLink the changed streams that the pattern has: what was appended before is pending."""
+        for journal in sorted(changed):
+            path = name_of(journal, found.tenant)
+            if path is None or path in found.links or not found.matches(path):
+                continue
+            known = await self._streams.look(journal)
+            if known is None or known.state.is_deleted or not await self.may_follow(found, journal):
+                continue
+            try:
+                found = found.with_link(path, Tail(known.birth, 0))
+            except UsageError as error:
+                _log.warning("subscription %r: %s", found.id, error.message)
+                return found
+        return found
+
+    async def may_follow(self, subscription: StreamSubscription, journal: str) -> bool:
+        """Whether a stream belongs to the principal that made the subscription."""
+        owner = await self._ownership.owner_of(journal)
+        found = ("", "") if owner is None else (owner.tenant, owner.principal)
+        return not subscription.principal or found == (subscription.tenant, subscription.principal)
+
+    async def _changes_since(self, at: float) -> set[str]:
+        """Return the journals of streams that were changed since; the last changed are listed first."""
+        found: set[str] = set()
+        after: ListPlace | None = None
+        while True:
+            count = 0
+            async for line in self._store.list(after=after, limit=SCAN_PAGE):
+                count += 1
+                if line.mark.at < at:
+                    return found
+                found.add(line.session)
+                after = ListPlace(line.mark.at, line.session)
+            if count < SCAN_PAGE:
+                return found
+
+    # --- acting
+
+    async def _deliver(self, key: str, stored: StreamSubscription, tails: Mapping[str, Tail]) -> None:
+        assert stored.config.webhook is not None
+        body = stored.wake_body(
+            tails,
+            callback_url=f"{stored.base_url}/subscriptions/{stored.id}/callback",
+            callback_token=f"{key}.{stored.token()}",
+        )
+        generation = stored.generation
+        try:
+            reply = await self.webhooks.send(stored.config.webhook.url, body)
+            is_good, is_done = reply.is_good, _is_done(reply.body)
+        except MidstreamError as error:
+            _log.warning("the webhook of subscription %r is not sent: %s", stored.id, error.message)
+            is_good = is_done = False
+
+        def change(found: StreamSubscription, _: Mapping[str, Tail]) -> StreamSubscription:
+            if is_good:
+                return found.delivered(generation, is_done=is_done)
+            return found.failed(generation, now=self._world.now(), chance=self._world.chance())
+
+        with suppress(NotFoundError):  # deleted meanwhile
+            try:
+                await self.update(key, change)
+            except MidstreamError as error:  # the lease ends, and the wake is repeated
+                _log.warning("the delivery of subscription %r is not recorded: %s", stored.id, error.message)
+        self._kick.set()
+
+    async def _announce(self, key: str, stored: StreamSubscription, tails: Mapping[str, Tail]) -> None:
+        """Write a wake into the wake stream, once: its generation is the epoch of a producer."""
+        journal = name_in_store(stored_part(stored.config.wake_stream), stored.tenant)
+        event = stored.wake_event(tails, now=self._world.now())
+        place = Producer(f"subscription:{stored.id}", stored.generation, 0)
+        asked = AppendRequest(JSON_TYPE, event, place)
+
+        async def decide(known: KnownStream | None) -> list[StreamRecord]:
+            if known is None or known.state.is_deleted:
+                return []
+            decision = known.state.decide(asked)
+            if isinstance(decision, Appended):
+                return [replace(decision, at=self._world.now())]
+            return []
+
+        if await self._streams.find(journal) is None:
+            _log.warning("subscription %r has no wake stream: make it", stored.id)
+        else:
+            await self._streams.write(journal, decide)
+        with suppress(NotFoundError):
+            await self.update(key, lambda found, _: found.announced(stored.generation))
+
+    async def _put(self, key: str, subscription: StreamSubscription, *, expected: int) -> int:
+        body = encode_subscription(subscription)
+        version = await self._store.kv_put(SUBSCRIPTIONS, key, body, expected=expected, at=self._world.now())
+        self._kick.set()
+        return version
+
+    async def all_streams(self, of: set[str] | None) -> AsyncIterator[tuple[str, Tail]]:
+        """Iterate over the journals of streams, among those named, with their ends."""
+        async for line in self._store.list(of=of):
+            if stored_part("") in line.session:
+                known = await self._streams.look(line.session)
+                if known is not None and not known.state.is_deleted:
+                    yield line.session, Tail(known.birth, known.state.units)
+
+
+def _decode(entry: KeyValueEntry) -> StreamSubscription:
+    try:
+        return decode_subscription(entry.body)
+    except msgspec.DecodeError as error:
+        raise RecordUndecodableError(f"subscription {entry.key!r} cannot be read: {error}") from error
+
+
+def _is_done(body: bytes) -> bool:
+    try:
+        return msgspec.json.decode(body, type=WebhookAnswer).done is True
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return False

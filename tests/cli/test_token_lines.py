@@ -1,0 +1,45 @@
+"""Lines of token files: what is written is what a server reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.token_lines import add_token, read_tokens
+from midstream.errors import UsageError
+from midstream.server.auth.token_file import TokenFile, TokenUse, digest_of_token, read_token_file
+
+
+def test_a_new_line_is_behind_the_others_and_read_by_its_server(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    first = add_token(file, "ada", "acme", {"scope": "read", "role": ""}, comment="a #1")
+    second = add_token(file, "eve", "acme", {}, days=1)
+    lines = read_token_file(file)
+    assert [line.digest for line in lines] == [digest_of_token(first), digest_of_token(second)]
+    assert [line.settings for line in lines] == [{"scope", "added"}, {"expires", "added"}]
+    assert (file.stat().st_mode & 0o777, first in read_tokens(file)) == (0o600, False)
+    assert TokenFile(file).find(second) is not None
+
+
+def test_settings_of_the_other_kind_of_server_are_refused_by_each(tmp_path: Path) -> None:
+    for name, settings, use in (
+        ("gateway", {"tokens-per-day": "5"}, TokenUse.SERVE),
+        ("serve", {"scope": "read"}, TokenUse.GATEWAY),
+    ):
+        file = tmp_path / name
+        add_token(file, "ada", "", settings)
+        with pytest.raises(UsageError, match=f"line 2 .* is for `midstream {name}` only"):
+            TokenFile(file, use=use)
+
+
+def test_a_setting_of_another_form_writes_nothing(tmp_path: Path) -> None:
+    for settings in (
+        {"tokens-per-day": "many"},
+        {"budget-per-month": "-1"},
+        {"budget-per-month": "nan"},
+        {"x": "1"},
+    ):
+        with pytest.raises(UsageError):
+            add_token(tmp_path / "tokens", "ada", "", settings)
+    assert not (tmp_path / "tokens").exists()

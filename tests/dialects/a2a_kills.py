@@ -1,0 +1,261 @@
+"""A client of the reference SDK of A2A, cut at random bytes, before a server that is killed; and the TCK.
+
+    python -m tests.dialects.a2a_kills [--cuts 200] [--kills 20] [--seed N] [--suite docs/reference/a2a.md]
+
+The client is unmodified (tests/dialects/a2a_client.py). Afterwards the task that it holds has each word once, is equal
+to what `GetTask` returns, and the tool of the agent has run once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from midstream.environment import World
+from tests.dialects import a2a_agent, a2a_suite, chat_agent
+from tests.dialects.ui_stream import ChatServer, CuttingRelay
+from tests.ports import held_port
+
+Json = dict[str, Any]
+
+CLIENT_S, SENT_S = 240.0, 30.0
+TRIES_MAX = 100
+PAUSE_S = 0.2
+CUT_BYTES = (300, 6000)
+STORIES = (
+    ("JSONRPC", True, 1),
+    ("HTTP+JSON", True, 1),
+    ("JSONRPC", False, 1),
+    ("JSONRPC", True, 2),
+)
+"""Binding, whether it streams, and how many clients send the same message at once."""
+
+
+def lacking() -> str:
+    """Return what is missing to run the client, or nothing."""
+    installed = (a2a_suite.HOME / "bin" / "python").exists()
+    return "" if installed else "the reference SDK of A2A is not installed here (make .venv/.a2a)"
+
+
+async def run_client(story: Json) -> Json:
+    """Play a story of a2a_client.py and return what the client has at its end."""
+    program = (Path(__file__).parent / "a2a_client.py").read_text(encoding="utf-8")
+    told: Json = json.loads(await run_python(program, json.dumps(story)))
+    return told
+
+
+async def run_python(program: str, *arguments: str) -> str:
+    """Run a program in the environment of the SDK and return what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(a2a_suite.HOME / "bin" / "python"), "-c", program, *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), CLIENT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    assert process.returncode == 0, err.decode()[-3000:]
+    return out.decode()
+
+
+def whole(task: Json) -> Json:
+    """Return a task with the texts of each artifact as one: a client has them in the pieces in which they came."""
+    artifacts = [
+        {**each, "parts": [{"text": "".join(part["text"] for part in each["parts"])}]}
+        for each in task.get("artifacts", ())
+    ]
+    return {**task, "artifacts": artifacts}
+
+
+def texts(task: Json) -> list[str]:
+    """Return the text of each artifact of a task."""
+    return [each["parts"][0]["text"] for each in whole(task)["artifacts"]]
+
+
+class Story:
+    """Tasks of one server that is killed.
+
+    Args:
+        words: Of each answer.
+    """
+
+    def __init__(self, folder: Path, port: int, words: int, chance: random.Random, *options: str) -> None:
+        self.server = ChatServer(folder, port, words, *options)
+        self.chance = chance
+        self.words = words
+        self.counts = dict.fromkeys(("tasks", "kills", "cuts", "tries", "subscribed", "events"), 0)
+
+    def ran(self) -> int:
+        """How often the tool of the agent ran."""
+        ledger = self.server.ledger
+        return len(ledger.read_text(encoding="utf-8").splitlines()) if ledger.exists() else 0
+
+    async def play(self, relay: CuttingRelay, kills: int) -> None:
+        """Play one task, and judge it."""
+        binding, is_streaming, clients = STORIES[self.counts["tasks"] % len(STORIES)]
+        name, before = f"m-{self.chance.random()}", self.ran()
+        message = {"messageId": name, "role": "ROLE_USER", "parts": [{"text": "hi"}]}
+        story = {"url": relay.url, "message": message, "binding": binding}
+        playing = asyncio.create_task(run_client({**story, "is_streaming": is_streaming, "clients": clients}))
+        try:
+            await self._kill(relay, kills, playing.done)
+            told = await playing
+        finally:
+            playing.cancel()
+        expected = [chat_agent.FIRST, "".join(f"word{number} " for number in range(self.words))]
+        assert told["task"]["status"]["state"] == "TASK_STATE_COMPLETED", told["task"]["status"]
+        assert texts(told["task"]) == expected, f"{binding}: {[len(each) for each in texts(told['task'])]}"
+        for fold in told["folds"]:
+            assert whole(fold) == whole(told["task"]), f"{binding}: {fold['id']} is not what was streamed"
+        assert self.ran() - before <= 1, f"{binding}: the tool ran {self.ran() - before} times"
+        self.counts["tasks"] += 1
+        for each in ("tries", "subscribed", "events"):
+            self.counts[each] += told[each]
+
+    async def _kill(self, relay: CuttingRelay, kills: int, is_over: Callable[[], bool]) -> None:
+        took_s = self.words * chat_agent.PAUSE_S * 1.3 + 1.0  # with the start of the client
+        for _ in range(kills):
+            await World().sleep(self.chance.random() * took_s / kills)
+            if is_over():
+                return
+            relay.is_up.clear()
+            await self.server.kill()
+            await self.server.start()
+            relay.is_up.set()
+            self.counts["kills"] += 1
+
+
+class AskingServer(ChatServer):
+    """Serves an agent that asks."""
+
+    agent = "tests.dialects.a2a_agent:agent"
+
+
+async def answer_questions(folder: Path, kills: int, seed: int, *options: str) -> Json:
+    """Answer the questions of tasks while the server is killed, each message again and again until its answer comes;
+    return what was counted.
+    """
+    chance, counts = random.Random(seed), dict.fromkeys(("tasks", "kills", "sent"), 0)
+    with held_port() as port:
+        server = AskingServer(folder, port, 0, *options)
+        await server.start()
+        try:
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SENT_S) as http:
+                while counts["kills"] < kills:
+                    await _answer_one(server, http, chance, counts)
+        finally:
+            await server.stop()
+        noted = server.ledger.read_text(encoding="utf-8").splitlines() if server.ledger.exists() else []
+    assert len(noted) == len({*noted}) <= counts["tasks"], noted
+    return {**counts, "effects": len(noted)}
+
+
+async def _answer_one(
+    server: ChatServer, http: httpx2.AsyncClient, chance: random.Random, counts: dict[str, int]
+) -> None:
+    context, task, said = f"c-{chance.random()}", "", list[str]()
+    for number in range(3):
+        words = f"{number} of {context}"
+        parts = [{"text": words}]
+        place = {"taskId": task} if task else {"contextId": context}
+        message = {"messageId": f"m{number}", "role": "ROLE_USER", "parts": parts, **place}
+        sending = asyncio.create_task(_send_twice(http, {"message": message}, counts))
+        await World().sleep(chance.random() * 0.1)
+        await server.kill()
+        await server.start()
+        counts["kills"] += 1
+        found = await sending
+        task = found["id"]
+        said.append(words)
+        asked = [each["parts"][0]["text"] for each in found["history"] if each["role"] == "ROLE_USER"]
+        assert asked == said, found
+        if number < len(a2a_agent.QUESTIONS):
+            assert found["status"]["state"] == "TASK_STATE_INPUT_REQUIRED", found["status"]
+            assert found["status"]["message"]["parts"][0]["text"] == a2a_agent.QUESTIONS[number]
+    assert found["status"]["state"] == "TASK_STATE_COMPLETED", found["status"]
+    assert texts(found)[-1] == f"Noted: {said[1]} {said[2]}", texts(found)
+    counts["tasks"] += 1
+
+
+async def _send_twice(http: httpx2.AsyncClient, params: Json, counts: dict[str, int]) -> Json:
+    """Send a message until it has its answer, and once more."""
+    answers = list[Json]()
+    for _ in range(TRIES_MAX):
+        counts["sent"] += 1
+        try:
+            told = await http.post("/v1/a2a/message:send", json=params, headers={"a2a-version": "1.0"})
+            if told.status_code == 200:
+                answers.append(told.json()["task"])
+        except httpx2.HTTPError:
+            await World().sleep(PAUSE_S)
+        if len(answers) > 1:
+            assert answers[0] == answers[1], answers
+            return answers[0]
+    raise AssertionError("the message was never answered")
+
+
+async def play(folder: Path, cuts: int, kills: int, seed: int, *options: str, words: int = 1500) -> Json:
+    """Cut and kill so many times under tasks of each kind; return what was counted."""
+    chance = random.Random(seed)
+    with held_port() as port:
+        story = Story(folder, port, words, chance, *options)
+        await story.server.start()
+        try:
+            async with CuttingRelay(port, chance, 0, CUT_BYTES) as relay:
+                while story.counts["kills"] < kills or relay.cuts < cuts:
+                    left = cuts - relay.cuts
+                    relay.left = min(left, max(2, cuts // 8))
+                    await story.play(relay, min(2, kills - story.counts["kills"]))
+                story.counts["cuts"] = relay.cuts
+            return {**story.counts, "effects": story.ran()}
+        finally:
+            await story.server.stop()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the long form."""
+    parser = argparse.ArgumentParser(prog="tests.dialects.a2a_kills")
+    parser.add_argument("--cuts", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--suite", type=Path)
+    options = parser.parse_args(arguments)
+    say = sys.stdout.write
+    say(f"seed {options.seed}\n")
+    failed: list[str] = []
+    if reason := a2a_suite.lacking():
+        say(f"{reason}\n")
+    else:
+        with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as other:
+            ours = asyncio.run(a2a_suite.judge(Path(made)))
+            reference = asyncio.run(a2a_suite.judge_reference(Path(other)))
+        failed = a2a_suite.faults(ours)
+        say(f"TCK: {a2a_suite.counts(ours)}; not as expected: {failed}\n")
+        if options.suite is not None:
+            options.suite.write_text(a2a_suite.page(ours, reference), encoding="utf-8")
+    if reason := lacking():
+        sys.stderr.write(reason + "\n")
+        return 1
+    with tempfile.TemporaryDirectory() as made:
+        say(f"kills: {asyncio.run(play(Path(made), options.cuts, options.kills, options.seed))}\n")
+    with tempfile.TemporaryDirectory() as made:
+        say(f"questions: {asyncio.run(answer_questions(Path(made), options.kills, options.seed))}\n")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

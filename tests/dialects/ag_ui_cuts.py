@@ -1,0 +1,201 @@
+"""AG-UI's client before a server whose lines are cut at random bytes, and which is killed.
+
+    python -m tests.dialects.ag_ui_cuts [--cuts 200] [--kills 1] [--seed N]
+
+The client is npm's, unmodified; a relay between resets or closes its connections in the middle of bodies. Afterwards
+the messages that the client holds have each word once, and the tool has run once. `ag-ui-validate` finds nothing in the
+events as they came, in the run as it is read again, and in what is read behind any of its events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.dialects import chat_agent
+from tests.dialects.ui_stream import HOME, START_S, ChatServer, CuttingRelay, kill_after, run_node
+from tests.ports import held_port
+
+Json = dict[str, Any]
+Event = tuple[str, Json]
+"""The id and the data of an event; a repetition has no id."""
+
+HERE = Path(__file__).parent
+CUT_BYTES = {"run": (200, 4000), "connect": (2000, 40_000), "raw": (200, 4000)}
+READS_MAX = 3000
+SUFFIXES_MAX = 60
+
+
+def lacking() -> str:
+    """Return what is missing to run the client and the validator, or nothing."""
+    if not (HOME / "node_modules" / "@ag-ui" / "client").exists():
+        return "npm did not install AG-UI's client here (make dialects)"
+    try:
+        import ag_ui_validate  # noqa: F401 - it is asked for
+    except ImportError:
+        return "ag-ui-validate is not installed (requirements/dev.txt)"
+    return ""
+
+
+async def run_client(url: str, story: str, **more: object) -> Json:
+    """Play a story of ag_ui_client.mjs and return what the client has at its end."""
+    program = (HERE / "ag_ui_client.mjs").read_text(encoding="utf-8")
+    told: Json = json.loads(await run_node(program, json.dumps({"url": url, "story": story, **more})))
+    return told
+
+
+def events_of(body: str) -> list[Event]:
+    """Return the events of a body, but for one that was cut."""
+    events: list[Event] = []
+    for block in body.split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
+        if "data" in fields:
+            events.append((fields.get("id", ""), json.loads(fields["data"])))
+    return events
+
+
+def findings(events: Sequence[Event]) -> list[str]:
+    """Return all that `ag-ui-validate` has to say, also its advice."""
+    from ag_ui_validate import create_validator
+
+    validator = create_validator()
+    for _, event in events:
+        validator.feed(event)
+    validator.finalize()
+    report = validator.report()
+    assert not report.internal_errors, report.internal_errors
+    return [f"{found.rule} {found.message}" for found in report.diagnostics]
+
+
+def body_of(thread: str, run: str, text: str = "hi", **more: object) -> Json:
+    """Return a request as the client sends it."""
+    message = {"id": f"user-{thread}", "role": "user", "content": text}
+    empty: Json = {"tools": [], "context": [], "state": {}, "forwardedProps": {}}
+    return {"threadId": thread, "runId": run, "messages": [message], **empty, **more}
+
+
+async def read_run(url: str, body: Json) -> list[Event]:
+    """Read a run, the same request again after its last event wherever the line breaks; only what has an id."""
+    events: list[Event] = []
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
+        for _ in range(READS_MAX):
+            headers = {"last-event-id": events[-1][0]} if events else {}
+            pieces: list[str] = []
+            try:
+                async with http.stream("POST", "/v1/ag-ui", json=body, headers=headers) as answer:
+                    assert answer.status_code < 500, answer.status_code
+                    async for piece in answer.aiter_text():
+                        pieces.append(piece)  # noqa: PERF401 - what came before a cut is kept
+            except httpx2.HTTPError:
+                pass
+            events += [event for event in events_of("".join(pieces)) if event[0]]
+            if events and events[-1][1]["type"] in ("RUN_FINISHED", "RUN_ERROR"):
+                return events
+    raise AssertionError("the run did not end")
+
+
+async def check_suffixes(url: str, body: Json, events: Sequence[Event], chance: random.Random) -> int:
+    """Check that a run is read again as it came, whole and behind its events; return how many suffixes were read."""
+    numbers = list(range(len(events)))
+    if len(numbers) > SUFFIXES_MAX:
+        numbers = sorted({*numbers[:25], *numbers[-5:], *chance.sample(numbers, SUFFIXES_MAX - 30)})
+    path = f"/v1/ag-ui/threads/{body['threadId']}/runs/{body['runId']}"
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
+        whole = events_of((await http.get(path)).text)
+        assert whole == list(events)
+        assert findings(whole) == []
+        for number in numbers:
+            answer = await http.get(path, headers={"last-event-id": events[number][0]})
+            suffix = events_of(answer.text)
+            assert findings(suffix) == [], (events[number], findings(suffix))
+            wanted = list(events[number + 1 :]) or [events[-1]]
+            assert [event for event in suffix if event[0]] == wanted
+    return len(numbers)
+
+
+def judge(told: Json, server: ChatServer, words: int) -> None:
+    """Check that the client has each word once, and that the tool ran once."""
+    messages = told["messages"]
+    assert [each["role"] for each in messages if each["role"] != "reasoning"] == [
+        *("user", "assistant", "tool", "assistant")
+    ], [(each["role"], each["id"]) for each in messages]
+    assert [each["content"] for each in messages if each["role"] == "reasoning"] == [chat_agent.THOUGHT]
+    _, called, result, last = (each for each in messages if each["role"] != "reasoning")
+    assert called["content"] == chat_agent.FIRST
+    expected = "".join(f"word{number} " for number in range(words))
+    assert last["content"] == expected, f"{len(last['content'])} characters instead of {len(expected)}"
+    (call,) = called["toolCalls"]
+    assert result["toolCallId"] == call["id"]
+    ran = server.ledger.read_text(encoding="utf-8").splitlines() if server.ledger.exists() else []
+    if result["content"] != "noted":  # killed while it ran: what is unknown is not tried again
+        assert "may or may not" in result["content"], result
+        assert len(ran) <= 1, ran
+    else:
+        assert ran == ["it"], ran
+
+
+async def play(
+    story: str, folder: Path, *, cuts: int, kills: int, words: int, seed: int, options: tuple[str, ...] = ()
+) -> int:
+    """Cut a client so many times, kill the server, judge what the client has, and return the number of suffixes."""
+    chance = random.Random(seed)
+    with held_port() as port:
+        server = ChatServer(folder, port, words, *options)
+        await server.start()
+        try:
+            async with CuttingRelay(port, chance, cuts, CUT_BYTES[story]) as relay:
+                moments = [cuts * (number + 1) // (kills + 1) for number in range(kills)]
+                killing = asyncio.create_task(kill_after(server, relay, moments))
+                name = f"thread-{seed}"
+                body = body_of(name, f"run-{name}")
+                direct = f"http://127.0.0.1:{port}"
+                if story == "raw":
+                    events = await read_run(relay.url, body)
+                else:
+                    judge(await run_client(relay.url, story, id=name), server, words)
+                    events = await read_run(direct, body)
+                await asyncio.wait_for(killing, START_S)
+                assert not relay.left, f"only {relay.cuts} cuts"
+            assert findings(events) == []
+            return await check_suffixes(direct, body, events, chance)
+        finally:
+            await server.stop()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the long form."""
+    parser = argparse.ArgumentParser(prog="tests.dialects.ag_ui_cuts")
+    parser.add_argument("--cuts", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    options = parser.parse_args(arguments)
+    if reason := lacking():
+        sys.stderr.write(reason + "\n")
+        return 1
+    for story, cuts in (
+        ("run", options.cuts),
+        ("raw", options.cuts),
+        ("connect", max(1, options.cuts // 10)),
+    ):
+        with tempfile.TemporaryDirectory() as made:
+            words = 50 * options.cuts + 200
+            playing = play(story, Path(made), cuts=cuts, kills=options.kills, words=words, seed=options.seed)
+            suffixes = asyncio.run(playing)
+            done = f"{cuts} cuts, {options.kills} kills, seed {options.seed}"
+            sys.stdout.write(
+                f"ag-ui {story}: {done}: {words} words once, {suffixes} suffixes without findings\n"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,290 @@
+"""MCP's Python client before `midstream serve`, which is killed at random moments, and the conformance suite.
+
+    python -m tests.dialects.mcp_kills [--kills 20] [--seed N] [--suite docs/reference/mcp.md]
+
+The client is unmodified, in both kinds of the protocol; where its call fails, it is made again with the same id
+(`midstream/call`), as the guide says. Afterwards the tool of the agent ran once, and the answer is whole. Raw requests
+show what that client does not do: a request that is repeated with its id, and tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+from mcp.client.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types import RequestParamsMeta
+from msgspec import Struct
+
+from midstream.environment import World
+from tests.dialects import chat_agent, mcp_suite
+from tests.dialects.ui_stream import ChatServer
+from tests.ports import held_port
+
+Json = dict[str, Any]
+
+MODES = ("legacy", "auto")
+STORY_S = 180.0
+TRIES_MAX = 60
+PAUSE_S = 0.2
+HEADERS = {"accept": "application/json, text/event-stream"}
+TASKS: Json = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+
+
+class Told(Struct):
+    """What a client has at the end of a call."""
+
+    answer: str = ""
+    session: str = ""
+    shown: str = ""
+    """The words of its progress. What does not grow is a repetition: where a stream that was read on breaks, this
+    client (`mcp` 2.3) reads it again from where it had broken before."""
+    progress: float = 0.0
+    tries: int = 0
+
+
+async def call(url: str, mode: str, name: str, on_words: Callable[[], None]) -> Told:
+    """Call `ask` by the client until it has an answer."""
+    told = Told()
+    meta = cast("RequestParamsMeta", {"midstream/call": name})
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        if progress > told.progress:
+            told.shown += message or ""
+            told.progress = progress
+        on_words()
+
+    while told.tries < TRIES_MAX:
+        told.tries += 1
+        try:
+            async with Client(f"{url}/v1/mcp", mode=mode) as client:
+                result = await client.call_tool(
+                    "ask", {"message": "hi"}, progress_callback=on_progress, meta=meta
+                )
+            assert not result.is_error, result
+            found = result.structured_content
+            told.answer, told.session = found["answer"], found["session"]
+            return told
+        except* (MCPError, httpx2.HTTPError):
+            await World().sleep(PAUSE_S)
+    raise AssertionError("the call was never answered")
+
+
+class Raw:
+    """A client by hand, in one MCP session."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx2.AsyncClient(base_url=url, timeout=60, headers=HEADERS)
+        self.session: dict[str, str] = {}
+
+    async def initialize(self) -> None:
+        params = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "t", "version": "1"},
+        }
+        body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+        told = await self._send(lambda: self.http.post("/v1/mcp", json=body))
+        self.session = {
+            "mcp-session-id": told.headers["mcp-session-id"],
+            "mcp-protocol-version": "2025-11-25",
+        }
+
+    async def request(self, rpc_id: int, method: str, params: Json) -> Json:
+        """Send a request, with its id, until it has its response."""
+        body = {"jsonrpc": "2.0", "id": rpc_id, "method": method, "params": params}
+
+        async def post() -> httpx2.Response:
+            told = await self.http.post("/v1/mcp", json=body, headers=self.session)
+            if '"result"' not in told.text and '"error"' not in told.text:
+                raise httpx2.ReadError("the stream ended before its response")
+            return told
+
+        told = await self._send(post)
+        lines = [line.removeprefix("data: ") for line in told.text.splitlines() if line.startswith("data: {")]
+        message: Json = json.loads(lines[-1] if lines else told.text)
+        assert message["id"] == rpc_id, message
+        return message
+
+    async def modern(self, method: str, params: Json, name: str) -> Json:
+        """Send a request of the modern version until it has its response."""
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": TASKS,
+        }
+        headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": method, "mcp-name": name}
+        params = {**params, "_meta": {**meta, **params.get("_meta", {})}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        told = await self._send(lambda: self.http.post("/v1/mcp", json=body, headers=headers))
+        message: Json = told.json()
+        result: Json = message["result"]
+        return result
+
+    async def _send(self, send: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
+        for _ in range(TRIES_MAX):
+            with contextlib.suppress(httpx2.HTTPError):
+                told = await send()
+                if told.status_code != 503:
+                    return told
+            await World().sleep(PAUSE_S)
+        raise AssertionError("the server did not come back")
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+
+async def as_task(raw: Raw, name: str) -> str:
+    """Call `ask` as a task; return its answer."""
+    params: Json = {"name": "ask", "arguments": {"message": "hi"}, "_meta": {"midstream/call": name}}
+    found = await raw.modern("tools/call", params, "ask")
+    assert found["resultType"] == "task", found
+    task = found["taskId"]
+    while True:
+        found = await raw.modern("tasks/get", {"taskId": task}, task)
+        if found["status"] == "completed":
+            answer: str = found["result"]["structuredContent"]["answer"]
+            return answer
+        assert found["status"] == "working", found
+        await World().sleep(PAUSE_S)
+
+
+async def twice(raw: Raw, rpc_id: int) -> str:
+    """Send one request two times at once, and again where a stream breaks; return the answer, which is one."""
+    params: Json = {"name": "ask", "arguments": {"message": "hi"}}
+    told = await asyncio.gather(*(raw.request(rpc_id, "tools/call", params) for _ in range(2)))
+    assert told[0] == told[1], told
+    answer: str = told[0]["result"]["structuredContent"]["answer"]
+    return answer
+
+
+class Story:
+    """Kills of one server under calls.
+
+    Args:
+        words: Of each answer.
+    """
+
+    def __init__(self, folder: Path, port: int, words: int, chance: random.Random, *options: str) -> None:
+        self.server = ChatServer(folder, port, words, *options)
+        self.url = f"http://127.0.0.1:{port}"
+        self.chance = chance
+        self.words = words
+        self.kills = 0
+        self.calls = 0
+        self.retries = 0
+        self.resumed = 0
+        """Calls that a kill hit, and that their client brought to their end by itself."""
+
+    @property
+    def answer(self) -> str:
+        return "".join(f"word{number} " for number in range(self.words))
+
+    async def kill_within(self, kills: int, took_s: float, is_over: Callable[[], bool]) -> int:
+        """Kill the server so often while a call runs, which takes so long."""
+        done = 0
+        while done < kills:
+            await World().sleep(self.chance.random() * took_s / kills)
+            if is_over():
+                break
+            await self.server.kill()
+            await self.server.start()
+            done += 1
+        self.kills += done
+        return done
+
+    def ran(self) -> int:
+        """How often the tool of the agent ran."""
+        return (
+            len(self.server.ledger.read_text(encoding="utf-8").splitlines())
+            if self.server.ledger.exists()
+            else 0
+        )
+
+    async def play(self, mode: str, kills: int) -> None:
+        """Play one call, and judge it."""
+        before, name = self.ran(), f"{mode}-{self.calls}-{self.chance.random()}"
+        self.calls += 1
+        took_s = self.words * chat_agent.PAUSE_S * 1.3
+        raw = Raw(self.url)
+        seen = 0
+
+        def on_words() -> None:
+            nonlocal seen
+            seen += 1
+
+        if mode == "task":
+            playing: asyncio.Task[Any] = asyncio.create_task(as_task(raw, name))
+        elif mode == "twice":
+            await raw.initialize()
+            playing = asyncio.create_task(twice(raw, self.calls))
+        else:
+            playing = asyncio.create_task(call(self.url, mode, name, on_words))
+        try:
+            done = await self.kill_within(kills, took_s, playing.done)
+            async with asyncio.timeout(STORY_S):
+                told = await playing
+        finally:
+            playing.cancel()
+            await raw.close()
+        answer = told.answer if isinstance(told, Told) else told
+        assert answer == self.answer, f"{mode}: {len(answer)} characters instead of {len(self.answer)}"
+        assert self.ran() - before <= 1, f"{mode}: the tool ran {self.ran() - before} times"
+        if isinstance(told, Told):
+            self.retries += told.tries - 1
+            self.resumed += bool(done and told.tries == 1)
+            assert told.shown == chat_agent.FIRST + self.answer, f"{mode}: {told.shown[:200]!r}"
+
+
+async def play(folder: Path, kills: int, seed: int, *options: str, words: int = 1500) -> Json:
+    """Kill a server so many times under calls of each kind; return what was counted."""
+    chance = random.Random(seed)
+    modes = [*MODES, "task", "twice"]
+    with held_port() as port:
+        story = Story(folder, port, words, chance, *options)
+        await story.server.start()
+        try:
+            while story.kills < kills:
+                await story.play(modes[story.calls % len(modes)], min(2, kills - story.kills))
+            found = {name: getattr(story, name) for name in ("kills", "calls", "retries", "resumed")}
+            return {**found, "effects": story.ran()}
+        finally:
+            await story.server.stop()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the long form."""
+    parser = argparse.ArgumentParser(prog="tests.dialects.mcp_kills")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--suite", type=Path)
+    parser.add_argument("--cuts", help="of the other dialects; without effect here")
+    options = parser.parse_args(arguments)
+    say = sys.stdout.write
+    say(f"seed {options.seed}\n")
+    failed: list[str] = []
+    if reason := mcp_suite.lacking():
+        say(f"{reason}\n")
+    else:
+        with tempfile.TemporaryDirectory() as made:
+            found = asyncio.run(mcp_suite.judge(Path(made)))
+        failed = mcp_suite.faults(found)
+        say(f"conformance: {sum(each.passed for each in found)} checks passed; not as expected: {failed}\n")
+        if options.suite is not None:
+            options.suite.write_text(mcp_suite.PAGE + mcp_suite.table_of(found) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as made:
+        say(f"kills: {asyncio.run(play(Path(made), options.kills, options.seed))}\n")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

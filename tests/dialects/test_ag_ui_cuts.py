@@ -1,0 +1,118 @@
+"""AG-UI's client, unmodified, before a served agent: cut at random bytes, a server killed, another one asked."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.models.responses import ThinkingDelta
+from midstream.testing.scripted_model import calls, text
+from midstream.tools.function_tools import tool
+from tests.dialects import ag_ui_cuts, ui_stream
+from tests.dialects.ag_ui_cuts import body_of, findings, judge, lacking, play, read_run, run_client
+from tests.dialects.ui_stream import ChatServer, CuttingRelay
+from tests.ports import held_port
+from tests.server.serving import make_app, served
+
+pytestmark = [pytest.mark.fault, pytest.mark.skipif(bool(lacking()), reason=lacking())]
+Json = dict[str, Any]
+LOOK: Json = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "ag-ui.md"
+
+
+@tool(needs_approval=True)
+def burn(what: str) -> str:
+    """Burn something."""
+    return f"burnt {what}"
+
+
+@pytest.mark.parametrize("story", ["run", "raw", "connect"])
+async def test_a_client_that_is_cut_and_whose_server_is_killed_has_each_word_once(
+    tmp_path: Path, story: str
+) -> None:
+    cuts = 4 if story == "connect" else 12
+    assert await play(story, tmp_path, cuts=cuts, kills=1, words=1500, seed=7) > 10
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_the_client_reads_on_at_another_server_that_takes_the_turn_of_one_that_died(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    options: tuple[str, ...] = ()
+    if kind == "postgres":
+        options = ("--store", request.getfixturevalue("engine").url)
+    words = 800
+    with held_port() as port, held_port() as other:
+        first, second = (ChatServer(tmp_path, each, words, *options) for each in (port, other))
+        await first.start()
+        await second.start()
+        try:
+            async with CuttingRelay(port, random.Random(2), 6, (500, 1500)) as relay:
+                asked = asyncio.create_task(run_client(relay.url, "run", id="taken"))
+                while relay.cuts < 3:
+                    relay.was_cut.clear()
+                    await relay.was_cut.wait()
+                relay.port = other
+                await first.kill()
+                judge(await asked, second, words)
+            events = await read_run(f"http://127.0.0.1:{other}", body_of("taken", "run-taken"))
+            assert findings(events) == []
+        finally:
+            await first.stop()
+            await second.stop()
+
+
+async def test_tools_of_the_client_run_there_and_their_results_begin_the_next_run() -> None:
+    script = [calls(("look", "{}"), ("look", "{}")), calls(("look", "{}")), text("Seen")]
+    async with served(make_app(script)) as server:
+        told = await run_client(server.url, "client", id="c", tools=[LOOK])
+        assert (told["finishes"], told["errors"]) == (3, [])
+        results = [each for each in told["messages"] if each["role"] == "tool"]
+        assert [each["content"] for each in results] == [f"ran {each['toolCallId']}" for each in results]
+        assert len(results) == 3
+        assert told["messages"][-1]["content"] == "Seen"
+
+
+@pytest.mark.parametrize(
+    ("approve", "args", "expected"),
+    [(True, None, "burnt tree"), (True, {"what": "log"}, "burnt log"), (False, None, "declined")],
+)
+async def test_people_decide_about_interrupts(*, approve: bool, args: Json | None, expected: str) -> None:
+    script = [calls(("burn", '{"what": "tree"}')), text("Done")]
+    async with served(make_app(script, tools=[burn])) as server:
+        told = await run_client(server.url, "people", id="p", approve=approve, args=args)
+        assert told["finishes"] == 2
+        (result,) = [each for each in told["messages"] if each["role"] == "tool"]
+        assert expected in result["content"]
+        assert told["messages"][-1]["content"] == "Done"
+
+
+async def test_a_page_that_is_opened_later_has_all_messages() -> None:
+    async with served(make_app([[ThinkingDelta("hm"), *text("Hello you")]])) as server:
+        told = await run_client(server.url, "run", id="later")
+        opened = await run_client(server.url, "open", id="later")
+        assert opened["messages"] == told["messages"]
+        nobody = await run_client(server.url, "open", id="nobody")
+        assert (nobody["messages"], nobody["finishes"]) == ([], 1)
+
+
+async def test_the_programs_of_the_guide_print_the_answer_while_their_lines_are_cut(tmp_path: Path) -> None:
+    programs = re.findall(r"```js\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    words = 300
+    expected = "".join(f"word{number} " for number in range(words)) + "\n"
+    with held_port() as port:
+        server = ChatServer(tmp_path, port, words)
+        await server.start()
+        try:
+            async with CuttingRelay(port, random.Random(3), 5, ag_ui_cuts.CUT_BYTES["run"]) as relay:
+                for program in programs:
+                    told = await ui_stream.run_node(program.replace("http://127.0.0.1:8000", relay.url))
+                    assert told == expected
+                assert (relay.cuts, len(programs)) == (5, 2)
+        finally:
+            await server.stop()

@@ -1,0 +1,138 @@
+"""Requests of AG-UI: a thread's messages as a chat, results and answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from midstream.dialects.ag_ui_messages import chat_of, read_input, resumed_answers, snapshot_of
+from midstream.dialects.ag_ui_stream import AgUiFold, stream_name
+from midstream.dialects.langgraph_messages import interrupt_id_of
+from midstream.dialects.ui_messages import find_change
+from midstream.errors import AnswerMismatchError, MalformedFrameError, QuestionClosedError
+from midstream.history.messages import File, Text, UserMessage
+from midstream.session.calls import Choice
+from midstream.session.questions import questions_of
+from midstream.session.records import QuestionAnswered
+from tests.dialects.langgraph_journal import approved, opening
+
+Json = dict[str, Any]
+HI: Json = {"id": "m1", "role": "user", "content": "hi"}
+
+
+def request(**more: object) -> bytes:
+    return json.dumps({"threadId": "t", "runId": "r", "messages": [HI], **more}).encode()
+
+
+def folded(*, to: type | None = None) -> AgUiFold:
+    """Return the story of an approval, up to a record."""
+    fold = AgUiFold("t")
+    stream = stream_name("r1", "m1")
+    for record in [*opening(stream), *approved()[len(opening()) :]]:
+        if to is not None and isinstance(record, to):
+            break
+        fold.take(record, epoch=1)
+    return fold
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        request(threadId="a b"),
+        request(runId=""),
+        request(runId="a b"),
+        request(messages=[{"id": "x", "role": "robot"}]),
+        request(messages=[{**HI, "content": json.loads("[" * 200 + "]" * 200)}]),
+        request(resume=[{"interruptId": "x", "status": "maybe"}]),
+    ],
+)
+def test_a_request_of_another_form_is_refused(body: bytes) -> None:
+    with pytest.raises(MalformedFrameError):
+        read_input(body)
+
+
+def test_equal_requests_have_equal_digests_and_roles_of_no_conversation_are_left_out() -> None:
+    asked = read_input(request(messages=[{"id": "s", "role": "system", "content": "x"}, HI], context=[1]))
+    assert [each.id for each in asked.messages] == ["m1"]
+    assert asked.digest == read_input(request(messages=[HI])).digest
+    assert asked.digest != read_input(request(runId="r2")).digest
+    assert read_input(request(messages=[{**HI, "id": "a b"}])).message_id == ""
+
+
+def test_a_snapshot_that_a_client_sends_back_is_the_history_of_its_session() -> None:
+    fold = folded()
+    sent = [*snapshot_of(fold), {"id": "m2", "role": "user", "content": "more"}]
+    change = find_change(fold.session.history.entries, chat_of(read_input(request(messages=sent)).messages))
+    assert (change.message, change.keep, change.before) == (UserMessage.of("more"), None, ())
+
+
+def test_a_client_that_left_out_the_answer_changes_the_thread() -> None:
+    fold = folded()
+    sent = [HI, {"id": "m2", "role": "user", "content": "more"}]
+    change = find_change(fold.session.history.entries, chat_of(read_input(request(messages=sent)).messages))
+    assert change.keep == 1
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ({"type": "text", "text": "x"}, Text("x")),
+        (
+            {"type": "image", "source": {"type": "data", "value": "AA==", "mimeType": "image/png"}},
+            File("image/png", data="AA=="),
+        ),
+        (
+            {"type": "audio", "source": {"type": "url", "value": "https://a/b"}},
+            File("audio/*", url="https://a/b"),
+        ),
+        (
+            {"type": "binary", "mimeType": "text/csv", "data": "AA==", "filename": "a.csv"},
+            File("text/csv", data="AA==", name="a.csv"),
+        ),
+    ],
+)
+def test_parts_of_a_message_are_given_to_the_agent(block: Json, expected: Text | File) -> None:
+    chat = chat_of(read_input(request(messages=[{**HI, "content": [block]}])).messages)
+    assert find_change((), chat).message.parts == (expected,)
+
+
+def test_a_part_that_is_none_is_refused() -> None:
+    for content in (7, [{"type": "video"}]):
+        with pytest.raises(MalformedFrameError):
+            chat_of(read_input(request(messages=[{**HI, "content": content}])).messages)
+
+
+@pytest.mark.parametrize(
+    ("given", "choice", "text", "arguments"),
+    [
+        ({"status": "resolved", "payload": {"approved": True}}, Choice.ALLOW, "", None),
+        ({"status": "resolved", "payload": {"approved": False, "reason": "no"}}, Choice.DENY, "no", None),
+        (
+            {"status": "resolved", "payload": {"approved": True, "editedArgs": {"what": "log"}}},
+            Choice.ALLOW,
+            "",
+            '{"what":"log"}',
+        ),
+        ({"status": "cancelled"}, Choice.DENY, "cancelled", None),
+    ],
+)
+def test_interrupts_are_answered(given: Json, choice: Choice, text: str, arguments: str | None) -> None:
+    fold = folded(to=QuestionAnswered)
+    (question,) = questions_of("", fold.session)
+    resume = read_input(request(resume=[{"interruptId": interrupt_id_of(question), **given}])).resume
+    (answer,) = resumed_answers(fold.session, resume, ())
+    assert (answer.choice, answer.text, answer.arguments) == (choice, text, arguments)
+    assert answer.digest == question.digest
+
+
+def test_all_interrupts_are_addressed_and_no_other() -> None:
+    fold = folded(to=QuestionAnswered)
+    unknown = read_input(request(resume=[{"interruptId": "0" * 32, "status": "resolved"}])).resume
+    with pytest.raises(AnswerMismatchError, match="not addressed"):
+        resumed_answers(fold.session, unknown, ())
+    with pytest.raises(QuestionClosedError):
+        resumed_answers(folded().session, unknown, ())

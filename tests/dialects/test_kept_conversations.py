@@ -1,0 +1,90 @@
+"""Conversations that the gateway keeps, as OpenAI's own client uses them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from midstream.models.responses import ModelRequest
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.scripted_model import Response, ScriptedModel, calls, text
+from tests.dialects.serving import make_gateway, served, serving
+from tests.dialects.test_live_responses import gated
+
+
+def counting(request: ModelRequest) -> Response:
+    return text(f"answer {len(request.history.entries)}")
+
+
+def user(words: str) -> Any:  # noqa: ANN401 - what the SDK takes
+    return {"type": "message", "role": "user", "content": words}
+
+
+async def texts_in(client: openai.AsyncOpenAI, name: str) -> list[str]:
+    items = client.conversations.items.list(name, order="asc")
+    return [part.text async for item in items for part in getattr(item, "content", [])]
+
+
+async def test_responses_go_on_with_their_conversation_and_add_to_it() -> None:
+    async with served(counting) as gateway, gateway.openai() as client:
+        made = await client.conversations.create(items=[user("before")])
+        first = await client.responses.create(model="m", input="one", conversation=made.id)
+        assert (first.output_text, first.conversation and first.conversation.id) == ("answer 2", made.id)
+        await client.conversations.items.create(made.id, items=[user("between")])
+        second = await client.responses.create(model="m", input="two", conversation={"id": made.id})
+        assert second.output_text == "answer 5"
+        said = ["before", "one", "answer 2", "between", "two", "answer 5"]
+        assert await texts_in(client, made.id) == said
+        listed = [item async for item in client.conversations.items.list(made.id, order="asc")]
+        await client.conversations.items.delete(listed[1].id or "", conversation_id=made.id)
+        count = await client.responses.input_tokens.count(model="m", input="x" * 400, conversation=made.id)
+        assert count.input_tokens > 100
+        third = await client.responses.create(model="m", input="three", conversation=made.id)
+        assert third.output_text == "answer 6"
+        assert "'one'" not in str(gateway.model.requests[-1].history.entries)
+        assert await texts_in(client, made.id) == [said[0], *said[2:], "three", "answer 6"]
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.create(model="m", input="x", conversation=made.id, store=False)
+
+
+async def test_the_results_of_a_call_reach_it_in_its_conversation() -> None:
+    tool: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None}
+    async with served([calls(("c1", "look", "{}")), text("seen")]) as gateway, gateway.openai() as client:
+        made = await client.conversations.create()
+        await client.responses.create(model="m", input="look", tools=[tool], conversation=made.id)
+        output: Any = [{"type": "function_call_output", "call_id": "c1", "output": "rain"}]
+        answer = await client.responses.create(model="m", input=output, tools=[tool], conversation=made.id)
+        assert answer.output_text == "seen"
+        kinds = [item.type async for item in client.conversations.items.list(made.id, order="asc")]
+        assert kinds == ["message", "function_call", "function_call_output", "message"]
+        assert len(gateway.model.requests[-1].history.entries) == 2
+
+
+async def test_a_conversation_makes_one_response_at_a_time() -> None:
+    go_on = asyncio.Event()
+    async with served([gated(go_on)]) as gateway, gateway.openai(max_retries=0) as client:
+        made = await client.conversations.create()
+        running = await client.responses.create(model="m", input="hi", background=True, conversation=made.id)
+        with pytest.raises(openai.ConflictError, match="another response"):
+            await client.responses.create(model="m", input="more", conversation=made.id)
+        go_on.set()
+        stream = await client.responses.retrieve(running.id, stream=True)
+        assert [event.type async for event in stream][-1] == "response.completed"
+
+
+async def test_a_conversation_survives_its_gateway() -> None:
+    memory = Memory()
+    for words in ("one", "two"):
+        model = ScriptedModel(counting)
+        async with (
+            serving(make_gateway(model, store=MemoryStore(memory)), model) as gateway,
+            gateway.openai() as client,
+        ):
+            if words == "one":
+                made = await client.conversations.create()
+            await client.responses.create(model="m", input=words, conversation=made.id)
+            said = await texts_in(client, made.id)
+    assert said == ["one", "answer 1", "two", "answer 3"]

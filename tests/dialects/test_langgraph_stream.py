@@ -1,0 +1,165 @@
+"""Unmodified clients of LangGraph before a served agent: cut at random bytes, the server killed, another one asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.dialects import langgraph_stream
+from tests.dialects.chat_agent import FIRST
+from tests.dialects.langgraph_stream import (
+    CHANNELS,
+    HOME,
+    MODES,
+    judge_events,
+    judge_run,
+    lacking,
+    play,
+    read_events,
+    read_run,
+    run_client,
+    words_of,
+)
+from tests.dialects.ui_stream import START_S, ChatServer, CuttingRelay, kill_after, run_node
+from tests.guides.programs import URL
+from tests.ports import held_port
+
+pytestmark = pytest.mark.fault
+needs_npm = pytest.mark.skipif(bool(lacking()), reason=lacking())
+
+
+async def test_a_run_that_is_joined_again_after_a_sigkill_has_each_word_once(tmp_path: Path) -> None:
+    told = await play("runs", tmp_path, cuts=2, kills=1, words=1500, seed=5)
+    assert told["attempts"] == [1, 2], "the kill was not in the middle of the answer"
+
+
+async def test_the_events_of_a_thread_have_no_gap_in_seq_across_sigkills(tmp_path: Path) -> None:
+    told = await play("events", tmp_path, cuts=20, kills=3, words=1500, seed=6)
+    assert told["voided"] > 0, "no kill was in the middle of the answer"
+
+
+@needs_npm
+@pytest.mark.parametrize("story", ["stream", "protocol", "hook", "thread"])
+async def test_a_client_of_npm_that_is_cut_and_whose_server_is_killed_has_each_word_once(
+    tmp_path: Path, story: str
+) -> None:
+    await play(story, tmp_path, cuts=2, kills=1, words=1500, seed=8)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_client_reads_on_at_another_server_that_takes_the_turn_of_one_that_died(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    options: tuple[str, ...] = ()
+    if kind == "postgres":
+        options = ("--store", request.getfixturevalue("engine").url)
+    words, thread = 1500, "00000000-0000-4000-8000-00000000000a"
+    with held_port() as port, held_port() as other:
+        first, second = (ChatServer(tmp_path, each, words, *options) for each in (port, other))
+        await first.start()
+        await second.start()
+        try:
+            async with CuttingRelay(port, random.Random(2), 2, (500, 5000)) as relay:
+                reading = asyncio.create_task(read_run(relay.url, thread, "hi"))
+                await relay.was_cut.wait()
+                relay.port = other
+                await first.kill()
+                judge_run(await reading, second, words)
+        finally:
+            await first.stop()
+            await second.stop()
+
+
+async def test_every_server_gives_an_event_the_same_id_and_the_same_number(tmp_path: Path) -> None:
+    words, thread = 100, "00000000-0000-4000-8000-00000000000b"
+    with held_port() as port, held_port() as other:
+        first, second = (ChatServer(tmp_path, each, words) for each in (port, other))
+        await first.start()
+        await second.start()
+        try:
+            events = await read_events(f"http://127.0.0.1:{port}", thread, "hi")
+            judge_events(events, first, words)
+            run, found = "", []
+            for each in (port, other):
+                async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{each}/v1/langgraph") as client:
+                    run = run or (await client.get(f"/threads/{thread}/runs")).json()[0]["run_id"]
+                    place = f"/threads/{thread}/runs/{run}/stream"
+                    found.append((await client.get(place, params={"stream_mode": MODES})).text)
+            assert found[0] == found[1]
+            assert await read_events(f"http://127.0.0.1:{other}", thread, "hi") == events
+        finally:
+            await first.stop()
+            await second.stop()
+
+
+@needs_npm
+async def test_a_page_that_is_opened_later_has_the_messages_of_the_thread(tmp_path: Path) -> None:
+    words, thread = 50, "00000000-0000-4000-8000-00000000000c"
+    with held_port() as port:
+        server = ChatServer(tmp_path, port, words)
+        await server.start()
+        try:
+            url = f"http://127.0.0.1:{port}"
+            reader = await read_run(url, thread, "hi")
+            told = await run_client(url, "opened", thread=thread)
+            assert [words_of(each) for each in told["messages"]] == [
+                words_of(each) for each in reader.values["messages"]
+            ]
+        finally:
+            await server.stop()
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "langgraph-api.md").read_text(encoding="utf-8")
+(PAGE,) = re.findall(r"^```js\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+_AROUND = """
+import { JSDOM } from "jsdom";
+const dom = new JSDOM("<!doctype html><div id=root></div>", { url: "http://page.example/" });
+globalThis.window = dom.window;
+globalThis.document = dom.window.document;
+const { createRoot } = await import("react-dom/client");
+const root = dom.window.document.getElementById("root");
+createRoot(root).render(createElement(Chat, { threadId: "guide" }));
+const until = async (isThere) => {
+  for (const end = Date.now() + 120_000; Date.now() < end; ) {
+    if (isThere()) return;
+    await new Promise((done) => setTimeout(done, 10));
+  }
+  throw new Error(root.textContent);
+};
+await until(() => root.querySelector("button:enabled"));
+root.querySelector("button").click();
+// The hook ends its loading some milliseconds before it draws the last words.
+await until(() => root.textContent.includes(LAST_WORD) && root.querySelector("button:enabled"));
+console.log(JSON.stringify([...root.querySelectorAll("p")].map((each) => each.textContent)));
+process.exit(0);
+"""
+
+
+@needs_npm
+async def test_the_page_of_the_guide_shows_each_word_once_through_cuts_and_a_kill(tmp_path: Path) -> None:
+    words, cuts = 1500, 4
+    with held_port() as port:
+        server = ChatServer(tmp_path, port, words)
+        await server.start()
+        try:
+            async with CuttingRelay(port, random.Random(3), cuts, (500, 5000)) as relay:
+                killing = asyncio.create_task(kill_after(server, relay, [cuts // 2]))
+                page = PAGE.replace(URL, relay.url).replace('"agent"', '"chat"')
+                around = _AROUND.replace("LAST_WORD", f'"word{words - 1} "')
+                shown = json.loads(await run_node(page + around, home=HOME))
+                await asyncio.wait_for(killing, START_S)
+        finally:
+            await server.stop()
+    assert shown[1] == FIRST
+    assert shown[-1] == "".join(f"word{number} " for number in range(words))
+
+
+def test_the_long_form_knows_every_story() -> None:
+    assert set(langgraph_stream.STORIES) == {"runs", "events", "stream", "protocol", "hook", "thread"}
+    assert "checkpoints" in CHANNELS

@@ -1,0 +1,187 @@
+"""Durable Streams: the public suite on each store, and servers that are killed under producers and readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests import nats_engine, postgres_engine
+from tests.dialects.plain_streams import (
+    HOME,
+    counts_of,
+    failures_of,
+    follow_session,
+    judge,
+    kill,
+    lacking,
+    ports,
+)
+from tests.dialects.subscribers import kill_subscribed
+from tests.dialects.ui_stream import ChatServer, run_node
+from tests.guides.programs import URL
+
+pytestmark = pytest.mark.fault
+KILLS = 20
+ORDERS = 10
+MESSAGE = {"type": "send", "parts": [{"type": "text", "text": "hi"}]}
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "durable-streams.md").read_text(encoding="utf-8")
+ON_POSTGRES = pytest.mark.skipif(not postgres_engine.is_installed(), reason="no PostgreSQL is installed here")
+ON_NATS = pytest.mark.skipif(nats_engine.find_program() is None, reason="no NATS server is installed here")
+SHORT = "Append Operations|Idempotent Producer|Stream Closure|Fork - |Reserved subscription"
+"""Groups of the suite that write most: the short form, for the stores beside SQLite and PostgreSQL."""
+SHORT_COUNT = 130
+"""Tests of the short form at least."""
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
+async def test_nothing_is_lost_or_doubled_when_servers_are_killed(count: int, tmp_path: Path) -> None:
+    told = await kill(tmp_path, KILLS // count, 1, count=count)
+    assert told["messages"] > KILLS // count
+
+
+@ON_POSTGRES
+async def test_nothing_is_lost_or_doubled_on_postgres(tmp_path: Path) -> None:
+    with postgres_engine.Engine() as engine:
+        told = await kill(tmp_path, KILLS // 4, 1, "--store", engine.url, count=2)
+    assert told["messages"] > KILLS // 4
+
+
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
+async def test_the_conformance_suite_passes(tmp_path: Path) -> None:
+    report = await judge(tmp_path)
+    assert counts_of(report) == (338, 0, 0), failures_of(report)
+
+
+@ON_POSTGRES
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
+async def test_the_conformance_suite_passes_on_postgres(tmp_path: Path) -> None:
+    with postgres_engine.Engine() as engine:
+        report = await judge(tmp_path, "--store", engine.url)
+    assert counts_of(report) == (338, 0, 0), failures_of(report)
+
+
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
+async def test_the_short_suite_passes_in_memory(tmp_path: Path) -> None:
+    report = await judge(tmp_path, "--store", "memory:", only=SHORT)
+    assert counts_of(report)[1] == 0, failures_of(report)
+    assert counts_of(report)[0] >= SHORT_COUNT
+
+
+@ON_NATS
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
+async def test_the_short_suite_passes_on_jetstream(tmp_path: Path) -> None:
+    with nats_engine.running_cluster(where=tmp_path) as cluster:
+        report = await judge(tmp_path, "--store", cluster.url("streams"), only=SHORT)
+    assert counts_of(report)[1] == 0, failures_of(report)
+    assert counts_of(report)[0] >= SHORT_COUNT
+
+
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
+async def test_the_program_of_the_guide_appends_each_message_once_through_kills(tmp_path: Path) -> None:
+    found = re.search(r"^```js\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    with ports(1) as [port]:
+        server = ChatServer(tmp_path, port, 1)
+        await server.start()
+        try:
+            url = f"http://127.0.0.1:{port}"
+            assert URL in found[1]
+            playing = asyncio.create_task(run_node(found[1].replace(URL, url), home=HOME))
+            async with asyncio.timeout(100), httpx2.AsyncClient() as client:
+                for kills in (1, 2):
+                    while not await _has_more(client, url, kills) and not playing.done():  # noqa: ASYNC110 - another process
+                        await asyncio.sleep(0)
+                    await server.kill()
+                    await server.start()
+                assert (await playing).split() == [str(number) for number in range(ORDERS)]
+        finally:
+            await server.stop()
+
+
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
+async def test_the_guide_reads_a_session_and_makes_a_subscription(tmp_path: Path) -> None:
+    [_, reading] = re.findall(r"^```js\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+    asked = re.search(r"curl -X PUT (\S+) .*?-d '(.*?)'", GUIDE, re.DOTALL)
+    assert asked is not None
+    with ports(1) as [port]:
+        server = ChatServer(tmp_path, port, 1, "--allow-webhook", "https://worker.example")
+        await server.start()
+        try:
+            url = f"http://127.0.0.1:{port}"
+            async with asyncio.timeout(100), httpx2.AsyncClient() as client:
+                command = {"type": "command", "seqno": 0, "payload": MESSAGE}
+                keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43}
+                sent = await client.post(f"{url}/v1/sessions/hello/commands", json=command, headers=keys)
+                assert sent.status_code == 200, sent.text
+                records = f"{url}/v1/sessions/hello/records"
+                while "turn_ended" not in (told := (await client.get(records)).text):  # noqa: ASYNC110 - a process
+                    await asyncio.sleep(0)
+                lines = (await run_node(reading.replace(URL, url), home=HOME)).splitlines()
+                found = [json.loads(line) for line in told.splitlines()]
+                assert lines == [f"{each['id']} {each['record']['type']}" for each in found]
+                for expected in (201, 200):
+                    made = await client.put(asked[1].replace(URL, url), json=json.loads(asked[2]))
+                    assert made.status_code == expected, made.text
+        finally:
+            await server.stop()
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_a_session_is_followed_as_a_stream_through_kills(live: str, tmp_path: Path) -> None:
+    with ports(2) as found:
+        servers = [ChatServer(tmp_path, port, 300) for port in found]
+        urls = [f"http://127.0.0.1:{port}" for port in found]
+        try:
+            for server in servers:
+                await server.start()
+            async with asyncio.timeout(120), httpx2.AsyncClient(timeout=30) as client:
+                command = {"type": "command", "seqno": 0, "payload": MESSAGE}
+                keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43}
+                sent = await client.post(f"{urls[0]}/v1/sessions/hello/commands", json=command, headers=keys)
+                assert sent.status_code == 200, sent.text
+                seen: list[dict[str, Any]] = []
+                following = asyncio.create_task(follow_session(client, urls, "hello", live, seen))
+                for number, server in enumerate([*servers, *servers]):
+                    wanted = len(seen) + 5
+                    while len(seen) < wanted and not following.done():  # noqa: ASYNC110 - another task reads
+                        await asyncio.sleep(0)
+                    assert number or not following.done(), "the first kill is in the answer"
+                    await server.kill()
+                    await server.start()
+                await following
+                told = (await client.get(f"{urls[0]}/v1/sessions/hello/records")).text
+                assert seen == [json.loads(line) for line in told.splitlines()]
+        finally:
+            for server in servers:
+                await server.stop()
+
+
+async def _has_more(client: httpx2.AsyncClient, url: str, count: int) -> bool:
+    told = await client.get(f"{url}/v1/stream/orders")
+    return told.status_code == 200 and len(told.json()) >= count
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
+async def test_webhooks_deliver_each_message_when_servers_are_killed(count: int, tmp_path: Path) -> None:
+    told = await kill_subscribed(tmp_path, 6, 1, count=count)
+    assert told["wakes"] > 1
+
+
+@ON_POSTGRES
+async def test_webhooks_deliver_each_message_on_postgres(tmp_path: Path) -> None:
+    with postgres_engine.Engine() as engine:
+        told = await kill_subscribed(tmp_path, 4, 1, "--store", engine.url, count=2)
+    assert told["wakes"] > 1
+
+
+@ON_NATS
+async def test_webhooks_deliver_each_message_on_jetstream(tmp_path: Path) -> None:
+    with nats_engine.running_cluster(where=tmp_path) as cluster:
+        told = await kill_subscribed(tmp_path, 2, 1, "--store", cluster.url("hooks"), count=2)
+    assert told["wakes"] > 1

@@ -1,0 +1,29 @@
+"""Words that were shown, beside those of the whole response."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.dialects.shown_words import Words, merged, part_of, rest_of, words_of
+from midstream.history.messages import Response, Text, Thinking, ToolCall
+
+
+@pytest.mark.parametrize(
+    ("shown", "rest"),
+    [
+        ([], [("thinking", "hm"), ("text", "Hello you")]),
+        ([("thinking", "h")], [("thinking", "m"), ("text", "Hello you")]),
+        ([("thinking", "hm"), ("text", "Hello ")], [("text", "you")]),
+        ([("thinking", "hm"), ("text", "Hello you")], []),
+        ([("thinking", "other")], None),
+        ([("text", "Hello")], None),
+        ([("thinking", "hm"), ("text", "Hello you"), ("text", "!")], None),
+    ],
+)
+def test_the_rest_follows_what_was_shown(shown: list[Words], rest: list[Words] | None) -> None:
+    whole = Response((Thinking("hm"), Text("Hello "), ToolCall("c", "look"), Text("you")))
+    assert rest_of(merged(words_of(whole)), shown) == rest
+
+
+def test_words_become_parts_again() -> None:
+    assert (part_of("thinking", "a"), part_of("text", "b")) == (Thinking("a"), Text("b"))

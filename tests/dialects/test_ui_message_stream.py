@@ -1,0 +1,292 @@
+"""A turn as chunks of the AI SDK: from its records alone, the same at each time, with each word once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from midstream.dialects.ui_message_stream import UiMessageStream, approval_id_of
+from midstream.history.messages import (
+    Finish,
+    Outcome,
+    Response,
+    ResponsePart,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    UpstreamCall,
+    Usage,
+    UserMessage,
+)
+from midstream.session.calls import CallPlan, Choice, QuestionKind, Site
+from midstream.session.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallProgressed,
+    CallStarted,
+    ChildDelta,
+    ClientTool,
+    Delta,
+    MessageAccepted,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    ResponseCompleted,
+    StepCommitted,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+    encode,
+)
+
+Json = dict[str, Any]
+BEGUN: list[Record] = [MessageAccepted(1, UserMessage.of("hi"), 1.0), AttemptStarted(1, 1, 1, 1.0)]
+START: list[Json] = [{"type": "start", "messageId": "c~1"}, {"type": "start-step"}]
+CALL = ToolCall("c1", "look", '{"at": "it"}')
+
+
+def chunks(records: Sequence[Record], run: int | None = 0) -> list[Json]:
+    """Return the chunks of records; at the end of the whole turn, those that end it."""
+    stream = UiMessageStream("c", 1, run)
+    found = [chunk for record in records for chunk in stream.take(record, epoch=1)]
+    if stream.is_at_end:
+        found += stream.end()
+    return [json.loads(chunk.removeprefix(b"data: ")) for chunk in found]
+
+
+def said(words: str, *, attempt: int = 1, part: int = 0, kind: Any = "text") -> Delta:  # noqa: ANN401 - a literal
+    return Delta(1, 1, attempt, part, kind, words)
+
+
+def whole(
+    *parts: ResponsePart, response: int = 1, plans: tuple[CallPlan, ...] = (), attempt: int = 1
+) -> ResponseCompleted:
+    finish = Finish.CALLS if any(isinstance(part, ToolCall) for part in parts) else Finish.STOP
+    body = Response(tuple(parts), finish, usage=Usage(3, 2))
+    return ResponseCompleted(1, response, attempt, body, 2.0, plans)
+
+
+def ended(status: TurnStatus = TurnStatus.COMPLETED, message: str = "") -> TurnEnded:
+    return TurnEnded(1, status, 3.0, "x" if message else "", message)
+
+
+def plan(site: Site = Site.SERVER, **more: Any) -> CallPlan:  # noqa: ANN401 - fields of a plan
+    return CallPlan("c1", "d1", site, **more)
+
+
+USAGE = {"usage": {"inputTokens": 3, "outputTokens": 2, "totalTokens": 5}}
+FINISH = {"type": "finish", "finishReason": "stop", "messageMetadata": USAGE}
+CLOSE = [{"type": "finish-step"}, FINISH]
+
+
+def text(words: str, part: str = "1.1.1.0") -> list[Json]:
+    return [
+        {"type": "text-start", "id": part},
+        {"type": "text-delta", "id": part, "delta": words},
+        {"type": "text-end", "id": part},
+    ]
+
+
+def test_reasoning_and_text_are_parts_of_one_step() -> None:
+    records = [*BEGUN, said("hm", kind="thinking"), said("Hel", part=1), said("lo", part=1)]
+    records += [whole(Thinking("hm"), Text("Hello")), ended()]
+    reasoning = [{**each, "type": each["type"].replace("text", "reasoning")} for each in text("hm")]
+    begun, delta, end = text("Hel", "1.1.1.1")
+    assert chunks(records) == [*START, *reasoning, begun, delta, {**delta, "delta": "lo"}, end, *CLOSE]
+
+
+def test_a_chunk_has_the_same_number_however_much_of_the_turn_is_there() -> None:
+    records = [*BEGUN, said("a"), AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
+    records += [said("b", attempt=2), whole(Text("b"), CALL, plans=(plan(),), attempt=2)]
+    records += [
+        CallStarted(1, 1, "c1", 1, 1.0),
+        CallEnded(1, 1, ToolResult("c1", "x"), 1.0),
+        StepCommitted(1, 1),
+    ]
+    records += [AttemptStarted(1, 2, 1, 1.0), whole(Text("end"), response=2), ended()]
+    all_of_them = chunks(records)
+    for count in range(len(records)):
+        begun = chunks(records[:count])
+        assert all_of_them[: len(begun)] == begun
+
+
+def test_words_of_a_void_attempt_are_taken_back() -> None:
+    records = [*BEGUN, said("wrong"), AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
+    records += [said("right", attempt=2), whole(Text("right"), attempt=2), ended()]
+    assert chunks(records) == [
+        *START,
+        *text("wrong"),
+        {"type": "reset-step"},
+        *text("right", "1.1.2.0"),
+        *CLOSE,
+    ]
+
+
+def test_an_attempt_that_showed_nothing_is_not_taken_back() -> None:
+    records = [*BEGUN, AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
+    records += [said("right", attempt=2), whole(Text("right"), attempt=2), ended()]
+    assert chunks(records) == [*START, *text("right", "1.1.2.0"), *CLOSE]
+
+
+@pytest.mark.parametrize("shown", ["", "Hel", "Hello"])
+def test_what_was_not_shown_of_a_response_follows_once_it_is_whole(shown: str) -> None:
+    deltas = [said(shown)] if shown else []
+    found = chunks([*BEGUN, *deltas, whole(Text("Hello")), ended()])
+    assert "".join(chunk.get("delta", "") for chunk in found) == "Hello"
+    assert [chunk["type"] for chunk in found].count("text-start") == 1
+
+
+def test_a_response_that_differs_from_what_was_shown_takes_its_place() -> None:
+    found = chunks([*BEGUN, said("Hallo"), whole(Thinking("hm"), Text("Hello")), ended()])
+    at = found.index({"type": "reset-step"})
+    assert "".join(chunk.get("delta", "") for chunk in found[at:]) == "hmHello"
+
+
+CALLED: list[Json] = [
+    {"type": "tool-input-start", "toolCallId": "c1", "toolName": "look"},
+    {"type": "tool-input-delta", "toolCallId": "c1", "inputTextDelta": '{"at": "it"}'},
+]
+AVAILABLE = {"type": "tool-input-available", "toolCallId": "c1", "toolName": "look", "input": {"at": "it"}}
+
+
+@pytest.mark.parametrize(
+    ("result", "chunk"),
+    [
+        (ToolResult("c1", "words"), {"type": "tool-output-available", "output": "words"}),
+        (ToolResult("c1", '{"a": [1]}'), {"type": "tool-output-available", "output": {"a": [1]}}),
+        (ToolResult("c1", "bad", Outcome.ERROR), {"type": "tool-output-error", "errorText": "bad"}),
+        (ToolResult("c1", "?", Outcome.UNKNOWN), {"type": "tool-output-error", "errorText": "?"}),
+    ],
+)
+def test_a_tool_of_the_server_has_input_and_output(result: ToolResult, chunk: Json) -> None:
+    records = [
+        *BEGUN,
+        whole(CALL, plans=(plan(),)),
+        CallStarted(1, 1, "c1", 1, 1.0),
+        CallEnded(1, 1, result, 1.0),
+    ]
+    assert chunks(records) == [*START, *CALLED, AVAILABLE, {**chunk, "toolCallId": "c1"}]
+
+
+@pytest.mark.parametrize(
+    ("report", "chunk"),
+    [
+        ("half", {"type": "data-progress", "id": "c1", "data": {"toolCallId": "c1", "text": "half"}}),
+        ('{"type": "data-map", "id": "m", "data": 1}', {"type": "data-map", "id": "m", "data": 1}),
+        (
+            '{"type": "file", "url": "https://x.example/a.png", "mediaType": "image/png"}',
+            {"type": "file", "url": "https://x.example/a.png", "mediaType": "image/png"},
+        ),
+        (
+            '{"type": "finish"}',
+            {"type": "data-progress", "id": "c1", "data": {"toolCallId": "c1", "text": '{"type": "finish"}'}},
+        ),
+    ],
+)
+def test_a_running_tool_reports_parts_and_nothing_else(report: str, chunk: Json) -> None:
+    records = [*BEGUN, whole(CALL, plans=(plan(),)), CallStarted(1, 1, "c1", 1, 1.0)]
+    assert chunks([*records, CallProgressed(1, 1, "c1", 1, report, 1.0)])[-1] == chunk
+
+
+def test_a_tool_of_the_client_is_shown_when_it_may_start_and_ends_the_run() -> None:
+    tool = ClientTool(ToolSpec("look"))
+    begun: list[Record] = [MessageAccepted(1, UserMessage.of("hi"), 1.0, (tool,)), *BEGUN[1:]]
+    asked: list[Record] = [*begun, whole(CALL, plans=(plan(Site.CLIENT),))]
+    assert chunks(asked) == START
+    started: list[Record] = [*asked, CallStarted(1, 1, "c1", 1, 1.0)]
+    resting = {"type": "finish", "finishReason": "tool-calls", "messageMetadata": USAGE}
+    first = [*START, *CALLED, AVAILABLE, {"type": "finish-step"}]
+    assert chunks(started) == [*first, resting]
+    assert chunks(started, None) == [*first, resting]
+    answered: list[Record] = [*started, CallEnded(1, 1, ToolResult("c1", "seen"), 1.0), StepCommitted(1, 1)]
+    answered += [AttemptStarted(1, 2, 1, 1.0), whole(Text("end"), response=2), ended()]
+    output = {"type": "tool-output-available", "toolCallId": "c1", "output": "seen"}
+    finish = {
+        **FINISH,
+        "messageMetadata": {"usage": {"inputTokens": 6, "outputTokens": 4, "totalTokens": 10}},
+    }
+    rest = [output, START[1], *text("end", "1.2.1.0"), {"type": "finish-step"}, finish]
+    assert chunks(answered) == [*first, resting]
+    assert chunks(answered, 1) == [START[0], *rest]
+    assert chunks(answered, None) == [*first, *rest]
+    assert chunks(answered, 7) == [finish]  # there is no such run, and none will come
+
+
+@pytest.mark.parametrize("choice", [Choice.ALLOW, Choice.DENY])
+def test_an_approval_ends_the_run_and_its_answer_begins_the_next(choice: Choice) -> None:
+    asked: list[Record] = [*BEGUN, whole(CALL, plans=(plan(needs_approval=True),))]
+    asked.append(QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d1", 1.0, "why"))
+    name = approval_id_of(1, 1, "d1", "c1")
+    request = {"type": "tool-approval-request", "approvalId": name, "toolCallId": "c1", "reason": "why"}
+    assert chunks(asked)[-3:-1] == [request, {"type": "finish-step"}]
+    answered = [*asked, QuestionAnswered(1, 1, "c1", QuestionKind.APPROVAL, "d1", choice, 1.0)]
+    response = {"type": "tool-approval-response", "approvalId": name, "approved": choice is Choice.ALLOW}
+    assert chunks(answered, 1) == [START[0], response]
+    if choice is Choice.DENY:
+        denied = CallEnded(1, 1, ToolResult("c1", "no", Outcome.DENIED), 1.0)
+        assert chunks([*answered, denied], 1)[-1] == {"type": "tool-output-denied", "toolCallId": "c1"}
+
+
+def test_a_call_that_never_started_is_an_error_that_no_client_runs() -> None:
+    records = [*BEGUN, whole(CALL, plans=(plan(Site.CLIENT),))]
+    closed = CallEnded(1, 1, ToolResult("c1", "stopped", Outcome.CANCELLED), 1.0)
+    failed = {**AVAILABLE, "type": "tool-input-error", "errorText": "stopped"}
+    assert chunks([*records, closed]) == [*START, failed]
+
+
+def test_a_tool_that_the_upstream_runs_is_run_by_no_client() -> None:
+    call = UpstreamCall("u1", "bash", '{"c": 1}')
+    done = UpstreamCall("u1", "bash", '{"c": 1}', "ok", Outcome.OK)
+    records = [*BEGUN, Delta(1, 1, 1, 0, "thinking", "", call), Delta(1, 1, 1, 0, "thinking", "", done)]
+    shown = chunks(records)[2:]
+    assert {chunk["providerExecuted"] for chunk in shown} == {True}
+    assert shown[-1]["output"] == "ok"
+
+
+def test_words_of_a_sub_agent_are_for_this_moment() -> None:
+    inner = Delta(1, 1, 1, 0, "text", "child")
+    records = [*BEGUN, whole(CALL, plans=(plan(Site.CHILD),)), CallStarted(1, 1, "c1", 1, 1.0)]
+    import msgspec
+
+    spoke = ChildDelta(1, 1, "c1", "s.child", 1, msgspec.Raw(encode(inner)))
+    data = {"toolCallId": "c1", "text": "child"}
+    assert chunks([*records, spoke])[-1] == {"type": "data-agent", "data": data, "transient": True}
+
+
+@pytest.mark.parametrize(
+    ("end", "last"),
+    [
+        (ended(TurnStatus.FAILED, "broken"), [{"type": "error", "errorText": "broken"}]),
+        (ended(TurnStatus.CANCELLED), [{"type": "abort", "reason": "stopped"}]),
+    ],
+)
+def test_a_turn_that_ends_otherwise_says_so_before_its_finish(end: TurnEnded, last: list[Json]) -> None:
+    found = chunks([*BEGUN, said("a"), end])
+    assert found[-3:-1] == [{"type": "finish-step"}, *last]
+    assert found[-1]["type"] == "finish"
+
+
+def test_a_turn_that_is_resumed_goes_on_in_the_same_message() -> None:
+    failed: list[Record] = [*BEGUN, said("a"), ended(TurnStatus.FAILED, "broken")]
+    resumed = [
+        *failed,
+        TurnResumed(1, 1, 4.0),
+        AttemptStarted(1, 1, 1, 4.0),
+        said("b"),
+        whole(Text("b")),
+        ended(),
+    ]
+    types = [chunk["type"] for chunk in chunks(resumed, None)]
+    assert "error" not in types
+    assert types[-1] == "finish"
+
+
+def test_a_later_turn_ends_the_one_before() -> None:
+    later = MessageAccepted(2, UserMessage.of("more"), 5.0)
+    assert chunks([*BEGUN, whole(Text("a")), ended(), later], None)[-1] == FINISH

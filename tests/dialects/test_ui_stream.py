@@ -1,0 +1,179 @@
+"""Unmodified clients of the AI SDK before a served agent: cut at random bytes, a server killed, another one asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from midstream.history.messages import Step, UserMessage
+from midstream.models.responses import ThinkingDelta
+from midstream.testing.scripted_model import calls, text
+from midstream.tools.function_tools import report_progress, tool
+from tests.dialects import ui_stream
+from tests.dialects.chat_agent import FIRST
+from tests.dialects.ui_stream import ChatServer, CuttingRelay, lacking, play, run_client, text_of
+from tests.guides.programs import URL
+from tests.ports import held_port
+from tests.server.serving import make_app, served
+
+pytestmark = [pytest.mark.fault, pytest.mark.skipif(bool(lacking()), reason=lacking())]
+Json = dict[str, Any]
+LOOK: Json = {"name": "look", "inputSchema": {"type": "object", "properties": {"at": {"type": "string"}}}}
+
+
+@tool
+def visit(at: str) -> dict[str, str]:
+    """Visit a place."""
+    source = {"type": "source-url", "sourceId": "s1", "url": "https://x.example/"}
+    for part in (source, {"type": "data-map", "id": "m", "data": {"at": at}}):
+        report_progress(json.dumps(part))
+    return {"seen": at}
+
+
+@tool(needs_approval=True)
+def burn(what: str) -> str:
+    """Burn something."""
+    return f"burnt {what}"
+
+
+def last(told: Json) -> Json:
+    message: Json = told["messages"][-1]
+    return message
+
+
+def kinds(message: Json) -> list[str]:
+    return [part["type"] for part in message["parts"]]
+
+
+@pytest.mark.parametrize("story", ["workflow", "standard"])
+async def test_a_client_that_is_cut_and_whose_server_is_killed_has_each_word_once(
+    tmp_path: Path, story: str
+) -> None:
+    await play(story, tmp_path, cuts=12, kills=1, words=800, seed=12)
+
+
+async def test_another_server_of_the_store_continues_a_stream_at_the_same_chunk(tmp_path: Path) -> None:
+    words = 400
+    with held_port() as port, held_port() as other:
+        first, second = ChatServer(tmp_path, port, words), ChatServer(tmp_path, other, words)
+        await first.start()
+        await second.start()
+        try:
+            async with CuttingRelay(port, random.Random(1), 1, (3000, 3000)) as relay:
+                asked = asyncio.create_task(run_client(relay.url, "workflow", id="c"))
+                await relay.was_cut.wait()
+                relay.port = (
+                    other  # the client reads on at the other server, while the turn runs at the first
+                )
+                ui_stream.judge(await asked, first, words)
+            found = []
+            for each in (port, other):
+                async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{each}") as client:
+                    found.append((await client.get("/v1/chat/c~1.0/stream?startIndex=5")).text)
+            assert found[0] == found[1]
+        finally:
+            await first.stop()
+            await second.stop()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_the_client_reads_on_at_another_server_that_takes_the_turn_of_one_that_died(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    options: tuple[str, ...] = ()
+    if kind == "postgres":
+        options = ("--store", request.getfixturevalue("engine").url)
+    words = 800
+    with held_port() as port, held_port() as other:
+        first, second = (ChatServer(tmp_path, each, words, *options) for each in (port, other))
+        await first.start()
+        await second.start()
+        try:
+            async with CuttingRelay(port, random.Random(2), 6, (500, 1500)) as relay:
+                asked = asyncio.create_task(run_client(relay.url, "workflow", id="taken"))
+                while relay.cuts < 3:
+                    relay.was_cut.clear()
+                    await relay.was_cut.wait()
+                relay.port = other
+                await first.kill()
+                ui_stream.judge(await asked, second, words)
+        finally:
+            await first.stop()
+            await second.stop()
+
+
+async def test_parts_of_an_answer_arrive_as_the_sdk_has_them() -> None:
+    script = [[ThinkingDelta("hm"), *calls(("visit", '{"at": "sea"}'), text="I go.")], text("A tree")]
+    async with served(make_app(script, tools=[visit])) as server:
+        for story in ("workflow", "standard"):
+            told = await run_client(server.url, story, id=story)
+            message = last(told)
+            assert kinds(message) == [
+                *("step-start", "reasoning", "text", "tool-visit", "source-url", "data-map"),
+                *("step-start", "text"),
+            ]
+            assert message["parts"][3]["output"] == {"seen": "sea"}
+            assert text_of(message) == "I go.A tree"
+            assert [part["type"] for part in told["data"]] == ["data-map"]
+        # A page that is opened later, without and with the messages.
+        shown = (await server.http.get("/v1/chat/standard/messages")).json()["messages"]
+        for known in (list[Json](), shown):
+            told = await run_client(server.url, "resume", id="standard", messages=known)
+            assert text_of(last(told)) == "I go.A tree"
+            assert len(told["messages"]) == max(1, len(known))
+
+
+async def test_answers_are_made_anew_and_the_chat_goes_on() -> None:
+    async with served(make_app(lambda _: text("Hello you"))) as server:
+        told = await run_client(server.url, "regenerate", id="c")
+        assert told["ids"][:2] == ["c~1", "c~2"]
+        assert [message["role"] for message in told["messages"]] == ["user", "assistant"] * 2
+        runner = await server.app.host.session("c")
+        found = [type(entry) for entry in runner.state.history.entries]
+        assert found == [UserMessage, Step] * 2
+
+
+async def test_tools_of_the_client_run_there_once_each() -> None:
+    script = [calls(("look", '{"at": "sea"}'), ("look", '{"at": "land"}')), text("Both")]
+    async with served(make_app(script)) as server:
+        told = await run_client(server.url, "client", id="c", tools=[LOOK])
+        assert told["calls"] == ["look", "look"]
+        outputs = [part["output"]["at"] for part in last(told)["parts"] if part["type"] == "tool-look"]
+        assert outputs == ["sea", "land"]
+        assert text_of(last(told)) == "Both"
+
+
+@pytest.mark.parametrize(("story", "state"), [("approve", "output-available"), ("deny", "output-denied")])
+async def test_a_person_decides_about_a_call_in_the_sdk(story: str, state: str) -> None:
+    async with served(make_app([calls(("burn", '{"what": "it"}')), text("Well")], tools=[burn])) as server:
+        told = await run_client(server.url, story, id="c")
+        assert told["asked"]["state"] == "approval-requested"
+        (part,) = [part for part in last(told)["parts"] if part["type"] == "tool-burn"]
+        assert part["state"] == state
+        assert text_of(last(told)) == "Well"
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "ai-sdk.md").read_text(encoding="utf-8")
+PAGE, PROGRAM = re.findall(r"^```js\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_of_the_guide_is_the_starter_that_a_browser_plays() -> None:
+    starter = Path(__file__).parents[2] / "examples" / "ai_sdk" / "src" / "chat.jsx"
+    assert PAGE in starter.read_text(encoding="utf-8")
+
+
+async def test_the_program_of_the_guide_prints_the_answer_through_cuts_and_a_kill(tmp_path: Path) -> None:
+    words, cuts = 600, 6
+    async with ui_stream.cut_chats(tmp_path, "workflow", cuts=cuts, words=words, seed=5) as (server, relay):
+        killing = asyncio.create_task(ui_stream.kill_after(server, relay, [cuts // 2]))
+        printed = await ui_stream.run_node(PROGRAM.replace(URL, relay.url))
+        await asyncio.wait_for(killing, ui_stream.START_S)
+        assert not relay.left
+        assert printed.rstrip("\n") == FIRST + "".join(f"word{number} " for number in range(words))

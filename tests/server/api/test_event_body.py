@@ -1,0 +1,87 @@
+"""The body of an event stream: kept alive in silence, whole at its end, and left by its client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message, Send
+from typing_extensions import override
+
+from midstream.errors import DrainingError
+from midstream.server.api.event_body import COMMENT, QUIET_S, EventBody
+from midstream.server.api.http_endpoints import StreamCutError
+from midstream.server.auth.caller import Stranger
+from midstream.testing.worlds import FakeWorld
+from tests.server.serving import WAIT_S, make_app
+
+
+class Words(EventBody):
+    """Sends one word, and ends when it may."""
+
+    def __init__(self, *given: Any) -> None:  # noqa: ANN401 - as the class it tests
+        super().__init__(*given)
+        self.may_end = asyncio.Event()
+
+    @override
+    async def pump(self, send: Send) -> None:
+        await self.write(send, [])
+        await self.write(send, [b"data: a\n\n", b"data: b\n\n"])
+        await self.may_end.wait()
+
+
+class Line:
+    """The two ends of a connection."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [each["body"] for each in self.sent if each["type"] == "http.response.body"]
+
+
+def body(world: FakeWorld | None = None) -> Words:
+    app = make_app(world=world)
+    return Words(app.host, app.connections, "s1", Stranger())
+
+
+async def test_a_body_is_whole_where_its_pump_has_ended() -> None:
+    async with asyncio.timeout(WAIT_S):
+        line, words = Line(), body()
+        words.may_end.set()
+        assert await words.send_to(line.receive, line.send, [("x-more", "1")])
+        assert (b"x-more", b"1") in line.sent[0]["headers"]
+        assert line.bodies == [b"data: a\n\ndata: b\n\n", b""]
+
+
+async def test_a_body_that_its_client_leaves_or_the_server_cuts_is_not_whole() -> None:
+    async with asyncio.timeout(WAIT_S):
+        line, words = Line(), body()
+        line.gone.set()
+        assert not await words.send_to(line.receive, line.send)
+        line, words = Line(), body()
+        words.end(DrainingError("later"))
+        with pytest.raises(StreamCutError):
+            await words.send_to(line.receive, line.send)
+        assert b"" not in line.bodies
+
+
+async def test_a_silent_body_has_comments() -> None:
+    world = FakeWorld()
+    line, words = Line(), body(world)
+    async with asyncio.timeout(WAIT_S):
+        sending = asyncio.create_task(words.send_to(line.receive, line.send))
+        while COMMENT not in line.bodies:
+            await world.advance(QUIET_S)
+        words.may_end.set()
+        assert await sending

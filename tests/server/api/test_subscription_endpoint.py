@@ -1,0 +1,99 @@
+"""Subscriptions over HTTP: what the public suite does not look at."""
+
+from __future__ import annotations
+
+import httpx2
+
+from midstream.server.api.subscription_delivery import SUBSCRIPTIONS_MAX
+from tests.server.serving import Json, called, make_app
+
+SUBSCRIPTION = "/v1/stream/__ds/subscriptions/sub"
+JSON = {"content-type": "application/json"}
+PULL: Json = {"type": "pull-wake", "pattern": "events/**", "wake_stream": "pool"}
+
+
+async def subscribed(client: httpx2.AsyncClient) -> None:
+    assert (await client.put("/v1/stream/pool", headers=JSON)).status_code == 201
+    assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 201
+
+
+async def claimed(client: httpx2.AsyncClient) -> Json:
+    told = await client.post(f"{SUBSCRIPTION}/claim", json={"worker": "w"})
+    assert told.status_code == 200, told.text
+    wake: Json = told.json()
+    return wake
+
+
+def report(wake: Json, **more: object) -> Json:
+    return {"wake_id": wake["wake_id"], "generation": wake["generation"], **more}
+
+
+async def test_what_was_there_is_not_delivered_and_what_is_made_later_is_from_its_beginning() -> None:
+    async with called(make_app()) as client:
+        await client.put("/v1/stream/events/old", headers=JSON, content='["a"]')
+        await subscribed(client)
+        refused = await client.post(f"{SUBSCRIPTION}/claim", json={"worker": "w"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "NO_PENDING_WORK")
+        await client.put("/v1/stream/events/x/new", headers=JSON, content='["a","b"]')
+        wake = await claimed(client)
+        pending = {each["path"]: each["has_pending"] for each in wake["streams"]}
+        assert pending == {"events/old": False, "events/x/new": True}
+
+
+async def test_a_report_that_acks_too_much_changes_nothing() -> None:
+    async with called(make_app()) as client:
+        await subscribed(client)
+        await client.put("/v1/stream/events/a", headers=JSON, content='["a"]')
+        wake = await claimed(client)
+        token = {"authorization": f"Bearer {wake['token']}"}
+        acks = [{"stream": "events/a", "offset": f"{0:016d}_{2:016d}"}]
+        body = report(wake, acks=acks, done=True)
+        told = await client.post(f"{SUBSCRIPTION}/ack", headers=token, json=body)
+        assert (told.status_code, told.json()["error"]["code"]) == (409, "INVALID_OFFSET")
+        wrong = await client.post(f"{SUBSCRIPTION}/callback", headers=token, json=report(wake))
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (409, "FENCED")
+        acks[0]["offset"] = wake["streams"][0]["tail_offset"]
+        told = await client.post(
+            f"{SUBSCRIPTION}/ack", headers=token, json=report(wake, acks=acks, done=True)
+        )
+        assert told.json() == {"ok": True, "next_wake": False}
+
+
+async def test_a_token_is_of_its_subscription_as_long_as_that_is_there() -> None:
+    async with called(make_app()) as client:
+        await subscribed(client)
+        await client.put("/v1/stream/events/a", headers=JSON, content='["a"]')
+        wake = await claimed(client)
+        token = {"authorization": f"Bearer {wake['token']}"}
+        assert (await client.delete(SUBSCRIPTION)).status_code == 204
+        assert (await client.get(SUBSCRIPTION)).status_code == 404
+        assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 201
+        told = await client.post(f"{SUBSCRIPTION}/release", headers=token, json=report(wake))
+        assert told.status_code == 401, "it is of the subscription before this one"
+        for other in ("", "Bearer ", "Bearer x", f"Basic {wake['token']}"):
+            told = await client.post(
+                f"{SUBSCRIPTION}/ack", headers={"authorization": other}, json=report(wake)
+            )
+            assert told.status_code == 401
+
+
+async def test_a_config_is_compared_as_a_whole_and_a_wake_stream_is_made_first() -> None:
+    async with called(make_app()) as client:
+        assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 409, "no wake stream"
+        await subscribed(client)
+        assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 200
+        for other in ({"pattern": "other"}, {"lease_ttl_ms": 2000}, {"streams": ["a"]}, {"description": "d"}):
+            told = await client.put(SUBSCRIPTION, json=PULL | other)
+            assert told.json()["error"]["code"] == "SUBSCRIPTION_ALREADY_EXISTS", other
+        for wrong in ({"type": "x"}, {"lease_ttl_ms": 1}, {"streams": ["a~b"]}, {"pattern": ""}):
+            assert (await client.put(SUBSCRIPTION, json=PULL | wrong)).status_code == 400, wrong
+
+
+async def test_subscriptions_of_one_principal_are_bounded() -> None:
+    async with called(make_app()) as client:
+        await subscribed(client)
+        told = [
+            (await client.put(f"/v1/stream/__ds/subscriptions/s{number}", json=PULL)).status_code
+            for number in range(SUBSCRIPTIONS_MAX)
+        ]
+        assert told == [201] * (SUBSCRIPTIONS_MAX - 1) + [429]
