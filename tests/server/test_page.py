@@ -108,6 +108,12 @@ class Chat(Struct):
     async def sees_light(self, state: str) -> None:
         await expect(self.page.locator("#light")).to_have_attribute("data-state", state, timeout=WAIT_MS)
 
+    async def sees_kept(self, words: str) -> None:
+        """Wait until a message that has not reached the server is stored: a reload before that loses it."""
+        pending = self.page.locator(".turn.pending")
+        await expect(pending.locator(".said")).to_have_text(words, timeout=WAIT_MS)
+        await expect(pending.locator(".foot")).to_have_text("Kept here until the server has it", timeout=WAIT_MS)
+
     @property
     def session(self) -> str:
         return self.page.url.partition("#")[2]
@@ -288,7 +294,7 @@ async def test_a_message_written_without_a_server_is_sent_after_a_reload(browser
         chat = await opened(browser, server.url)
         await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
         await chat.say("are you there?")
-        await expect(chat.page.locator(".turn.pending .said")).to_have_text("are you there?")
+        await chat.sees_kept("are you there?")
         await chat.page.reload()
         await chat.sees("heard")
         await chat.sees_end("completed")
@@ -541,9 +547,9 @@ async def test_after_a_reload_an_unsent_message_is_shown_while_neither_socket_no
     async with served(make_app([text("heard")])) as server:
         await chat.page.goto(server.url)
         await chat.say("are you there?")
-        await expect(pending).to_have_text("are you there?")
+        await chat.sees_kept("are you there?")
         await chat.page.reload()
-        await expect(pending).to_have_text("are you there?")
+        await chat.sees_kept("are you there?")
         gate.set()
         await chat.sees_light("reconnecting")
         assert await pending.count() == 1
@@ -562,7 +568,7 @@ async def test_a_message_stays_in_sight_when_the_line_dies_between_its_ack_and_i
         await chat.page.goto(server.url)
         await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
         await chat.say("are you there?")
-        await expect(chat.page.locator(".turn.pending")).to_have_count(1)
+        await chat.sees_kept("are you there?")
         await no_line_until(context, is_up, but=2)
         await chat.page.reload()
         async with asyncio.timeout(WAIT_S):  # the light is amber before anything was said, too

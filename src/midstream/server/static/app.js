@@ -47,6 +47,7 @@ const STRANGER =
 const FINAL = new Set(["never", "ask"]);
 const UNSENT_BEFORE =
   "The message before has not reached the server yet. This one stays in the box: send it when that has arrived.";
+const KEPT_HERE = "Kept here until the server has it";
 /** Records that bring something to read. */
 const READ = new Set(["delta", "message_accepted", "question_asked", "response_completed", "call_ended", "child_delta", "turn_ended"]);
 /** Records with which a message is shown: as a turn, or in the queue. */
@@ -467,7 +468,8 @@ class Page {
     }
     this.#unborn.delete(this.#session);
     this.#write("");
-    this.#showPending({ text, key: stream.key, stream });
+    this.#showPending({ text, key: stream.key, stream }, "Being kept here");
+    this.#tellKept(stream);
     this.#tellRefusal(stream);
     this.#feedFrom(stream);
     this.#showAll();
@@ -624,7 +626,7 @@ class Page {
   }
 
   /** Show a message at once; it stays until the transcript has it, whatever becomes of the connection. */
-  #showPending(message) {
+  #showPending(message, state = KEPT_HERE) {
     this.#pending?.node.remove();
     this.#pending = null;
     if (find("notice").textContent === UNSENT_BEFORE) this.#tell("");
@@ -635,10 +637,17 @@ class Page {
       "article",
       "turn pending",
       said,
-      element("footer", "foot", "Kept here until the server has it"),
+      element("footer", "foot", state),
     );
     this.#pending = { ...message, node };
     find("turns").append(node);
+  }
+
+  /** Say that a reload keeps the message, once the browser has stored it: a reload before that loses it. */
+  #tellKept(stream) {
+    stream.settled.then(() => {
+      if (this.#pending?.stream === stream) this.#pending.node.lastChild.textContent = KEPT_HERE;
+    });
   }
 
   /** Show what `stream`, of before a reload, has not sent yet, unless the transcript has it all the same. */
