@@ -245,7 +245,7 @@ def main(arguments: list[str]) -> int:
     for story, fewer in STORIES.items():
         cuts = max(2, options.cuts // fewer)
         with tempfile.TemporaryDirectory() as made:
-            words = 40 * cuts + 200
+            words = max(1000, 40 * cuts + 200)  # fewer end before the kills
             asyncio.run(
                 play(story, Path(made), cuts=cuts, kills=options.kills, words=words, seed=options.seed)
             )

@@ -102,7 +102,7 @@ class CuttingRelay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
@@ -113,17 +113,19 @@ class CuttingRelay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of asyncio's own would report its cancellation as an error.
+        task = asyncio.create_task(self._take(reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 while request := await _request_of(reader):
                     if not await self._relay(request, writer):
                         break
         finally:
-            self._tasks.discard(task)
             writer.transport.abort()
 
     async def _relay(self, request: bytes, writer: asyncio.StreamWriter) -> bool:
