@@ -9,7 +9,7 @@ from midstream.history.codecs.codec_spec import Json, MessageTurn, Role, Value, 
 from midstream.history.repair.mixed_formats import foreign_words, read_as_foreign
 from midstream.history.repair.roles import with_known_role
 from midstream.history.repair.shared_state import Task
-from midstream.json_depth import DEPTH_MAX, TOO_DEEP, is_too_deep
+from midstream.json_depth import DEPTH_MAX, TOO_DEEP, is_text_too_deep, is_too_deep
 
 
 def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value]:
@@ -23,7 +23,7 @@ def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value
     Raises:
         InvalidHistoryError: A message is no JSON: cyclic, too deep or holding other objects.
     """
-    if _is_json(messages) and not is_too_deep(messages):
+    if all(_is_sendable(message) for message in messages):
         return messages
     clean: list[Value] = []
     for at, message in enumerate(messages, first):
@@ -94,6 +94,15 @@ def _has_new(turn: MessageTurn) -> bool:
         if part.is_new:
             return True
     return False
+
+
+def _is_sendable(value: Value) -> bool:
+    try:
+        return not is_text_too_deep(
+            msgspec.json.encode(value)
+        )  # its text is checked in half the time of its value
+    except (UnicodeEncodeError, TypeError, ValueError, RecursionError):
+        return False
 
 
 def _is_json(value: Value) -> bool:
