@@ -41,7 +41,7 @@ async def _hosted(
     host = Host(Agent(model, tools=tools), store or MemoryStore(), world=world)
     await host.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield host
     finally:
         await host.stop()

@@ -354,7 +354,7 @@ async def test_rule_18_no_door_stands_open_by_default(
         app, host=host, port=0, allowed_hosts=names, stop=stop, allows_plain_text=starts == "plain"
     )
     if starts:
-        await asyncio.wait_for(serving, 20)
+        await asyncio.wait_for(serving, 60)
     else:
         with pytest.raises(UsageError, match="opens the server to the network"):
             await serving

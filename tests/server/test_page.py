@@ -52,7 +52,7 @@ from tests.server.devtools import CHROMIUM
 from tests.server.serving import Json, Served, make_app, served, words_of
 from tests.spec import spec
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 WAIT_MS = 1000 * WAIT_S
 WORDS = [f"word{number} " for number in range(60)]
 WHOLE = "".join(WORDS)

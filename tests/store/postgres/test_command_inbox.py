@@ -21,14 +21,14 @@ async def _count_rows(store: PostgresStore) -> int:
 
 
 async def _until_empty(store: PostgresStore) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await _count_rows(store):
             await WORLD.sleep(0.005)
 
 
 async def _take(owner: PostgresStore, count: int) -> list[ForwardedCommand]:
     taken: list[ForwardedCommand] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(taken) < count:
             taken += (await owner.watch({})).forwarded_commands
     return taken
@@ -54,7 +54,7 @@ async def test_a_burst_is_forwarded_and_answered_in_groups(place: PostgresPlace)
         assert [each.body for each in taken] == [b"%d" % number for number in range(COUNT)]
         assert len(groups) <= 2
         await asyncio.gather(*(owner.answer(each.number, b"re " + each.body) for each in taken))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await asyncio.gather(*forwarding) == [b"re %d" % number for number in range(COUNT)]
         await _until_empty(sender)
 
