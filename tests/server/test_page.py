@@ -66,6 +66,8 @@ KEPT = """() => new Promise((resolve) => {
   };
 })"""
 """How many streams a page's database keeps for a later page."""
+NOT_YET_KEPT = "Being kept here"
+"""What the page says of a message that a reload would lose."""
 BIDI = "safe\u202egnp.exe\u2066 end"
 
 pytestmark = [
