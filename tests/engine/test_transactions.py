@@ -130,7 +130,7 @@ async def test_a_call_that_is_cancelled_before_its_transaction_did_certainly_not
     tmp_path: Path,
 ) -> None:
     store = Gated(tmp_path / "x.db")
-    async with _hosted(store, NOTE, note) as host, asyncio.timeout(30):
+    async with _hosted(store, NOTE, note) as host, asyncio.timeout(60):
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("hi")))
         await store.is_waiting.wait()
@@ -154,7 +154,7 @@ async def test_a_cancel_while_the_tool_writes_comes_after_its_outcome(tmp_path: 
     def slow(what: str) -> str:
         """Note something down, slowly."""
         has_begun.set()
-        assert may_end.wait(30)
+        assert may_end.wait(60)
         return str(note.function(what=what))
 
     async with (

@@ -7,6 +7,7 @@ While there is a file `hold` in its folder, no answer goes on behind its first h
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def words_of(life: int) -> str:
 
 
 async def _set_without(hold: Path, event: asyncio.Event) -> None:
-    while hold.exists():
+    while os.access(hold, os.F_OK):
         await World().sleep(LOOK_S)
     event.set()
 

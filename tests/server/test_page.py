@@ -114,7 +114,9 @@ class Chat(Struct):
         """Wait until a message that has not reached the server is stored: a reload before that loses it."""
         pending = self.page.locator(".turn.pending")
         await expect(pending.locator(".said")).to_have_text(words, timeout=WAIT_MS)
-        await expect(pending.locator(".foot")).to_have_text("Kept here until the server has it", timeout=WAIT_MS)
+        await expect(pending.locator(".foot")).to_have_text(
+            "Kept here until the server has it", timeout=WAIT_MS
+        )
 
     @property
     def session(self) -> str:

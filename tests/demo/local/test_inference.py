@@ -214,7 +214,7 @@ async def main():
     chunks = engine.chat({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 900})
     await anext(chunks)
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(stopped.wait(), 30)
+    await asyncio.wait_for(stopped.wait(), 60)
     print("stopped by our own handler")
 
 stopped = asyncio.Event()

@@ -59,10 +59,10 @@ async def test_a_blocked_event_loop_does_not_lose_its_leases(engine: Engine) -> 
             await store._opened._neighbours.look()
             await WORLD.sleep(0.05)
         assert child.stdout.readline() == "1\n"
-        child.wait(30)
+        child.wait(60)
         epoch = await store.claim("s", at=3.0)
         assert await store.append("s", Batch([b"next"], 1, epoch, Sync.FULL)) == 2
     finally:
         child.kill()
-        child.communicate(timeout=30)
+        child.communicate(timeout=60)
         await store.close()

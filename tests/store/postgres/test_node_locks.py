@@ -108,7 +108,7 @@ async def test_the_end_of_a_node_is_noticed_also_where_the_node_that_waits_for_i
         await other._opened.watcher.close()  # and looks at none
         quick.kill(dead)
         neighbours = one._opened._neighbours
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while number in neighbours.living:
                 await WORLD.sleep(0.02)
         assert (
