@@ -16,7 +16,7 @@ from midstream.store.encryption.ciphers import FileKeys
 from tests.store.keys import keys_in
 
 TOKEN = "token-of-the-clerk"
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Accepted:

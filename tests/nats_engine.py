@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from tests.ports import held_port
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Seconds for a start; a quiet machine needs a fifth of one, a cluster two."""
 _NEVER = threading.Event()
 

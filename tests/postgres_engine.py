@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Seconds for a start; a quiet machine needs a third of one."""
 NOBODY = 65534
 """PostgreSQL does not run as root: there it runs as this user."""

@@ -24,7 +24,7 @@ async def test_what_is_asked_for_later_happens_unless_it_was_cancelled() -> None
     happened = asyncio.Event()
     World().later(0.0, happened.clear).cancel()
     World().later(0.0, happened.set)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await happened.wait()
 
 
@@ -35,7 +35,7 @@ async def test_spawned_work_is_a_named_task() -> None:
 
     task = World().spawn(work(), name="work")
     assert task.get_name() == "work"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await task == 3
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 def end_agents() -> None:

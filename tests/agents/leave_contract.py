@@ -40,7 +40,7 @@ from midstream.testing import records_until_end
 from tests.server.serving import served
 from tests.spec import spec
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 EDITED = '{"a":2}'
 
 

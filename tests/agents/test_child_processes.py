@@ -12,7 +12,7 @@ import pytest
 
 from midstream.agents.child_processes import has_exited
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 LARGE = "block = bytearray(64 * 1024 * 1024); print('ready', flush=True); input()"
 
 

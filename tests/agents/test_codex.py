@@ -167,7 +167,7 @@ async def _asked(upstream: Codex, words: str = "one") -> list[object]:
 @spec("REUSE-84")
 async def test_a_lost_app_server_costs_one_start_and_resumes_each_thread(tmp_path: Path) -> None:
     peer = CodexPeer(tmp_path)
-    async with contextlib.aclosing(peer.upstream()) as upstream, asyncio.timeout(20):
+    async with contextlib.aclosing(peer.upstream()) as upstream, asyncio.timeout(60):
         threads = [await upstream.open(Setup()) for _ in range(3)]
         for thread in threads:
             await _said(thread, "one")
@@ -191,7 +191,7 @@ async def test_a_stopped_turn_ends_its_commands(tmp_path: Path) -> None:
         agent = await upstream.open(Setup())
         answer = agent.send(UpstreamMessage(UserMessage.of("one")), key="k")
         name = ""
-        async with contextlib.aclosing(answer) as events, asyncio.timeout(20):
+        async with contextlib.aclosing(answer) as events, asyncio.timeout(60):
             async for event in events:
                 name = event.agent if isinstance(event, MessageTaken) else name
                 if isinstance(event, UpstreamCallStarted):
@@ -230,7 +230,7 @@ async def test_while_one_thread_waits_for_a_decision_the_others_go_on(tmp_path: 
         await is_decided.wait()
         return True
 
-    async with contextlib.aclosing(peer.asking(decide)) as upstream, asyncio.timeout(20):
+    async with contextlib.aclosing(peer.asking(decide)) as upstream, asyncio.timeout(60):
         peer.want()
         waiting = asyncio.ensure_future(_asked(upstream))
         await is_asked.wait()

@@ -41,7 +41,7 @@ from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents.cursor_bridge import CursorBridge, cursor_bridge
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -66,14 +66,14 @@ def test_the_agents_of_a_killed_process_are_ended_with_their_tools() -> None:
         assert processes_of(owner.pid) == []
     finally:
         owner.kill()
-        owner.communicate(timeout=30)
+        owner.communicate(timeout=60)
 
 
 def test_a_process_that_got_the_id_of_a_dead_owner_is_no_owner() -> None:
     namespace, pid, started = owner_of_new_agents().split("/")
     with started_as(f"{namespace}/{pid}/{int(started) - 1}") as agent:
         asyncio.run(end_orphans())
-        assert agent.wait(30) == -signal.SIGKILL
+        assert agent.wait(60) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("owner", ["pid:[1]/1/1", "none", ""])
@@ -91,4 +91,4 @@ def started_as(owner: str) -> Iterator[subprocess.Popen[bytes]]:
         yield agent
     finally:
         agent.kill()
-        agent.communicate(timeout=30)
+        agent.communicate(timeout=60)

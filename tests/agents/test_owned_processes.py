@@ -40,7 +40,7 @@ def started(program: str, env: Mapping[str, str]) -> Iterator[tuple[subprocess.P
         yield process, int(process.stdout.readline())
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def owned_by(owner: str) -> Mapping[str, str]:
@@ -54,8 +54,8 @@ def test_a_child_without_the_environment_ends_with_its_parent_and_that_of_anothe
         assert owner_of(child) == ""
         assert {mine.pid, child, other.pid} <= {*own_processes()}
         assert end_processes(lambda pid: owner_of(pid) == "mine") == 2
-        assert mine.wait(30) == -signal.SIGKILL
-        assert mine.communicate(timeout=30)[0] == "", "the child has let go of its output"
+        assert mine.wait(60) == -signal.SIGKILL
+        assert mine.communicate(timeout=60)[0] == "", "the child has let go of its output"
         assert other.poll() is None
     assert end_processes(lambda pid: owner_of(pid) == "mine") == 0
 
@@ -66,7 +66,7 @@ def test_a_child_with_another_owner_is_not_ended_with_its_parent() -> None:
     with started(nested, owned_by("mine")) as (mine, child):
         try:
             assert end_processes(lambda pid: owner_of(pid) == "mine") == 1
-            assert mine.wait(30) == -signal.SIGKILL
+            assert mine.wait(60) == -signal.SIGKILL
             assert owner_of(child) == "nested"
         finally:
             os.kill(child, signal.SIGKILL)

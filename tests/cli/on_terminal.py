@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Seen(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 APP = """
 from pathlib import Path

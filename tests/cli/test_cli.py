@@ -45,7 +45,7 @@ def test_help_loads_click_and_nothing_else() -> None:
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     loaded = set(json.loads(done.stderr))
     foreign = {name for name in loaded if name not in sys.stdlib_module_names and not name.startswith("_")}
@@ -118,13 +118,13 @@ def test_a_reader_that_has_seen_enough_ends_it_without_a_word(store: Path) -> No
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
 
 
 def test_a_terminal_that_cannot_write_a_word_gets_it_escaped(store: Path) -> None:
     command = [sys.executable, "-m", "midstream", "sessions", "show", "harbour-1", "--store", str(store)]
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\\u2500" in done.stdout
 

@@ -44,13 +44,13 @@ def test_the_server_is_left_up_until_ctrl_c(tmp_path: Path) -> None:
     terminal.until("Ctrl-C stops it.")
     address = terminal.text.partition("still running: ")[2].split()[0]
     page, _, session = address.partition("&open=")
-    with urllib.request.urlopen(page, timeout=30) as answer:
+    with urllib.request.urlopen(page, timeout=60) as answer:
         assert answer.status == 200
     assert len(journal_of(tmp_path / "sessions.db", session)) > 50
     terminal.press("\x03")
     assert terminal.ended().code == 0
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(page, timeout=30)
+        urllib.request.urlopen(page, timeout=60)
 
 
 @pytest.mark.slow

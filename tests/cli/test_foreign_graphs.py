@@ -216,7 +216,7 @@ def http(url: str, body: object = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
     headers = {"content-type": "application/json", **headers_for(url.partition("/v1/")[0])}
     request = urllib.request.Request(url, data, headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return dict(json.loads(answer.read() or "{}"))
 
 

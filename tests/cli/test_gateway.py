@@ -17,7 +17,7 @@ import pytest
 from tests.agents.scripted_peer import Orders
 from tests.cli.conftest import Run
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def started(home: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:

@@ -16,7 +16,7 @@ from midstream.environment import World
 from tests.cli.conftest import Run
 from tests.client.keyrings import FileKeyring
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -157,6 +157,6 @@ def test_two_servers_one_after_the_other_have_ciphertext_on_their_disk(tmp_path:
     assert b"canary-7f3a" not in stored
     with Serving(tmp_path, options=options) as server:
         token = run_process("token", server.url).stdout.strip()
-        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
             connection.request("GET", "/v1/sessions/s", headers={"authorization": f"Bearer {token}"})
             assert b"canary-7f3a" in connection.getresponse().read()

@@ -12,7 +12,7 @@ import pytest
 
 from midstream.cli.keyboard import Keyboard
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.cli.processes import Serving
 
 def _ask(server: Serving, path: str, headers: dict[str, str], body: object = None) -> tuple[int, str]:
     """Return the status of an answer and the cookie it sets."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     method = "GET" if body is None else "POST"
     headers = {"connection": "close", "content-type": "application/json", **headers}
     connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)

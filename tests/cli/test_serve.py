@@ -24,7 +24,7 @@ from tests.spec import spec
 def test_it_says_where_it_listens_and_ends_well_on_ctrl_c(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         assert server.listening["agent"] == "tested"
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("GET", "/health")
         assert json.loads(connection.getresponse().read())["status"] == "ok"
         connection.close()
@@ -100,7 +100,7 @@ def test_pages_of_the_origins_that_are_named_may_use_the_server_without_cookies(
 
 
 def _asked(server: Serving, method: str, headers: dict[str, str]) -> tuple[int, dict[str, str]]:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
         connection.request(method, "/v1/sessions", headers=headers)
         answer = connection.getresponse()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}
@@ -180,7 +180,7 @@ def _welcome(server: Serving) -> dict[str, Any]:
 
 def test_it_can_be_watched(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--metrics", "--otel", "--log-format", "json"]) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("GET", "/metrics", headers=headers_for(server.url))
         page = connection.getresponse().read().decode()
         connection.close()
@@ -260,7 +260,7 @@ def test_sessions_are_encrypted_under_a_key_of_ones_own(tmp_path: Path) -> None:
     assert stored.startswith(b"SQLite")
     with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
         token = run("token", server.url).stdout.strip()
-        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
             connection.request("GET", "/v1/sessions/s", headers={"authorization": f"Bearer {token}"})
             assert b"canary-7f3a" in connection.getresponse().read()
 

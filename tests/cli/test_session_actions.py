@@ -30,7 +30,7 @@ def keys(server: Serving, key: str) -> dict[str, str]:
 def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
     """Say something and read the events until a record of this kind comes."""
     url = f"{server.url}/v1/sessions/{session}/commands"
-    sent = httpx2.post(url, json=command(words=words), headers=keys(server, key), timeout=20)
+    sent = httpx2.post(url, json=command(words=words), headers=keys(server, key), timeout=60)
     assert sent.status_code == 200
     follow(server, session, until=until, key=key)
 
@@ -38,7 +38,7 @@ def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1
 def follow(server: Serving, session: str, *, until: str, key: str = "k1") -> None:
     """Read the events of a stream from its beginning until a record of this kind comes."""
     url = f"{server.url}/v1/sessions/{session}/events"
-    with httpx2.stream("GET", url, headers=keys(server, key), timeout=20) as events:
+    with httpx2.stream("GET", url, headers=keys(server, key), timeout=60) as events:
         assert any(f'"type":"{until}"' in line for line in events.iter_lines())
 
 
@@ -157,7 +157,7 @@ def test_a_failed_turn_is_resumed(run: Run, server: Serving) -> None:
     done = run("sessions", "resume", "a", "--url", server.url)
     assert (done.exit_code, done.stdout) == (0, "")
     events_of_a = f"{server.url}/v1/sessions/a/events?after=0-0"
-    with httpx2.stream("GET", events_of_a, headers=headers_for(server.url), timeout=20) as events:
+    with httpx2.stream("GET", events_of_a, headers=headers_for(server.url), timeout=60) as events:
         assert any('"status":"completed"' in line for line in events.iter_lines())
     again = run("sessions", "resume", "a", "--turn", "1", "--url", server.url)
     assert (again.exit_code, "[nothing_to_resume]" in again.stderr) == (4, True)

@@ -157,7 +157,7 @@ def test_a_shell_completes_ids_from_the_store(store: Path) -> None:
     words = f"midstream sessions show --store {store} har"
     asked = {"_MIDSTREAM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "5"}
     done = subprocess.run(
-        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=30, check=False
+        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout.splitlines() == ["plain,harvest-2", "plain,harbour-1"]
 
@@ -170,6 +170,6 @@ def test_completion_without_a_store_offers_nothing(tmp_path: Path) -> None:
     }
     command = [sys.executable, "-m", "midstream"]
     done = subprocess.run(
-        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=30, check=False
+        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout.strip(), done.stderr) == ("", "")

@@ -21,7 +21,7 @@ from midstream.protocol.frames import ServerFrame
 from midstream.protocol.server_stream import ServerStream
 from tests.protocol.stream_link import MemoryHost
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 HALF = b'{"type":"events"'
 

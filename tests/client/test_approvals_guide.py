@@ -17,7 +17,7 @@ from midstream.store.memory import MemoryStore
 from tests.server.serving import served
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "approvals.md").read_text(encoding="utf-8")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def test_the_agent_asks_what_the_program_answers(

@@ -50,7 +50,7 @@ from tests.spec import spec
 
 Dial = Callable[..., Client]
 Scripted = type[Peer] | type[HttpPeer]
-WAIT_S = 20.0
+WAIT_S = 60.0
 IMPATIENT = ClientSettings(patience_s=0.0)
 CUTS_MAX = 200
 LIVES_MAX = 100

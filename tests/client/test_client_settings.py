@@ -23,7 +23,7 @@ from tests.client.peer import Cutter
 from tests.server.serving import make_app, served
 from tests.spec import spec
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 WORDS = "one two three four five six"
 
 

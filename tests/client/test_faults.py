@@ -24,7 +24,7 @@ from tests.house.source import ROOT
 from tests.server.serving import make_app, served
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 NO_KEYRING = "keyring.backends.fail.Keyring"
 SHORT = [
     (Fault.BEFORE_CHECKPOINT, 1),

@@ -36,7 +36,7 @@ from tests.client.http_peer import HttpPeer
 from tests.client.peer import Script, asks_to_wait, breaks_in_a_frame, says
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 OPENING = Open("k1", "the secret", "1-4", 3, 5)
 WELCOME = Welcome("k1", "1-4", "1-4")
 SAY = CommandFrame(3, msgspec.Raw(b'{"type":"send","parts":[{"type":"text","text":"hi"}]}'))

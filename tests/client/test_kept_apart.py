@@ -20,7 +20,7 @@ from tests.client.keyrings import FileKeyring, chosen
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 WORDS = "one two three"
 NONE = "keyring.backends.fail.Keyring"
 

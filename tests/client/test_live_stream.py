@@ -43,7 +43,7 @@ from midstream.session.records import Delta
 from midstream.testing.worlds import FakeWorld
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 HI = SendPayload((Text("hi"),))
 
 

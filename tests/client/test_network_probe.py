@@ -27,9 +27,9 @@ from tests.client.proxies import Proxy, Upgrades
 from tests.server.serving import make_app, served
 from tests.spec import spec
 
-WAIT_S = 20.0
-SHORT = Pace(every_ms=200, late_s=0.5)
-"""Chunks take 0.8 s: what holds them back is told from a busy machine, and ten probes last no minute."""
+WAIT_S = 60.0
+SHORT = Pace(every_ms=300, late_s=1.1)
+"""Chunks take 1.2 s: what holds them back is told from a busy machine, and ten probes last no minute."""
 
 
 def arrived(*times: float, refusal: str = "") -> Arrivals:

@@ -19,7 +19,7 @@ from tests.client.keyrings import BrokenKeyring, FileKeyring, ForgetfulKeyring, 
 from tests.house.source import ROOT
 
 CALLS = 50
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class EmptyChain(chainer.ChainerBackend):

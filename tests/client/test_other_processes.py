@@ -25,7 +25,7 @@ from tests.server.serving import served
 from tests.server.test_page import WHOLE, two_halves
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 NO_KEYRING = "keyring.backends.fail.Keyring"
 CHANGE = """
 import asyncio, sys

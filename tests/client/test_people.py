@@ -41,7 +41,7 @@ from midstream.tools.function_tools import question, tool
 from tests.server.serving import make_app, served
 from tests.spec import spec
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 PAY = calls(("pay", '{"sum":3}'))
 
 

@@ -37,7 +37,7 @@ from midstream.testing.scripted_model import Script
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SECRET = "s" * 43
 WORDS = "one two three four five"
 

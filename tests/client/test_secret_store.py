@@ -30,7 +30,7 @@ from midstream.testing.worlds import FakeWorld
 from tests.client.keyrings import BrokenKeyring, FileKeyring, LockedKeyring, chosen, keyring_in
 from tests.house.source import ROOT
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SERVER = "http://127.0.0.1:8000"
 SESSION = SecretKey(SERVER, "s1")
 STREAM = SecretKey(SERVER, "s1", "stream-1")

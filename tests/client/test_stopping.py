@@ -15,7 +15,7 @@ from midstream.testing.scripted_model import Gate
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

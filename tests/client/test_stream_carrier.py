@@ -70,7 +70,7 @@ class Bench:
         self.carrier.take_finished()
 
     async def until_connected(self, lines: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.lines) < lines or not self.lines[-1].sent:
                 await self.step()
 

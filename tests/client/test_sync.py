@@ -27,7 +27,7 @@ from tests.server.serving import make_app, served
 WORDS = "one two three"
 PUSH = calls(("c1", "push", '{"button":"red"}'))
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 Serve = Callable[[Script], str]
 

@@ -42,8 +42,8 @@ from tests.client.proxies import Proxy, Upgrades
 from tests.server.serving import SECRET, make_app, served
 from tests.spec import spec
 
-WAIT_S = 20.0
-SHORT_S = 0.5
+WAIT_S = 60.0
+SHORT_S = 1.5
 """Enough for a server on this machine, even a busy one: a welcome that is later only costs another transport."""
 WORDS = "one two three"
 SERVER = "http://server:8000"

@@ -12,7 +12,7 @@ from midstream.demo.cutting_relay import Cutter
 from midstream.environment import World
 from midstream.errors import UnavailableError
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

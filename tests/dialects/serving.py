@@ -22,7 +22,7 @@ from midstream.store.contract import Store
 from midstream.testing.scripted_model import Script, ScriptedModel
 
 TOKEN = "secret-of-the-tests"
-WAIT_S = 30.0
+WAIT_S = 60.0
 Json = dict[str, Any]
 
 

@@ -42,7 +42,7 @@ class Receiver:
         self.wakes.append((wake["generation"], wake["wake_id"]))
         self.signatures.append(request.headers["webhook-signature"])
         try:
-            async with httpx2.AsyncClient(timeout=10) as client:
+            async with httpx2.AsyncClient(timeout=60) as client:
                 for stream in wake["streams"]:
                     await self._read(client, stream["path"], stream["acked_offset"])
                 if self._chance.random() < 0.5:
@@ -106,7 +106,7 @@ async def play(servers: Sequence[ChatServer], urls: Sequence[str], kills: int, c
     async with (
         asyncio.timeout(STORY_S),
         receiving(urls, chance) as receiver,
-        httpx2.AsyncClient(timeout=30) as client,
+        httpx2.AsyncClient(timeout=60) as client,
     ):
         body = {
             "type": "webhook",

@@ -140,7 +140,7 @@ async def test_a_session_is_followed_as_a_stream_through_kills(live: str, tmp_pa
         try:
             for server in servers:
                 await server.start()
-            async with asyncio.timeout(120), httpx2.AsyncClient(timeout=30) as client:
+            async with asyncio.timeout(120), httpx2.AsyncClient(timeout=60) as client:
                 command = {"type": "command", "seqno": 0, "payload": MESSAGE}
                 keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43}
                 sent = await client.post(f"{urls[0]}/v1/sessions/hello/commands", json=command, headers=keys)

@@ -21,7 +21,7 @@ from tests.spec import spec
 
 async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:  # noqa: ANN401 - the SDK's own
     """Ask for a response until it has come to an end."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             response = await client.responses.retrieve(response_id)
             if response.status not in ("queued", "in_progress"):

@@ -37,7 +37,7 @@ upstream = "scripted:amber"
 upstream = "scripted:blue"
 """
 BLUE = "vendor/blue"
-LOOKS, PAUSE_S = 200, 0.1
+LOOKS, PAUSE_S = 600, 0.1
 SLOW = "slow 3\none two three four five six seven eight nine ten"
 ANSWER = f"blue: You said: {SLOW}"
 ASK: list[Any] = [{"role": "user", "content": SLOW}]

@@ -35,7 +35,7 @@ from tests.fault.stored import use_postgres
 from tests.spec import spec
 
 T = TypeVar("T")
-LOOKS, PAUSE_S = 100, 0.1
+LOOKS, PAUSE_S = 600, 0.1
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 
 

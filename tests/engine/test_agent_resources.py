@@ -19,7 +19,7 @@ async def test_a_host_that_stops_closes_the_sources_of_sub_agents_too_and_each_o
     middle = sub_agent(Agent(ScriptedModel([]), name="middle", tools=[below]), description="Less so.")
     host = Host(Agent(ScriptedModel([]), tools=[middle, shared]), MemoryStore())
     await host.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await host.stop(grace_s=0.1)
     assert (shared.closings, deep.closings) == (1, 1)
 
@@ -34,7 +34,7 @@ async def test_tool_servers_that_take_their_time_do_not_keep_the_store_from_othe
 
     host = Host(Agent(ScriptedModel([]), tools=[Slow("slow")]), store)
     await host.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await host.stop(grace_s=0.1)
     assert nodes == [""], "it was closed before"
 

@@ -21,7 +21,7 @@ from midstream.testing.scripted_model import Response
 from midstream.tools.function_tools import Tool, tool
 from tests.house.source import ROOT
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @tool(has_effects=False)

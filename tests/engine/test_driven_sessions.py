@@ -125,7 +125,7 @@ async def test_a_held_response_is_written_soon_also_without_a_call() -> None:
     turn = await driver.begin("s", GO)
     await turn.request_response({})
     await turn.journal_response(ASKS, (), "")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for record in driver.follow("s"):
             if isinstance(decode(record.body), ResponseCompleted):
                 break
@@ -161,7 +161,7 @@ async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, 
     world.crash_at(point, count=count)
     first = Driver("loop", MemoryStore(memory, world=FakeWorld(1)), world=world)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await loop(first)
     except (Crashed, UnavailableError):
         pass

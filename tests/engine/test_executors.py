@@ -135,7 +135,7 @@ async def _live(agent: Agent, session: Session | None = None) -> tuple[Noted, Fa
 
 async def _execute(agent: Agent, work_item: Work) -> Noted:
     noted = Noted()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await Executor(agent, World(), noted, NOBODY).execute(work_item, _session())
     return noted
 
@@ -419,7 +419,7 @@ async def test_a_response_nobody_wants_is_stopped_at_its_provider_and_one_let_go
     await world.settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, 60)
     assert model.stopped == stopped
 
 
@@ -511,7 +511,7 @@ async def test_the_lease_check_comes_after_whatever_may_take_time() -> None:
 
     source = Slow(put)
     executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), Confirming(happened), NOBODY)
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(executor.execute(RunCall(CallRef(3, 1, "c1"), 1), _running(1)))
         await source.asked.wait()
         assert happened == []
@@ -531,7 +531,7 @@ async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcom
     source, noted = Slow(put), Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), noted, NOBODY)
     performing = asyncio.create_task(executor.execute(RunCall(CallRef(3, 1, "c1"), run), _running(run)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await source.asked.wait()
         performing.cancel()
         await asyncio.wait([performing])

@@ -345,7 +345,7 @@ def test_an_event_loop_that_ends_does_not_wait_for_a_session_nobody_stopped() ->
         await host.start()
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("go")))
-        await asyncio.wait_for(began.wait(), 30)
+        await asyncio.wait_for(began.wait(), 60)
 
     asyncio.run(main())  # the test's timeout bounds it
 
@@ -355,5 +355,5 @@ async def test_nobody_waits_for_ever_for_a_session_that_ended_on_a_bug() -> None
     host, world = lab.host()
     world.crash_at(Fault.BEFORE_CLAIM)
     with pytest.raises(MidstreamError, match="stopped on Crashed"):
-        await asyncio.wait_for(_say(host), 30)
+        await asyncio.wait_for(_say(host), 60)
     await lab.bury()

@@ -70,7 +70,7 @@ async def test_a_tool_in_doubt_is_handled_by_its_policy(on_doubt: OnDoubtName, r
     first = await _started(Host(Agent(ScriptedModel(script), tools=[writing(hangs=True)]), store))
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await started.wait()
     await _die(first)
 
@@ -99,7 +99,7 @@ async def test_a_turn_whose_tool_runs_at_each_death_of_its_node_is_given_up() ->
     host = await _started(Host(agent, store))
     await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
     for _ in range(SUSPECTED_MAX + 1):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await started.wait()
         await _die(host)
         started.clear()
@@ -136,7 +136,7 @@ async def test_stopping_waits_for_running_tools_and_keeps_their_outcome() -> Non
     host = await _started(Host(Agent(ScriptedModel(script), tools=[write]), store))
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await started.wait()
         stopping = asyncio.ensure_future(host.stop(grace_s=5))
         with pytest.raises(DrainingError):
@@ -166,7 +166,7 @@ async def test_stopping_is_bounded_when_a_tool_hangs() -> None:
     store = MemoryStore()
     host = await _started(Host(Agent(ScriptedModel([calls(("hang", "{}"))]), tools=[hang]), store))
     await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await started.wait()
         await host.stop(grace_s=0.01)
         await host.stop()
@@ -272,7 +272,7 @@ async def test_a_message_on_its_way_keeps_its_session_awake(monkeypatch: pytest.
         await host.delete("s")
     await host.session("t", create=True)
     store.go.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await sending
         await records_until_end(runner, after=before)
     await host.stop()
@@ -291,7 +291,7 @@ async def test_sessions_opened_side_by_side_make_room_for_one_another(
     for _ in range(5):
         await asyncio.sleep(0)
     store.go.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await asyncio.gather(*opening)
     assert len(host._awake) == 3
     await host.stop()
@@ -308,7 +308,7 @@ async def test_a_session_that_is_being_opened_when_the_host_stops_does_nothing_a
     await second.start()
     for _ in range(5):
         await asyncio.sleep(0)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await second.stop()
     working = [task for task in asyncio.all_tasks() if task.get_name().startswith("runner")]
     assert working == []
@@ -339,7 +339,7 @@ async def test_a_turn_that_waits_for_people_needs_no_node_until_somebody_answers
     first = await _started(Host(Agent(ScriptedModel(script), tools=[pay]), store))
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("pay")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not runner.state.rests_on_people:
             await runner.wait(runner.newest.position)
     found = await store.find("s")
@@ -446,7 +446,7 @@ async def test_a_damaged_outcome_of_an_open_batch_puts_its_call_in_doubt() -> No
     first = await _started(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(isinstance(each, CallEnded) for each in await records_of(runner)):
             await runner.wait(runner.newest.position)
     await first.stop(grace_s=0)

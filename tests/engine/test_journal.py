@@ -56,7 +56,7 @@ async def test_readers_are_woken_after_the_append_and_not_before() -> None:
     waiting = asyncio.ensure_future(journal.wait(0))
     await asyncio.sleep(0)
     await journal.append(_batch(journal, _bodies(1, 2), Sync.FULL))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await waiting
     assert [stored.position for stored in await journal.read(after=0, limit=10)] == [1, 2]
     assert world.reached[-3:] == [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH]

@@ -82,7 +82,7 @@ async def test_it_is_at_rest_again_when_all_that_was_taken_is_done_with() -> Non
     mailbox.take()
     mailbox.settle()
     assert [*seen, mailbox.is_idle] == [True, False, False, True]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await mailbox.wait_until_idle()
 
 
@@ -93,7 +93,7 @@ async def test_who_takes_waits_until_something_is_there() -> None:
     assert not waiting.done()
     mailbox.put(_said("a"))
     mailbox.put(_said("b"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await waiting
         await mailbox.arrival()  # what is there need not arrive
     assert len(mailbox.take()) == 2
@@ -211,7 +211,7 @@ async def test_words_are_not_held_back_where_something_else_waits_for_its_append
     mailbox.take()
     mailbox.settle()
     if resting is not None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await resting
 
 
@@ -244,7 +244,7 @@ async def test_the_pause_between_appends_of_words_begins_when_their_readers_were
     mailbox.settle()
     mailbox.put(_said("b"))
     assert not await _is_due(mailbox)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await sent[0]
     assert not await _is_due(mailbox)
     await world.advance(WORDS_EVERY_S)
@@ -282,7 +282,7 @@ async def test_a_full_one_has_room_when_something_was_taken() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     mailbox.take()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await waiting
 
 

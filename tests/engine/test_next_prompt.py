@@ -210,7 +210,7 @@ def _tools(world: FakeWorld) -> list[Tool]:
 async def _live(turns: list[TurnPlan]) -> None:
     life = Life()
     for plan in turns:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await life.turn(plan)
         session = (await life._runner()).state
         assert not session.is_live

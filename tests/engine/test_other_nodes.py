@@ -43,7 +43,7 @@ from midstream.testing.scripted_model import Gate, Script, ScriptedStep
 from midstream.testing.store_fakes import StoreInFront
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Hold:

@@ -41,7 +41,7 @@ async def _hosted(
     host = Host(Agent(model, tools=tools), store or MemoryStore(), world=world)
     await host.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield host
     finally:
         await host.stop()
@@ -100,7 +100,7 @@ async def test_a_plain_function_says_from_its_thread_how_far_it_is() -> None:
     @tool
     def build() -> str:
         report_progress("half way")
-        assert go.wait(30)
+        assert go.wait(60)
         return "built"
 
     async with _hosted(ScriptedModel([calls(("build", "{}")), text("ok")]), build) as host:
@@ -175,7 +175,7 @@ async def test_a_plain_function_that_stops_when_it_is_asked_to_keeps_what_it_has
     @tool
     def work() -> str:
         has_begun.set()
-        assert current_call().stopped.wait(30)
+        assert current_call().stopped.wait(60)
         return "three of five"
 
     async with _hosted(ScriptedModel([calls(("work", "{}")), text("ok")]), work) as host:
@@ -211,7 +211,7 @@ async def test_what_a_tool_gives_after_the_grace_is_kept_as_late(
     @tool(name="work")
     def plain() -> str:
         has_begun.set()
-        assert may_end.wait(30)
+        assert may_end.wait(60)
         return "all five"
 
     @tool(name="work")

@@ -98,7 +98,7 @@ async def _host(coder: Coder, memory: Memory | None = None, world: World | None 
 
 async def _asked(runner: Runner, *, count: int = 1) -> None:
     """Wait until so many questions are open."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(questions_of("s", runner.state)) < count:
             await runner.wait(runner.newest.position)
 

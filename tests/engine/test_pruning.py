@@ -33,7 +33,7 @@ from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 AGE = Retention(events_for_s=3600.0, events_max=None, bytes_max=None)
 COUNT = Retention(events_for_s=None, events_max=30, bytes_max=None)
 BYTES = Retention(events_for_s=None, events_max=None, bytes_max=2000)

@@ -61,7 +61,7 @@ async def test_a_turn_older_than_the_look_back_is_ended_and_its_words_are_kept()
     first = await _started(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await runner.wait(runner.newest.position)  # the words
     await _die(first)
 

@@ -118,7 +118,7 @@ async def test_an_intent_is_in_the_journal_before_its_tool_runs() -> None:
 
 
 async def test_reading_tools_run_side_by_side_and_writing_tools_in_order() -> None:
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=60)
     order: list[str] = []
 
     @tool(has_effects=False)
@@ -222,7 +222,7 @@ async def test_a_cancel_keeps_the_words_that_readers_saw() -> None:
     host = await _host(ScriptedModel(lambda request: responses[len(request.history.entries) > 1]))
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("one")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(isinstance(decode(r.body), Delta) for r in await runner.read(after=0, limit=99)):
             await runner.wait(runner.newest.position)
     await runner.submit(Cancel(1))
@@ -248,7 +248,7 @@ async def test_a_cancel_stops_tools_and_tells_unknown_from_not_started() -> None
     host = await _host(ScriptedModel([batch]), hang)
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("one")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await started.wait()
     await runner.submit(Cancel())
     await runner.submit(Cancel())  # stopping twice is stopping once
@@ -365,7 +365,7 @@ async def test_a_session_whose_store_failed_for_longer_is_revived_without_a_seco
     await host.start()
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (info := await store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - nobody is told of a mark
             await asyncio.sleep(0)
     revived = await host.session("s")
@@ -392,7 +392,7 @@ async def test_while_an_outcome_waits_for_the_disk_clients_are_told_and_the_outc
     await host.start()
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await full.wait()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -420,7 +420,7 @@ async def test_a_command_that_comes_with_an_outcome_to_a_full_disk_is_refused_an
     await host.start()
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         records = await records_until_end(runner, after=0)
         with pytest.raises(StoreFullError):
             await asked[0]
@@ -442,7 +442,7 @@ async def test_what_is_owed_and_was_dropped_is_taken_up_again() -> None:
     host = await _host(CancelsItself([text("here")]), world=SwiftWorld())
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (info := await host.store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - nobody is told of a mark
             await asyncio.sleep(0)
     step = (await host.session("s")).state.history.entries[-1]
@@ -468,7 +468,7 @@ async def test_a_call_is_not_started_at_the_last_moment_only_to_be_in_doubt() ->
     await host.start()
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await began.wait()
         stopping = asyncio.ensure_future(host.stop(grace_s=5))
         for _ in range(5):
@@ -579,7 +579,7 @@ async def _speaking(store: AtOnce) -> tuple[Host, Speaker, Runner]:
 async def _said_to_the_end(host: Host, model: Speaker, runner: Runner) -> list[str]:
     """Let the turn end; return its words as the journal has them, in its order."""
     model.words.put_nowait("")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while runner.state.is_live:
             await runner.wait(runner.newest.position)
     said = [each.text for each in await _records(runner) if isinstance(each, Delta)]
@@ -596,7 +596,7 @@ async def test_words_of_one_moment_are_one_record_whoever_appends_it(
     start = runner.newest.position
     for word in "ab":
         model.words.put_nowait(word)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await runner.wait(start)
     assert [decode(body) for body in store.passed] == [Delta(1, 1, 1, 0, "text", "ab")] * may
     assert await _said_to_the_end(host, model, runner) == ["ab"]
@@ -609,13 +609,13 @@ async def test_a_word_does_not_overtake_what_is_on_its_way() -> None:
     queued = asyncio.create_task(runner.submit(SendMessage(UserMessage.of("b"), when_busy=WhenBusy.QUEUE)))
     await asyncio.sleep(0)
     model.words.put_nowait("a")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await model.has_spoken.wait()
     for _ in range(5):
         await asyncio.sleep(0)
     assert store.passed == []
     store.go.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         end = await queued
         await runner.wait(end)
     assert _kinds(await _records(runner))[-2:] == [MessageQueued, Delta]
@@ -631,7 +631,7 @@ async def test_a_bug_while_words_are_said_ends_the_session_and_says_nothing_twic
     host, model, runner = await _speaking(store)
     store.bug = RuntimeError("after the append")
     model.words.put_nowait("a")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         with pytest.raises(UnavailableError, match="RuntimeError"):
             await runner.wait(runner.newest.position)
     assert runner.has_failed
@@ -718,7 +718,7 @@ async def test_of_a_session_that_another_process_took_in_its_turn_nothing_stays_
     kept = await _kept(host)
     await say_and_fail()
     store.outage = None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         # It is opened again first: the lease may be free.
         while not await host.put_to_sleep("s"):  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)

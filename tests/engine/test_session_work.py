@@ -18,7 +18,7 @@ from midstream.testing import Gate, ScriptedModel, calls, text
 from midstream.testing.scripted_model import Response
 from midstream.tools.function_tools import tool
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 async def records_of(runner: Runner) -> list[Record]:

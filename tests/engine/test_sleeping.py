@@ -101,7 +101,7 @@ async def test_busy_sessions_keep_fewer_events_where_they_hold_too_much(
         await host.wait_for_recovery()
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("tell me")))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while runner.journal.bytes_held < 2 * len(LONG):
                 await runner.wait(runner.newest.position)
         before = await runner.read(after=0, limit=100_000)

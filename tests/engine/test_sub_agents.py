@@ -132,7 +132,7 @@ async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> 
     first = await _started(agent(stalls=True), store)
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(
             isinstance(each, ChildDelta) and b"half" in bytes(each.record)
             for each in await _journal(store, "s")
@@ -155,7 +155,7 @@ async def test_a_cancel_stops_the_child_too_and_keeps_what_it_said() -> None:
     host = await _started(_boss(Agent(ScriptedModel([[TextDelta("so far"), Stall()]]), name="finder")), store)
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(isinstance(each, ChildDelta) for each in await _journal(store, "s")):
             await runner.wait(runner.newest.position)
     await runner.submit(Cancel())
@@ -175,7 +175,7 @@ async def test_a_child_nobody_waits_for_any_more_is_stopped_when_it_is_found() -
     first = await _started(_boss(child), store)
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(isinstance(each, ChildDelta) for each in await _journal(store, "s")):
             await runner.wait(runner.newest.position)
     await (await first.session(CHILD)).stop(StopMode.CLOSE, DrainingError("killed first"))
@@ -184,7 +184,7 @@ async def test_a_child_nobody_waits_for_any_more_is_stopped_when_it_is_found() -
     await _die(first)
 
     second = await _started(_boss(child), store)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         found = await second.session(CHILD)
         while found.state.is_live:
             await found.wait(found.newest.position)
@@ -269,7 +269,7 @@ async def test_a_person_answers_in_the_child_and_the_parent_goes_on() -> None:
 async def _question(runner: object) -> QuestionAsked:
     """Wait for a question that a child asks, as the readers of its parent see it."""
     after = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             for stored in await runner.read(after=after, limit=100):  # type: ignore[attr-defined]
                 after = stored.position
@@ -302,7 +302,7 @@ async def test_a_turn_whose_sub_agent_is_gone_is_held_and_the_model_reads_an_err
     first = await _started(_boss(Agent(ScriptedModel([[Stall()]]), name="finder")), store)
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not any(isinstance(each, ChildDelta) for each in await _journal(store, "s")):
             await runner.wait(runner.newest.position)
     await _die(first)

@@ -15,7 +15,7 @@ from midstream.tools.function_tools import tool
 from tests.engine.test_host import _die, _started
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 SUSPECTS = ("a", "b", "c")
 
 

@@ -130,7 +130,7 @@ async def test_a_call_that_is_cancelled_before_its_transaction_did_certainly_not
     tmp_path: Path,
 ) -> None:
     store = Gated(tmp_path / "x.db")
-    async with _hosted(store, NOTE, note) as host, asyncio.timeout(30):
+    async with _hosted(store, NOTE, note) as host, asyncio.timeout(60):
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("hi")))
         await store.is_waiting.wait()
@@ -154,14 +154,14 @@ async def test_a_cancel_while_the_tool_writes_comes_after_its_outcome(tmp_path: 
     def slow(what: str) -> str:
         """Note something down, slowly."""
         has_begun.set()
-        assert may_end.wait(30)
+        assert may_end.wait(60)
         return str(note.function(what=what))
 
     async with (
         _hosted(
             SQLiteStore(tmp_path / "x.db"), [calls(("slow", '{"what":"it"}')), text("done")], slow
         ) as host,
-        asyncio.timeout(15),
+        asyncio.timeout(60),
     ):
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("hi")))
@@ -216,7 +216,7 @@ async def test_wherever_a_process_ends_effect_and_outcome_agree(
     batch = calls(("note", '{"what":"a"}'), ("note", '{"what":"b"}'))
     script = [batch, calls(("note", '{"what":"c"}')), text("done")]
     first = SQLiteStore(path)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         host = Host(Agent(ScriptedModel(script), tools=[note]), first, world=world)
         await host.start()
         try:

@@ -14,7 +14,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, text
 from midstream.testing.worlds import KillingWorld
 
-DONE_WITHIN_S = 20
+DONE_WITHIN_S = 60
 
 
 async def main(path: str, point: str) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from midstream.environment import World
+from midstream.errors import UnavailableError
+from midstream.store.blocking_reads import ClosedStore
 from midstream.store.contract import Store, StoredRecord
 from midstream.store.jetstream import JetStreamStore
 from midstream.store.postgres import PostgresStore
@@ -17,7 +23,11 @@ from tests.postgres_engine import Engine
 
 URL_FILE = "store.url"
 FILE = "server.db"
+ANSWERS_WITHIN_S = 30.0
+"""Seconds for servers to elect a leader, without which nothing is read; a quiet machine needs one or two of them."""
 
+_Found = TypeVar("_Found")
+_NEVER = threading.Event()
 _numbers = itertools.count(1)
 
 
@@ -57,11 +67,26 @@ def read_session(folder: Path, session: str) -> list[StoredRecord]:
     Raises:
         NotFoundError: There is no store yet.
     """
-    with read_store(name_of(folder)) as reader:
-        return reader.read(session, after=0, limit=100_000)
+    return _read(folder, lambda reader: reader.read(session, after=0, limit=100_000))
 
 
 def read_all(folder: Path) -> dict[str, list[StoredRecord]]:
     """Read all journals."""
-    with read_store(name_of(folder)) as reader:
+
+    def journals(reader: ClosedStore) -> dict[str, list[StoredRecord]]:
         return {line.session: reader.read(line.session, after=0, limit=100_000) for line in [*reader.list()]}
+
+    return _read(folder, journals)
+
+
+def _read(folder: Path, read: Callable[[ClosedStore], _Found]) -> _Found:
+    """Read from a store, whose servers may elect a leader just now."""
+    until = time.monotonic() + ANSWERS_WITHIN_S
+    while True:
+        try:
+            with read_store(name_of(folder)) as reader:
+                return read(reader)
+        except UnavailableError:
+            if time.monotonic() > until:
+                raise
+        _NEVER.wait(0.05)

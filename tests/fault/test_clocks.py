@@ -36,7 +36,7 @@ from tests.spec import spec
 pytestmark = pytest.mark.fault
 
 AHEAD_S, FAR_AHEAD_S, BEHIND_S = LOOK_BACK_S - 600.0, LOOK_BACK_S + 600.0, -3 * LOOK_BACK_S
-LEASE_S = 2.0
+LEASE_S = 3.0
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

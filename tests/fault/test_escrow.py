@@ -22,7 +22,7 @@ from tests.fault.escrow_process import CANARY
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Server:

@@ -20,6 +20,7 @@ from tests.fault.stored import use_jetstream
 from tests.fault.test_nodes import (
     IS_FULL,
     lose_nothing,
+    takeover_s,
     test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards,
     test_a_killed_nodes_turn_goes_on_in_another_process_unasked,
     test_readers_and_senders_may_come_to_any_process,
@@ -40,6 +41,7 @@ pytestmark = pytest.mark.fault
 
 
 __all__ = [  # these run here too, on the folder of this module
+    "takeover_s",
     "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards",
     "test_a_killed_nodes_turn_goes_on_in_another_process_unasked",
     "test_readers_and_senders_may_come_to_any_process",
@@ -52,12 +54,6 @@ def folder(nats_server: NatsCluster, tmp_path: Path) -> Path:
     """A folder whose store is in fresh streams."""
     use_jetstream(tmp_path, nats_server)
     return tmp_path
-
-
-@pytest.fixture
-def takeover_s() -> float:
-    """Seconds in which a dead node's turn is taken over: one of them is the time in which it may come back."""
-    return 3.0
 
 
 @pytest.fixture(scope="module")
@@ -113,4 +109,4 @@ async def test_servers_of_both_kinds_that_are_killed_and_frozen_at_random_lose_n
         await asyncio.to_thread(server.wait)
 
     harms = ("kill", "freeze", "server", "server")
-    await lose_nothing(tmp_path, chance, harms, kill_server, rounds=30 if IS_FULL else 4, turn_s=4 * WAIT_S)
+    await lose_nothing(tmp_path, chance, harms, kill_server, rounds=30 if IS_FULL else 4)

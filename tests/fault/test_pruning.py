@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fault
 HERE = Path(__file__).parent
 POINTS = (Fault.BEFORE_PRUNE, Fault.AFTER_PRUNE)
 """The fault points that the matrix of turns does not reach."""
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 async def _prune(path: Path, point: str) -> int:

@@ -27,7 +27,7 @@ from tests.models.responses_server import Link, ResponsesServer, completed, resp
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
-WAIT_S = 30.0
+WAIT_S = 60.0
 PIECES = [f"{number} " for number in range(60)]
 RESPONSE = [*said("hm", kind="reasoning_summary_text"), *said(*PIECES), completed()]
 POINTS = [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH]

@@ -67,7 +67,7 @@ async def main(folder: Path, point: str = "", count: str = "0") -> None:
     insert = INSERTS["postgresql" if name_of(folder).startswith("postgresql:") else "sqlite"]
     note = tool_that_dies(int(count) if is_within else 0, insert)
     host = Host(Agent(ScriptedModel(SCRIPT), tools=[note]), make_store(folder, world), world=world)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await host.start()
         await host.wait_for_recovery()
         runner = await host.session(SESSION, create=True)

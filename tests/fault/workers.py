@@ -26,7 +26,7 @@ from tests.fault.stored import read_session
 from tests.fault.turn import Line
 from tests.server.serving import KEYS
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 """Seconds for whatever a test waits for; a quiet machine needs milliseconds."""
 
 

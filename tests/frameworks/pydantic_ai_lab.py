@@ -83,7 +83,7 @@ class Lab:
     async def cut(self, agent: Agent[None, Any] | None = None, *, key: str = "", **keywords: Any) -> None:
         """Run until the hanging tool hangs, and let the process die there."""
         task = asyncio.create_task(self.run(agent, key=key, **keywords))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.running.wait()
         await asyncio.sleep(0)
         task.cancel()

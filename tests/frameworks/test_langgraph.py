@@ -284,7 +284,7 @@ class Acting:
         running = asyncio.create_task(self.graph.run(GO))
         await self.hangs.wait()
         while self.graph.count(CallEnded) < len(self.graph.calls) - 1:  # its siblings end first
-            await asyncio.wait_for(self.graph.appended.wait(), 30)
+            await asyncio.wait_for(self.graph.appended.wait(), 60)
             self.graph.appended.clear()
         running.cancel()
         await asyncio.wait([running])

@@ -34,7 +34,7 @@ from midstream.tools.function_tools import current_call
 from midstream.tools.function_tools import tool as midstream_tool
 from tests.frameworks.graph_model import ScriptedChat, asked, calling, saying
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def looping(model: ScriptedChat, *tools: Any, **options: Any) -> Any:

@@ -12,7 +12,7 @@ from midstream.environment import World
 from midstream.frameworks import open_contexts
 from midstream.frameworks.open_contexts import HeldContext, run_bounded
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Connection:

@@ -52,7 +52,7 @@ from midstream.session.turn.commands import Answer
 from midstream.store.memory import MemoryStore
 from midstream.tools.function_tools import Tool, current_call
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 ROOT = Path(__file__).parents[2]
 
 

@@ -167,7 +167,7 @@ async def test_a_run_cancelled_anywhere_can_be_repeated_at_once(kind: str) -> No
         for _ in range(steps):
             await asyncio.sleep(0)
         first.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await run()).strip() == "all done", (
                 f"seed {SEED}, round {number}: cancelled after {steps} steps"
             )

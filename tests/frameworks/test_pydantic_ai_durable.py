@@ -411,7 +411,7 @@ async def test_words_are_heard_and_journaled_while_the_model_still_speaks() -> N
     agent: Agent[None, str] = Agent(
         FunctionModel(stream_function=speak), deps_type=type(None), capabilities=[lab.durable]
     )
-    async with asyncio.timeout(30), lab.durable.turn(SESSION), agent.run_stream("go") as streamed:
+    async with asyncio.timeout(60), lab.durable.turn(SESSION), agent.run_stream("go") as streamed:
         words = streamed.stream_text(delta=True, debounce_by=None)
         assert await anext(words) == "one "
         async for stored in lab.durable.follow(SESSION):

@@ -29,7 +29,7 @@ from midstream.session.calls import OnDoubt
 from midstream.store.memory import MemoryStore
 from midstream.tools.function_tools import Tool, current_call
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @dataclass

@@ -36,7 +36,7 @@ from tests.models.chat_server import call, delta, served, usage
 Json = dict[str, Any]
 
 TOKEN = "secret-of-the-tests"
-WAIT_S = 30.0
+WAIT_S = 60.0
 NAMES = ("m", "m-2")
 
 

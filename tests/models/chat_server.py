@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from midstream.environment import World
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 Json = dict[str, Any]
 
 

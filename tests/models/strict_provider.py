@@ -183,4 +183,4 @@ def strict_provider() -> Iterator[StrictProvider]:
     finally:
         server.shutdown()
         server.server_close()
-        serving.join(30)
+        serving.join(60)

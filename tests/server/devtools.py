@@ -30,7 +30,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WAIT_S = 20.0
+WAIT_S = 60.0
 CRASH_S = 0.2
 """A page that crashed does not say so."""
 LISTENING = re.compile(rb"DevTools listening on (ws://\S+)")

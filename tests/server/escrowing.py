@@ -62,6 +62,6 @@ async def follow_to_end(http: httpx2.AsyncClient, session: str = "s1", *, key: s
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
     """Look until something is so, for ten seconds at most."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await is_so():  # noqa: ASYNC110 - what is waited for rings no bell
             await asyncio.sleep(0)

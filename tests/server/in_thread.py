@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @contextlib.contextmanager

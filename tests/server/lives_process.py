@@ -1,24 +1,29 @@
 """A server whose answers differ in each of its lives: `python -m tests.server.lives_process FOLDER PORT`.
 
 It says 60 words slowly, each with the number of the life that says it; to "fail" it says some, and its model refuses.
+While there is a file `hold` in its folder, no answer goes on behind its first half.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 from midstream.engine.agent import Agent
+from midstream.environment import World
 from midstream.errors import ModelRejectedError
 from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
-from midstream.testing.scripted_model import Pause, ScriptedModel, ScriptedStep
+from midstream.testing.scripted_model import Gate, Pause, ScriptedModel, ScriptedStep
 
 WORDS = 60
 PAUSE_S = 0.03
+LOOK_S = 0.02
+HOLD = "hold"
 
 
 def words_of(life: int) -> str:
@@ -26,8 +31,16 @@ def words_of(life: int) -> str:
     return "".join(f"life{life}word{number} " for number in range(WORDS))
 
 
+async def _set_without(hold: Path, event: asyncio.Event) -> None:
+    while os.access(hold, os.F_OK):
+        await World().sleep(LOOK_S)
+    event.set()
+
+
 async def main(folder: Path, port: int) -> None:
     """Serve until killed."""
+    may_go_on = asyncio.Event()
+    waiting = asyncio.create_task(_set_without(folder / HOLD, may_go_on))
     lives = folder / "lives"
     with lives.open("a") as file:
         file.write("life\n")
@@ -42,10 +55,12 @@ async def main(folder: Path, port: int) -> None:
         ]
         if said == UserMessage.of("fail"):
             return [*words[:6], ModelRejectedError("no such model")]
-        return [*words, Finished()]
+        half = len(words) // 2
+        return [*words[:half], Gate(may_go_on), *words[half:], Finished()]
 
     app = asgi(Agent(ScriptedModel(response)), store=folder / "sessions.db")
     await serve(app, port=port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the test
+    await waiting
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from midstream.tools.function_tools import Tool
 
 SECRET = "s" * 43
 KEYS = {"x-idempotency-key": "k1", "x-idempotent-encryption-key": SECRET}
-WAIT_S = 30.0
+WAIT_S = 60.0
 Json = dict[str, Any]
 
 

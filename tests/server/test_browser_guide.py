@@ -18,7 +18,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, Route, async_playwright, expect
 
 from tests.server.devtools import CHROMIUM, FLAGS
-from tests.server.lives_process import words_of
+from tests.server.lives_process import HOLD, words_of
 from tests.server.test_page import WAIT_MS, WAIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +65,7 @@ class Lives:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._hold = folder / HOLD
         self._process: asyncio.subprocess.Process | None = None
         self.url = ""
 
@@ -79,6 +80,14 @@ class Lives:
         self.url = line.decode().strip()
         return self
 
+    def hold(self) -> None:
+        """Let no answer of a server that begins go on behind its half: what is done meanwhile is in its middle."""
+        self._hold.touch()
+
+    def release(self) -> None:
+        """Let the answers go on."""
+        self._hold.unlink()
+
     async def kill(self) -> None:
         """SIGKILL."""
         assert self._process is not None
@@ -87,8 +96,12 @@ class Lives:
 
 
 @asynccontextmanager
-async def lives(folder: Path) -> AsyncIterator[Lives]:
-    server = await Lives(folder).begin()
+async def lives(folder: Path, *, is_held: bool = False) -> AsyncIterator[Lives]:
+    """Run a server, whose answers stop at their half until `release` where it `is_held`."""
+    server = Lives(folder)
+    if is_held:
+        server.hold()
+    await server.begin()
     try:
         yield server
     finally:
@@ -124,13 +137,14 @@ async def test_every_program_of_the_guide_runs(browser: Browser, tmp_path: Path)
 async def test_the_chat_of_the_guide_shows_each_word_once_while_its_server_is_killed(
     browser: Browser, tmp_path: Path
 ) -> None:
-    async with lives(tmp_path) as server:
+    async with lives(tmp_path, is_held=True) as server:
         page, _ = await running(browser, server, CHAT)
         await page.fill("input", "go on")
         await page.press("input", "Enter")
         answer = page.locator("p").last
         await expect(answer).to_contain_text("life1word5", timeout=WAIT_MS)
         await server.kill()
+        server.release()
         await server.begin()
         await expect(answer).to_have_text(words_of(2), timeout=WAIT_MS, use_inner_text=False)
 
@@ -178,7 +192,7 @@ async def test_the_chat_of_the_guide_shows_each_word_once_whenever_its_server_is
 async def test_the_chat_of_the_guide_goes_on_after_a_reload_with_the_whole_answer(
     browser: Browser, tmp_path: Path
 ) -> None:
-    async with lives(tmp_path) as server:
+    async with lives(tmp_path, is_held=True) as server:
         page, _ = await running(browser, server, CHAT)
         await page.fill("input", "go on")
         await page.press("input", "Enter")
@@ -186,6 +200,7 @@ async def test_the_chat_of_the_guide_goes_on_after_a_reload_with_the_whole_answe
         await page.reload()
         await expect(page.locator("p").last).to_contain_text("life1word9", timeout=WAIT_MS)
         assert (await page.locator("p").last.text_content() or "").startswith("life1word0 life1word1 ")
+        server.release()
         await expect(page.locator("p").last).to_have_text(words_of(1), timeout=WAIT_MS, use_inner_text=False)
 
 
@@ -200,12 +215,13 @@ async def test_the_chat_of_the_guide_shows_why_a_turn_failed(browser: Browser, t
 async def test_ask_returns_each_word_once_while_its_server_is_killed(
     browser: Browser, tmp_path: Path
 ) -> None:
-    async with lives(tmp_path) as server:
+    async with lives(tmp_path, is_held=True) as server:
         page, said = await running(browser, server, ASK)
         async with asyncio.timeout(WAIT_S):
             while "life1word5" not in await page.evaluate(RECORDS):
                 await page.evaluate(A_FRAME)
         await server.kill()
+        server.release()
         await server.begin()
         async with asyncio.timeout(WAIT_S):
             while words_of(2) not in said:

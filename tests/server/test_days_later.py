@@ -16,7 +16,7 @@ from midstream.errors import QuestionClosedError
 from midstream.session.records import CallEnded, TurnEnded, TurnStatus
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @asynccontextmanager

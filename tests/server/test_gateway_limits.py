@@ -14,7 +14,7 @@ from midstream.environment import World
 from tests.dialects.usage_upstream import COMPLETION, PROMPT, TEXT, UserGateway, usage_upstream, user_gateway
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
-LOOKS, PAUSE_S = 100, 0.1
+LOOKS, PAUSE_S = 600, 0.1
 
 
 async def key_of(gateway: UserGateway, *words: object) -> str:

@@ -18,7 +18,7 @@ from midstream.server.node_reporting import NodeReports
 from midstream.store.node_reports import NODES
 from midstream.testing.scripted_model import ScriptedModel, text
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Server:

@@ -52,7 +52,7 @@ from tests.server.devtools import CHROMIUM
 from tests.server.serving import Json, Served, make_app, served, words_of
 from tests.spec import spec
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 WAIT_MS = 1000 * WAIT_S
 WORDS = [f"word{number} " for number in range(60)]
 WHOLE = "".join(WORDS)
@@ -66,6 +66,8 @@ KEPT = """() => new Promise((resolve) => {
   };
 })"""
 """How many streams a page's database keeps for a later page."""
+NOT_YET_KEPT = "Being kept here"
+"""What the page says of a message that a reload would lose."""
 BIDI = "safe\u202egnp.exe\u2066 end"
 
 pytestmark = [
@@ -112,7 +114,9 @@ class Chat(Struct):
         """Wait until a message that has not reached the server is stored: a reload before that loses it."""
         pending = self.page.locator(".turn.pending")
         await expect(pending.locator(".said")).to_have_text(words, timeout=WAIT_MS)
-        await expect(pending.locator(".foot")).to_have_text("Kept here until the server has it", timeout=WAIT_MS)
+        await expect(pending.locator(".foot")).to_have_text(
+            "Kept here until the server has it", timeout=WAIT_MS
+        )
 
     @property
     def session(self) -> str:

@@ -16,7 +16,7 @@ from playwright.async_api import Browser, Page, WebSocketRoute, expect
 
 from tests.server.devtools import CHROMIUM
 from tests.server.test_browser_guide import Lives, lives
-from tests.server.test_page import WAIT_MS, dying_after, lives_of_lines
+from tests.server.test_page import NOT_YET_KEPT, WAIT_MS, dying_after, lives_of_lines
 from tests.server.test_page_situations import LOOK_HIDDEN
 
 IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
@@ -41,6 +41,12 @@ LOOK_SHOWN = """() => {
   window.requestAnimationFrame = (act) => setTimeout(act, 16);
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
+
+
+async def kept(page: Page, turn: int) -> None:
+    """Wait until a message that was written is stored here or at the server: a reload before that loses it."""
+    await expect(page.locator(".turn")).to_have_count(turn, timeout=WAIT_MS)
+    await expect(page.locator("#turns")).not_to_contain_text(NOT_YET_KEPT, timeout=WAIT_MS)
 
 
 class Trial:
@@ -78,6 +84,7 @@ class Trial:
             await page.locator("#send").dblclick()
         else:
             await page.press("#text", "Enter")
+        await kept(page, turn)
         for _ in range(self._random.randint(1, 3)):
             await asyncio.wait_for(self._break(), END_MS / 1000)
         for each in self.speaking:

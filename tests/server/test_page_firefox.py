@@ -21,7 +21,7 @@ from tests.server.bidi import ENTER, Firefox, FirefoxTab, firefox
 from tests.server.lives_process import words_of
 from tests.server.serving import make_app, served
 from tests.server.test_browser_guide import Lives, lives
-from tests.server.test_page import HALF, WHOLE, WORDS, two_halves
+from tests.server.test_page import HALF, NOT_YET_KEPT, WHOLE, WORDS, two_halves
 from tests.server.test_page_people import PAY, purse
 from tests.server.test_page_situations import numbered
 
@@ -82,6 +82,14 @@ async def sees_some(tab: FirefoxTab, words: str) -> None:
     await tab.until(f"document.querySelector('#turns').textContent.includes({json.dumps(words)})")
 
 
+async def kept(tab: FirefoxTab, words: str) -> None:
+    """Wait until a message that was written is stored here or at the server: a reload before that loses it."""
+    await tab.until(
+        f"[...document.querySelectorAll({json.dumps(SAID)})].at(-1)?.textContent === {json.dumps(words)}"
+        f" && !document.querySelector('#turns').textContent.includes({json.dumps(NOT_YET_KEPT)})"
+    )
+
+
 async def completed(tab: FirefoxTab, turns: int = 1) -> None:
     await tab.until(f"document.querySelectorAll('.turn[data-status=completed]').length === {turns}")
 
@@ -130,12 +138,13 @@ async def test_a_reload_in_mid_answer_goes_on_with_each_word_once(browser: Firef
 async def test_a_server_that_is_killed_in_mid_answer_and_comes_back_finishes_it(
     browser: Firefox, tmp_path: Path
 ) -> None:
-    async with lives(tmp_path) as server:
+    async with lives(tmp_path, is_held=True) as server:
         tab = await opened(browser, server.url)
         await write(tab, f"go on{ENTER}")
         await sees_some(tab, "life1word5")
         await server.kill()
         await tab.until("document.getElementById('light').dataset.state === 'reconnecting'")
+        server.release()
         await server.begin()
         await completed(tab)
         await sees(tab, ANSWERS, words_of(2))
@@ -191,6 +200,7 @@ async def test_each_tab_has_each_word_once_whatever_breaks(browser: Firefox, tmp
             await ready(tab)
             await tab.evaluate("document.getElementById('text').focus()")
             await write(tab, f"turn {turn}{ENTER}")
+            await kept(tab, f"turn {turn}")
             for _ in range(random.randint(1, BREAKS_OF_A_TURN_MAX)):
                 kills += await _break(random, server, random.choice(tabs))
             for each in tabs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -17,6 +18,7 @@ from tests.server.people import ADA, guarded_app
 from tests.server.serving import make_app, served
 from tests.server.test_page import HALF, WAIT_MS, WORDS, Chat, opened, two_halves
 from tests.server.test_page_people import PAY, purse
+from tests.server.test_page_tabs import until
 
 pytestmark = [
     pytest.mark.browser,
@@ -33,7 +35,11 @@ LOOK_HIDDEN = """() => {
   window.requestAnimationFrame = () => 0; // a hidden tab gets none
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
-ACTIVE = "() => document.activeElement?.id || document.activeElement?.hash || document.activeElement?.tagName"
+NO_WAIT_ENDS = """(most) => {
+  const set = setTimeout;
+  window.setTimeout = (act, wait, ...more) => (wait > most ? 0 : set(act, wait, ...more));
+}"""
+"""Of what waits from here on for more than so many milliseconds before the next try: only a person ends it."""
 
 
 def numbered(request: ModelRequest) -> Sequence[ScriptedStep]:
@@ -89,7 +95,7 @@ async def test_a_double_click_on_send_stops_nothing(browser: Browser) -> None:
         await chat.page.fill("#text", "go on")
         await chat.page.locator("#send").dblclick()
         await chat.sees("".join(WORDS[:HALF]))
-        assert await chat.page.evaluate(ACTIVE) == "text"
+        await expect(chat.page.locator("#text")).to_be_focused()
         gate.set()
         await chat.sees_end("completed")
 
@@ -101,7 +107,7 @@ async def test_a_click_on_send_leaves_the_focus_in_the_box(browser: Browser) -> 
         await chat.page.fill("#text", "go on")
         await chat.page.click("#send")
         await chat.sees_some(WORDS[0])
-        assert await chat.page.evaluate(ACTIVE) == "text"
+        await expect(chat.page.locator("#text")).to_be_focused()
         gate.set()
 
 
@@ -113,7 +119,7 @@ async def test_stop_stops_and_the_focus_returns_to_the_box(browser: Browser) -> 
         await chat.sees_some(WORDS[0])
         await chat.page.click("#stop")
         await chat.sees_end("cancelled")
-        assert await chat.page.evaluate(ACTIVE) == "text"
+        await expect(chat.page.locator("#text")).to_be_focused()
 
 
 async def test_the_title_of_a_hidden_tab_tells_that_somebody_is_waited_for(browser: Browser) -> None:
@@ -189,14 +195,30 @@ async def test_a_second_message_before_the_first_was_sent_stays_in_the_box_with_
 
 
 async def test_a_click_tries_at_once_when_the_server_is_back(browser: Browser) -> None:
-    gate = asyncio.Event()
+    gate, away = asyncio.Event(), asyncio.Event()
+    sockets: list[WebSocketRoute] = []
+
+    async def connect(socket: WebSocketRoute) -> None:
+        sockets.append(socket)
+        if away.is_set():
+            await socket.close(code=1011)
+        else:
+            socket.connect_to_server()
+
     async with served(make_app(two_halves(gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = Chat(await (await browser.new_context()).new_page(), [])
+        await chat.page.route_web_socket("**/stream", connect)
+        await chat.page.add_init_script("Math.random = () => 0;")  # no wait is short by chance
+        await chat.page.goto(server.url)
         await expect(chat.page.locator("#retry")).to_be_hidden()
         await chat.say("go on")
         await chat.sees_some(WORDS[0])
-        await chat.page.evaluate("() => document.getElementById('cut').click()")
+        await chat.page.evaluate(NO_WAIT_ENDS, 100)
+        away.set()
+        await sockets[-1].close(code=1011)
+        await until(lambda: len(sockets) == 2)  # the first try is made at once, the second after a second
         await expect(chat.page.locator("#retry")).to_be_visible(timeout=WAIT_MS)
+        away.clear()
         await chat.page.click("#retry")
         await chat.sees_light("live")
         await expect(chat.page.locator("#retry")).to_be_hidden()
@@ -219,11 +241,15 @@ async def test_a_page_that_loads_while_its_server_is_away_is_loaded_by_a_click(b
 
         page = await (await browser.new_context()).new_page()
         await page.route("**/v1/sessions/s-*", route)
+        await page.add_init_script(f"({NO_WAIT_ENDS})(1000)")
         await page.goto(f"{server.url}/#{first.session}")
-        await expect(page.locator("#light-text")).to_have_text("Reconnecting in 8 s", timeout=WAIT_MS)
+        await expect(page.locator("#light-text")).to_have_text(
+            re.compile(r"^Reconnecting( in \d s)?$"), timeout=WAIT_MS
+        )
+        await until(lambda: len(tries) == 3)  # behind them it waits for two seconds
         away.clear()
         await page.click("#retry")
-        await expect(page.locator(".parts > .words")).to_have_text("Answer 1.", timeout=2000)
+        await expect(page.locator(".parts > .words")).to_have_text("Answer 1.", timeout=WAIT_MS)
 
 
 async def test_a_lost_session_is_not_at_work(browser: Browser) -> None:
@@ -288,7 +314,7 @@ async def test_a_draft_stays_with_its_session(browser: Browser) -> None:
         one = chat.session
         await chat.page.fill("#text", "a draft")
         await chat.page.click("#new")
-        assert await chat.page.input_value("#text") == ""
+        await expect(chat.page.locator("#text")).to_have_value("")
         await chat.page.click(f'#sessions a[href="#{one}"]')
         await expect(chat.page.locator("#text")).to_have_value("a draft")
 

@@ -15,7 +15,7 @@ from tests.server.people import guarded_app
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @spec("SEC-83")

@@ -16,7 +16,7 @@ from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.settings_file import SettingsFile
 from tests.spec import spec
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Stepped(World):

@@ -24,7 +24,7 @@ def test_each_worker_has_a_socket_on_the_same_port() -> None:
         assert len({each.getsockname()[1] for each in sockets}) == 1
         reached: set[int] = set()
         port = sockets[0].getsockname()[1]
-        clients = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(60)]
+        clients = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(60)]
         for number, each in enumerate(sockets):
             try:
                 each.accept()[0].close()

@@ -11,7 +11,7 @@ from midstream.server.tls_handshakes import after_handshake
 from tests.certificates import certificate
 from tests.spec import spec
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class _Echo(asyncio.Protocol):

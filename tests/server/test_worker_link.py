@@ -11,7 +11,7 @@ import msgspec
 
 from midstream.server.worker_link import Orders, Page, PageWanted, WorkerLink, WorkerSetup, encode_line
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def _link(theirs: socket.socket, listener: socket.socket) -> WorkerLink:

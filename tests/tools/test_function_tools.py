@@ -153,7 +153,7 @@ async def test_a_plain_function_that_hangs_does_not_hold_the_loop() -> None:
 
     @tool(timeout_s=0.01)
     def hang() -> str:
-        release.wait(30)
+        release.wait(60)
         return ""
 
     result = await _run(hang)
@@ -266,7 +266,7 @@ async def test_one_hanging_function_too_many_is_refused_and_was_not_started(
 
     @tool(timeout_s=0.01)
     def hang() -> str:
-        release.wait(30)
+        release.wait(60)
         return ""
 
     @tool
@@ -297,7 +297,7 @@ async def test_cancelling_a_call_cancels_the_tool_and_goes_on_to_the_caller() ->
         return ""
 
     running = asyncio.ensure_future(_run(hang))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await started.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

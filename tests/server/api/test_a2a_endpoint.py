@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from typing import Any
 
-import httpx2
 import pytest
 
 from midstream.dialects.a2a_messages import A2aOptions
@@ -23,12 +22,13 @@ from midstream.testing.scripted_model import (
     Response,
     Script,
     ScriptedModel,
+    ScriptedStep,
     calls,
     steps_since_user,
     text,
 )
 from midstream.tools.function_tools import question, tool
-from tests.server.serving import Served, served
+from tests.server.serving import WAIT_S, Served, served
 
 Json = dict[str, Any]
 VERSION = {"a2a-version": "1.0"}
@@ -387,13 +387,18 @@ async def test_the_card_is_open_and_says_who_may_come() -> None:
 
 
 async def test_a_client_that_leaves_does_not_stop_its_task() -> None:
-    gate = asyncio.Event()
-    script: Script = [[TextDelta("Hello "), Gate(gate), TextDelta("you"), Finished()]]
-    async with served(make(script)) as server:
-        with pytest.raises(httpx2.ReadTimeout):
-            await server.http.post(
-                f"{PATH}/message:send", json=message(contextId="c"), headers=VERSION, timeout=0.5
-            )
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    def response(_: ModelRequest) -> list[ScriptedStep]:
+        begun.set()
+        return [TextDelta("Hello "), Gate(gate), TextDelta("you"), Finished()]
+
+    async with served(make(response)) as server:
+        sending = server.http.post(f"{PATH}/message:send", json=message(contextId="c"), headers=VERSION)
+        leaving = asyncio.create_task(sending)
+        await asyncio.wait_for(begun.wait(), WAIT_S)
+        leaving.cancel()
+        await asyncio.wait([leaving])
         gate.set()
         told = await server.http.post(f"{PATH}/message:send", json=message(contextId="c"), headers=VERSION)
         assert told.json()["task"]["artifacts"][0]["parts"] == [{"text": "Hello you"}]

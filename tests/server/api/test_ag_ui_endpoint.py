@@ -91,7 +91,7 @@ async def test_another_message_goes_on_with_the_thread_and_stops_what_runs() -> 
 
     async with served(make_app(slow)) as server:
         first = asyncio.create_task(run(server, body_of("t", "r1", "slow")))
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), 60)
         messages = [*body_of("t", "")["messages"], {"id": "m2", "role": "user", "content": "now"}]
         messages[0]["content"] = "slow"
         second = await run(server, {**body_of("t", "r2"), "messages": messages})

@@ -65,7 +65,7 @@ async def test_a_reader_of_another_node_is_woken(tmp_path: Path) -> None:
         assert known is not None
         waiting = asyncio.create_task(reader.wait(known))
         await _append(writer, "~s", Appended(b"x", 1))
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 60)
         assert await _text_of(reader, "~s") == b"x"
 
 

@@ -21,7 +21,7 @@ from tests.server.serving import Json, make_app, served
 SUBSCRIPTION = "/v1/stream/__ds/subscriptions/sub"
 JSON = {"content-type": "application/json"}
 PULL: Json = {"type": "pull-wake", "pattern": "events/*", "wake_stream": "pool"}
-WAIT_S = 20
+WAIT_S = 60.0
 
 
 async def wakes_of(client: httpx2.AsyncClient, count: int) -> list[Json]:

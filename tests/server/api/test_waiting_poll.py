@@ -17,7 +17,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
 from midstream.testing.worlds import FakeWorld
 
-WAIT_S = 10
+WAIT_S = 60.0
 
 
 class Case:

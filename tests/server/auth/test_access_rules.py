@@ -680,7 +680,7 @@ async def test_rule_10_a_tool_that_kills_its_server_is_not_started_for_ever(tmp_
         await app.host.wait_for_recovery()
         runner = await app.host.session("s1")
         if runner.state.is_live:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await begun.wait()
         # As a kill: the store is gone from one moment to the next, and nothing is handed on.
         await app.host.store.close()

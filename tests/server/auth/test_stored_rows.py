@@ -35,7 +35,7 @@ def _damage(folder: Path, namespace: str, key: str = "%", what: str = "body = x'
     """Change entries of a namespace in the database, as another program."""
     statement = f"UPDATE key_value SET {what} WHERE namespace = ? AND key LIKE ?"
     command = [sys.executable, "-I", "-c", TAMPER, str(folder / "x.db"), statement, namespace, key]
-    subprocess.run(command, check=True, timeout=30, capture_output=True)
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
 
 
 @pytest.fixture(params=["plain", "encrypted"])

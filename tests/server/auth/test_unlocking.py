@@ -333,7 +333,7 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
     first = escrowed_app(tmp_path, [calls(("wait", "{}"))], memory=memory, tools=[wait])
     async with called(first) as http:
         await say(http)
-        await asyncio.wait_for(began.wait(), 30)
+        await asyncio.wait_for(began.wait(), 60)
         word = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["word"]
     # It was stopped: its tool was cut. The next one has no keys.
     second = escrowed_app(tmp_path, [text("the end")], memory=memory, tools=[wait])

@@ -279,7 +279,7 @@ async def test_a_letter_that_nobody_can_read_disturbs_nobody(
     epoch = await store.claim("s", at=1.0)
     sending = asyncio.ensure_future(plain.forward("s", b"not encrypted"))
     await asyncio.sleep(0)
-    news = await asyncio.wait_for(store.watch({}), 30)
+    news = await asyncio.wait_for(store.watch({}), 60)
     assert (news.forwarded_commands, epoch) == ((), 1)
     assert "was refused" in caplog.text
     sending.cancel()

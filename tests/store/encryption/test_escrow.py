@@ -777,9 +777,9 @@ async def test_a_command_between_servers_is_for_those_who_have_the_key(folder: P
     await _begin(node)
     await other.escrow.open("s", SECRET)
     sending = asyncio.ensure_future(other.forward("s", CANARY.encode()))
-    news = await asyncio.wait_for(node.watch({}), 30)
+    news = await asyncio.wait_for(node.watch({}), 60)
     [forwarded] = news.forwarded_commands
     assert forwarded.body == CANARY.encode()
     assert all(CANARY.encode() not in each.forwarded.body for each in memory.forwarded_commands.values())
     await node.answer(forwarded.number, b"done")
-    assert await asyncio.wait_for(sending, 30) == b"done"
+    assert await asyncio.wait_for(sending, 60) == b"done"

@@ -40,7 +40,7 @@ END = f"(select max(position) from record where {OF_S})"
 
 def _tamper(path: Path, script: str) -> None:
     command = [sys.executable, "-I", "-c", TAMPER, str(path)]
-    subprocess.run(command, input=script, text=True, check=True, timeout=30, capture_output=True)
+    subprocess.run(command, input=script, text=True, check=True, timeout=60, capture_output=True)
 
 
 def _host(path: Path) -> Host:

@@ -286,19 +286,19 @@ async def test_a_forged_command_is_removed_and_the_next_one_delivered(
         sending = asyncio.ensure_future(sender.forward("s", b"say hi"))
         delivered: list[ForwardedCommand] = []
         while not delivered:
-            delivered = [*(await asyncio.wait_for(node.watch({}), 30)).forwarded_commands]
+            delivered = [*(await asyncio.wait_for(node.watch({}), 60)).forwarded_commands]
         assert [each.body for each in delivered] == [b"say hi"]
         assert "no node of this store sealed it" in caplog.text
-        assert await asyncio.wait_for(forging, 30) == b""
+        assert await asyncio.wait_for(forging, 60) == b""
         await node.answer(delivered[0].number, b"done")
-        assert await asyncio.wait_for(sending, 30) == b"done"
+        assert await asyncio.wait_for(sending, 60) == b"done"
         sending = asyncio.ensure_future(sender.forward("s", b"say hi"))
         delivered = []
         while not delivered:
-            delivered = [*(await asyncio.wait_for(node.watch({}), 30)).forwarded_commands]
+            delivered = [*(await asyncio.wait_for(node.watch({}), 60)).forwarded_commands]
         await node._store.answer(delivered[0].number, b'{"position":7}')
         with pytest.raises(UnavailableError, match="not authentic"):
-            await asyncio.wait_for(sending, 30)
+            await asyncio.wait_for(sending, 60)
 
 
 async def test_a_guarded_store_that_is_not_open_says_so(folder: Path) -> None:

@@ -15,7 +15,7 @@ from tests.store.jetstream.relay import LEFT_TO_THE_COLLECTOR, NatsRelay
 from tests.store.stores import append, bodies
 
 WORLD = World()
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 async def test_a_connection_that_is_lost_for_a_moment_costs_no_lease(

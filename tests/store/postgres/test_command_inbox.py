@@ -21,14 +21,14 @@ async def _count_rows(store: PostgresStore) -> int:
 
 
 async def _until_empty(store: PostgresStore) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await _count_rows(store):
             await WORLD.sleep(0.005)
 
 
 async def _take(owner: PostgresStore, count: int) -> list[ForwardedCommand]:
     taken: list[ForwardedCommand] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(taken) < count:
             taken += (await owner.watch({})).forwarded_commands
     return taken
@@ -54,7 +54,7 @@ async def test_a_burst_is_forwarded_and_answered_in_groups(place: PostgresPlace)
         assert [each.body for each in taken] == [b"%d" % number for number in range(COUNT)]
         assert len(groups) <= 2
         await asyncio.gather(*(owner.answer(each.number, b"re " + each.body) for each in taken))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await asyncio.gather(*forwarding) == [b"re %d" % number for number in range(COUNT)]
         await _until_empty(sender)
 
@@ -70,7 +70,7 @@ async def test_a_command_whose_sender_gave_up_is_deleted(place: PostgresPlace) -
         late = WORLD.spawn(sender.forward("s", b"late"), name="f")
         assert (await _take(owner, 1))[-1].body in (b"early", b"late")
         late.cancel()
-        await asyncio.wait({early, late}, timeout=20)
+        await asyncio.wait({early, late}, timeout=60)
         assert early.cancelled()
         assert late.cancelled()
         await _until_empty(sender)
@@ -85,6 +85,6 @@ async def test_closing_writes_what_waits(place: PostgresPlace) -> None:
         forwarding = WORLD.spawn(sender.forward("s", b"x"), name="f")
         await _take(other, 1)
         await sender.close()
-        await asyncio.wait({forwarding}, timeout=20)
+        await asyncio.wait({forwarding}, timeout=60)
         assert forwarding.cancelled()
         await _until_empty(other)

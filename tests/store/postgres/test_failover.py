@@ -52,7 +52,7 @@ async def _follow(primary: Engine, replica: Engine) -> None:
     """Wait until the replica has what the primary has."""
     source, copy = await asyncpg.connect(primary.url), await asyncpg.connect(replica.url)
     end = await source.fetchval("select pg_current_wal_flush_lsn()")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await copy.fetchval("select pg_last_wal_replay_lsn() >= $1::pg_lsn", end):
             await WORLD.sleep(0.01)
     await source.close()

@@ -18,7 +18,7 @@ from tests.store.postgres.places import PostgresPlace
 pytestmark = pytest.mark.slow
 
 WORLD = World()
-LEASE_S = 1.0
+LEASE_S = 2.0
 CHILD = """
 import asyncio, sys, time
 from midstream.session.records import Sync
@@ -30,7 +30,7 @@ async def main():
     await store.open()
     epoch = await store.claim("s", at=1.0)
     print("blocked", flush=True)
-    time.sleep(4 * float(sys.argv[2]))  # a tool that was not made async
+    time.sleep(3 * float(sys.argv[2]))  # a tool that was not made async
     print(await store.append("s", Batch([b"late"], 0, epoch, Sync.FULL)), flush=True)
     await store.close()
 
@@ -52,17 +52,17 @@ async def test_a_blocked_event_loop_does_not_lose_its_leases(engine: Engine) -> 
         assert store._opened is not None
         assert child.stdout is not None
         assert child.stdout.readline() == "blocked\n"
-        until = WORLD.monotonic() + 3 * LEASE_S
+        until = WORLD.monotonic() + 2 * LEASE_S
         while WORLD.monotonic() < until:
             with pytest.raises(LeaseHeldError):
                 await store.claim("s", at=2.0)
             await store._opened._neighbours.look()
             await WORLD.sleep(0.05)
         assert child.stdout.readline() == "1\n"
-        child.wait(30)
+        child.wait(60)
         epoch = await store.claim("s", at=3.0)
         assert await store.append("s", Batch([b"next"], 1, epoch, Sync.FULL)) == 2
     finally:
         child.kill()
-        child.communicate(timeout=30)
+        child.communicate(timeout=60)
         await store.close()

@@ -35,7 +35,7 @@ async def _terminate(store: PostgresStore, *, purpose: str, of: PostgresStore) -
             "listener": of._opened._listener._link,
             "sentry": of._opened._neighbours._link,
         }[purpose]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (
                 link._connection is None or link._connection.is_closed()
             ):  # it is opened anew, or with the first use
@@ -49,7 +49,7 @@ async def _terminate(store: PostgresStore, *, purpose: str, of: PostgresStore) -
 
 
 async def _until_peers(store: PostgresStore, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert store._opened is not None
         while len(store._opened._neighbours.living) != count:
             await WORLD.sleep(0.005)
@@ -108,7 +108,7 @@ async def test_the_end_of_a_node_is_noticed_also_where_the_node_that_waits_for_i
         await other._opened.watcher.close()  # and looks at none
         quick.kill(dead)
         neighbours = one._opened._neighbours
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while number in neighbours.living:
                 await WORLD.sleep(0.02)
         assert (
@@ -140,7 +140,7 @@ async def test_sessions_that_were_taken_meanwhile_are_lost(place: PostgresPlace)
         epochs = [await store.claim(name, at=1.0) for name in ("s", "t")]
         relay.is_up = False
         relay.cut()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     new = await other.claim("s", at=2.0)
@@ -171,7 +171,7 @@ async def test_a_node_without_a_beat_for_a_lease_counts_as_frozen(
         await one._opened.lock._late_beats.close()
         assert other._opened is not None
         neighbours = other._opened._neighbours
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not neighbours.frozen:
                 await neighbours.look()
                 await WORLD.sleep(0.02)
@@ -211,7 +211,7 @@ def _batch(epoch: int, mark: SessionListing) -> Batch:
 
 
 async def _orphans(store: object) -> tuple[str, ...]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (orphans := (await store.watch({})).orphans):  # type: ignore[attr-defined]
             pass
     return orphans  # type: ignore[no-any-return]
@@ -227,7 +227,7 @@ async def test_a_node_that_waits_for_another_does_not_keep_old_rows(place: Postg
         pool = one._opened.pool
 
         async def until(question: str, *values: object) -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not await pool.run(lambda db, _: db.fetchval(question, *values)):
                     await WORLD.sleep(0.01)
 

@@ -56,7 +56,7 @@ async def test_signals_reach_all_others_and_are_gathered(store: PostgresStore, p
         notifier.report_moved({"s": end, "t": 1, "u": end})
     notifier.report(Kind.FREE)
     notifier.announce(["v"])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await came.wait()
     assert received == [Signal("us", {"s": 49, "t": 1}, (Kind.FREE,), ("v",))]
     await notifier.close()
@@ -78,11 +78,11 @@ async def test_a_listener_whose_connection_was_lost_listens_again(
     await listener.start()
     connection = await listener._link.connection()
     connection.terminate()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await gap.wait()
     notifier = _notifier(place)
     notifier.report(Kind.NODES)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await came.wait()
     await notifier.close()
     await listener.close()
@@ -111,7 +111,7 @@ async def test_a_listener_whose_new_connection_is_lost_at_once_tries_again(
     connection = await link.connection()
     link.is_losing = True
     connection.terminate()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await gap.wait()
     await listener.close()
 

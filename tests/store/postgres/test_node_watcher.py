@@ -28,7 +28,7 @@ select 's' || number, 1, 0, $1, 1, number, true from generate_series(1, $2) as n
 
 
 async def _moved(store: PostgresStore, followed: dict[str, int]) -> News:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (news := await store.watch(followed)).moved:
             pass
     return news
@@ -53,7 +53,7 @@ async def test_the_end_of_a_followed_journal_is_found(place: PostgresPlace, are_
 @asynccontextmanager
 async def _two_nodes(place: PostgresPlace) -> AsyncIterator[tuple[PostgresStore, PostgresStore, int]]:
     """Open a node that has the session `s`, and another one; yield both, and the epoch."""
-    async with open_store(place) as one, open_store(place) as other, asyncio.timeout(20):
+    async with open_store(place) as one, open_store(place) as other, asyncio.timeout(60):
         assert isinstance(one, PostgresStore)
         assert isinstance(other, PostgresStore)
         epoch = await one.claim("s", at=1.0)
@@ -150,7 +150,7 @@ async def _forwarded(store: PostgresStore) -> int:
 async def test_an_answer_that_comes_while_answers_are_read_is_found(
     place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_store(place) as one, open_store(place) as other, asyncio.timeout(20):
+    async with open_store(place) as one, open_store(place) as other, asyncio.timeout(60):
         assert isinstance(one, PostgresStore)
         assert isinstance(other, PostgresStore)
         assert one._opened is not None
@@ -190,7 +190,7 @@ async def test_a_signal_that_tells_nothing_new_wakes_no_one(store: PostgresStore
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a", expected=0, epoch=epoch)
     watcher.note_all()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await watching).moved == {"s"}
 
 
@@ -205,7 +205,7 @@ async def test_the_search_for_orphans_does_not_read_the_turns_of_living_nodes(st
         int(hit) + int(read or 0) for hit, read in re.findall(r"shared hit=(\d+)(?: read=(\d+))?", plan)
     )
     assert pages < 50  # the table has some 300
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await pool.run(lambda db, _: db.execute("update session set node = null where name = 's7'"))
         watching = WORLD.spawn(store.watch({}), name="watch")
         store._opened.report(Kind.FREE)
@@ -218,7 +218,7 @@ async def test_closing_a_store_cancels_those_who_wait(place: PostgresPlace) -> N
     store = place.store()
     await store.open()
     forwarding = WORLD.spawn(store.forward("s", b"x"), name="forward")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (await store.watch({})).forwarded_commands:
             pass
     waits = [WORLD.spawn(store.watch({}), name="watch"), forwarding]

@@ -12,7 +12,7 @@ from midstream.session.records import Sync
 from midstream.store.contract import Batch
 from midstream.store.sqlite import SQLiteStore
 
-DONE_WITHIN_S = 20
+DONE_WITHIN_S = 60
 
 
 async def main(path: str, session: str, appends: int) -> None:

@@ -42,7 +42,7 @@ async def _within(store: SQLiteStore, effect: Effect, *, within_s: float = 1.0) 
         return Batch([repr(came[-1]).encode()], end, 1, Sync.FULL)
 
     end = len(await store.read("s", after=0, limit=1000))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await store.append_within("s", work, expected=end, epoch=1)
     return came[-1]
 

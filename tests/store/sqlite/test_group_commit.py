@@ -24,7 +24,7 @@ from midstream.store.sqlite.worker_thread import WorkThread
 
 T = TypeVar("T")
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 LOOP, THREAD = "loop", "thread"
 
 

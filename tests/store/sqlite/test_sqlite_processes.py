@@ -29,7 +29,7 @@ async def _start(path: Path, session: str, *, appends: int) -> Process:
         sys.executable, PROGRAM, path, session, str(appends), stdin=PIPE, stdout=PIPE
     )
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await process.stdout.readline() == b"owns\n"
     return process
 

@@ -78,7 +78,7 @@ def test_an_unknown_durability_is_refused() -> None:
 
 async def test_damage_is_said_and_does_not_stop_the_store(folder: Path) -> None:
     path = folder / "x.db"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await _make(path, sessions=40)
     content = bytearray(path.read_bytes())
     middle = len(content) // 2 // PAGE_BYTES * PAGE_BYTES
@@ -176,7 +176,7 @@ async def test_a_cancelled_close_still_closes(folder: Path) -> None:
     await asyncio.sleep(0)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while _names(folder / "x.db.nodes"):  # noqa: ASYNC110 - files send no events
             await asyncio.sleep(0)
 

@@ -17,7 +17,7 @@ from midstream.store.sqlite.inbox import LETTERS_MAX, Sight
 from midstream.store.sqlite.liveness import NodeLock, Peers
 from midstream.store.sqlite.watcher import Watcher
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Tables:

@@ -7,7 +7,7 @@ import pytest
 
 from midstream.store.sqlite.worker_thread import WorkThread
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 async def test_work_is_done_in_order_on_one_other_thread() -> None:

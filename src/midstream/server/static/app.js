@@ -97,6 +97,7 @@ class Page {
   #actions = {
     answer: (child, question, choice, more) =>
       this.#client.answer(child || this.#session, question, choice, more),
+    stored: () => this.#client.unsent(this.#session), // a read waits for the writes before it
     resume: (turn) => (this.#isHeld(turn) ? this.#continueHeld(turn) : this.#resume(turn)),
   };
 

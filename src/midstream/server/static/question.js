@@ -36,10 +36,14 @@ const RUNS = new Set(["allow", "rerun", "edit"]);
 /** An answer that takes longer than this is on its way to a server that is away. */
 const SENT_WITHIN_MS = 600;
 
-/** One open question; `answer(choice, {text, argumentsJson})` returns a promise that rejects where it is refused. */
+/**
+ * One open question; `answer(choice, {text, argumentsJson})` returns a promise that rejects where it is refused. `stored()`
+ * resolves when this browser has stored the answers so far: a reload before that loses them.
+ */
 export class QuestionCard {
   #question;
   #answer;
+  #stored;
   #words = element("input", "words-in");
   #edited = element("textarea", "edited");
   #shown = element("pre", "asked-arguments");
@@ -51,9 +55,10 @@ export class QuestionCard {
   #isSeen = true;
   #isSending = false;
 
-  constructor(call, question, answer) {
+  constructor(call, question, answer, stored) {
     this.#question = question;
     this.#answer = answer;
+    this.#stored = stored;
     this.root = element("form", "question", element("h4", "", HEADS[question.kind] ?? "Somebody is asked"));
     this.root.dataset.kind = question.kind;
     this.root.setAttribute("role", "group");
@@ -187,10 +192,15 @@ export class QuestionCard {
   #disable(isSending) {
     this.#isSending = isSending;
     this.#kept.hidden = true;
-    if (isSending) setTimeout(() => (this.#kept.hidden = !this.#isSending), SENT_WITHIN_MS);
+    if (isSending) setTimeout(() => this.#tellKept(), SENT_WITHIN_MS);
     this.root.classList.toggle("is-sending", isSending);
     for (const each of this.root.querySelectorAll("button, input, textarea"))
       each.disabled = isSending || (!this.#isSeen && RUNS.has(each.dataset.choice));
+  }
+
+  #tellKept() {
+    const show = () => (this.#kept.hidden = !this.#isSending);
+    this.#stored().then(show, () => {}); // another tab holds the database: nothing is known of the answer
   }
 
   #tell(words) {

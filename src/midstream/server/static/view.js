@@ -56,7 +56,7 @@ export function textOf(message) {
  * One turn: what was said, the responses, how it ended.
  *
  * `actions` is what a person can do: `answer(session, question, choice, more)`, where the session is "" for the one
- * that is shown, and `resume(turn)`.
+ * that is shown, `stored()`, which resolves when the answers so far are stored here, and `resume(turn)`.
  */
 export class TurnView {
   #said = element("div", "said");
@@ -320,9 +320,8 @@ class CallView {
     this.#card = null;
     if (call.question === null) return;
     const { question } = call;
-    this.#card = new QuestionCard(call, question, (choice, more) =>
-      this.#actions.answer("", question, choice, more),
-    );
+    const answer = (choice, more) => this.#actions.answer("", question, choice, more);
+    this.#card = new QuestionCard(call, question, answer, this.#actions.stored);
     this.root.insertBefore(this.#card.root, this.#work);
   }
 
@@ -332,6 +331,7 @@ class CallView {
     const { session, transcript } = call.work;
     this.#workActions ??= {
       answer: (inner, ...more) => this.#actions.answer(inner || session, ...more),
+      stored: this.#actions.stored,
       resume: () => {}, // a sub-agent goes on with the turn that called it
     };
     for (const [number, turn] of transcript.turns) {
