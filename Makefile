@@ -231,7 +231,7 @@ agents: $(VENV)/.programs  ## Play every situation with the agent programs that 
 	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.programs $(ARGS)
 
 hosts: $(VENV)/.programs  ## Play situations with Claude Code, Codex, opencode and Continue as clients of the gateway, offline, and write their table; ARGS="--times 3 --seed 1"
-	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.hosts --write docs/reference/hosts.md $(ARGS)
+	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.hosts --write docs/reference/client-applications.md $(ARGS)
 
 dialects: compliance $(VENV)/.upstreams $(VENV)/.chats $(VENV)/.graphs $(VENV)/.plain_streams $(VENV)/.mcp $(VENV)/.tck  ## `make compliance`; then cut unmodified clients of served dialects at random bytes and kill the server; ARGS="--cuts 200 --seed 1"
 	$(BIN)/python -m tests.dialects.ui_stream $(ARGS)

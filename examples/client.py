@@ -12,7 +12,7 @@ async def ask(url: str, words: str) -> str:
 
 
 async def stream(url: str, words: str, show: Callable[[str], None]) -> None:
-    """Show the answer while it comes: each time all of it, in the place of what was shown before."""
+    """Show the answer while it arrives: each call of `show` gets the whole answer so far, to replace the last."""
     async with connect(url, state="client.db") as client:
         async for event in client.send("my-session", words):
             show(event.transcript)

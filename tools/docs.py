@@ -143,11 +143,11 @@ def numbers() -> str:
         f" {turns[-1]['bytes_per_turn'] / 1000:.0f} KB a turn",
         "first recovered record after SIGKILL": f"{takeover['from_main_ms']:.0f} ms after the new process began"
         f" ({takeover['from_exec_ms']:.0f} ms with the interpreter and imports)",
-        "time of a journaled token from a POST to a reader, median": f"{paced['value']:.1f} ms"
+        "median time from the POST of a token to its delivery to a reader, with the append to the journal": f"{paced['value']:.1f} ms"
         f" ({paced['of_raw']:.1f} times as long as raw Starlette, which only keeps a list in memory)",
-        "tokens per core-second to one reader, journaled": f"{flat['value']:,.0f}"
+        "tokens to one reader per second of CPU time, with the append to the journal": f"{flat['value']:,.0f}"
         f" ({flat['of_raw']:.2f} times raw Starlette)",
-        "deliveries per core-second with 500 readers": f"{many['value']:,.0f}"
+        "deliveries to 500 readers per second of CPU time, many tokens in each write": f"{many['value']:,.0f}"
         f" ({many['of_raw']:.2f} times raw Starlette)",
         "replay of a turn of 100,000 events, events/s": f"{replay['value']:,.0f}",
         "`import midstream`, `midstream --help`": f"{starts['import midstream']['cpu_ms']:.0f} ms,"
@@ -364,10 +364,14 @@ def _wire(name: str) -> str:
     return tables.members(getattr(tables, name))
 
 
+PEERS = {"LiteLLM to Anthropic": "LiteLLM, conversion to Anthropic's format"}
+"""Names of the bench that need more words on a page."""
+
+
 def _ahead() -> dict[str, str]:
     """One row for each peer and hard shape on which it goes quadratic."""
     return {
-        f"{row['shape']}, {row['messages']:,} messages: {row['who']}": f"{row['cpu_ms']:,.0f} ms:"
+        f"{row['shape']}, {row['messages']:,} messages: {PEERS.get(row['who'], row['who'])}": f"{row['cpu_ms']:,.0f} ms:"
         f" {row['ahead']:,.0f} times as long as `repair` ({row['midstream_ms']:.0f} ms)"
         for row in _result("peers")
         if row["is_quadratic"]

@@ -1,7 +1,7 @@
 """Play every situation with every program as an unmodified client of the gateway, and print and write the table.
 
     python -m tests.hosts [--programs claude,codex] [--situations "two turns with a tool"] [--times 3] [--seed SEED]
-                          [--write docs/reference/hosts.md]
+                          [--write docs/reference/client-applications.md]
 
 The programs stand in the folder that `make agents` installs; a missing one is named and left out.
 """
