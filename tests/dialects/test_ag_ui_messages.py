@@ -7,15 +7,23 @@ from typing import Any
 
 import pytest
 
-from midstream.dialects.ag_ui_messages import chat_of, read_input, resumed_answers, snapshot_of
+from midstream.dialects.ag_ui_messages import (
+    chat_of,
+    interrupts_in,
+    read_input,
+    resumed_answers,
+    snapshot_of,
+)
 from midstream.dialects.ag_ui_stream import AgUiFold, stream_name
 from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.ui_messages import find_change
 from midstream.errors import AnswerMismatchError, MalformedFrameError, QuestionClosedError
-from midstream.history.messages import File, Text, UserMessage
-from midstream.session.calls import Choice
+from midstream.history.messages import File, Response, Text, ToolCall, UserMessage
+from midstream.session.calls import CallPlan, CallState, Choice, QuestionKind
 from midstream.session.questions import questions_of
 from midstream.session.records import QuestionAnswered
+from midstream.session.session import Session
+from midstream.session.turn.states import RunningCalls
 from tests.dialects.langgraph_journal import approved, opening
 
 Json = dict[str, Any]
@@ -127,6 +135,22 @@ def test_interrupts_are_answered(given: Json, choice: Choice, text: str, argumen
     (answer,) = resumed_answers(fold.session, resume, ())
     assert (answer.choice, answer.text, answer.arguments) == (choice, text, arguments)
     assert answer.digest == question.digest
+
+
+@pytest.mark.parametrize(
+    ("payload", "choice"),
+    [({"approved": True}, Choice.RERUN), ({"approved": False}, Choice.SKIP), ("happened", Choice.HAPPENED)],
+)
+def test_a_call_in_doubt_is_answered(payload: object, choice: Choice) -> None:
+    call = ToolCall("c1", "burn", "{}")
+    calls = (CallState(call, CallPlan("c1", "d1"), runs=1, asked=QuestionKind.DOUBT),)
+    state = Session(turns=1, turn=RunningCalls(1, 1, Response((call,)), calls))
+    (question,) = questions_of("", state)
+    given = {"interruptId": interrupt_id_of(question), "status": "resolved", "payload": payload}
+    (answer,) = resumed_answers(state, read_input(request(resume=[given])).resume, ())
+    assert (answer.choice, answer.digest) == (choice, "d1")
+    (asked,) = interrupts_in(state, "")
+    assert asked["message"].endswith("Approve to run it again, decline to not run it again.")
 
 
 def test_all_interrupts_are_addressed_and_no_other() -> None:

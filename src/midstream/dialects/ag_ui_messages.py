@@ -466,6 +466,6 @@ def _words_of(question: Question) -> str:
     if question.kind is QuestionKind.DOUBT:
         return (
             f"{question.name} was started, and whether it took effect is unknown. "
-            "Approve to run it again, or decline to leave it."
+            "Approve to run it again, decline to not run it again."
         )
     return f"May {question.name} run?"

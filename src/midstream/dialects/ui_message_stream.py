@@ -482,7 +482,7 @@ class _Words(msgspec.Struct, tag="delta", tag_field="type"):
     text: str = ""
 
 
-_DOUBT = "It was started, and whether it took effect is unknown. Approve to run it again, deny to leave it."
+_DOUBT = "It was started, and whether it took effect is unknown. Approve to run it again, deny to not run it again."
 
 
 def _output(shown: str, result: ToolResult) -> Json:
