@@ -158,14 +158,14 @@ NOT_SERVED = {
     "tools-call-embedded-resource": "an answer is text",
     "tools-call-mixed-content": "an answer is text",
     "tools-call-sampling": "no sampling",
-    "server-stateless": "no sampling: one check asks for an error that names this capability",
+    "server-stateless": "no sampling: one check requires an error that names this capability",
     "input-required-result-basic-sampling": "no sampling",
     "input-required-result-basic-list-roots": "no roots",
     "input-required-result-multiple-input-requests": "no sampling and no roots",
     "input-required-result-capability-check": "no sampling",
-    "elicitation-sep1034-defaults": "the forms follow from the agent's questions",
-    "elicitation-sep1330-enums": "the forms follow from the agent's questions",
-    "input-required-result-basic-elicitation": "ids of questions follow from the journal; the suite wants `user_name`",
+    "elicitation-sep1034-defaults": "the server derives the forms from the agent's questions, not from the suite's schema",
+    "elicitation-sep1330-enums": "the server derives the forms from the agent's questions, not from the suite's schema",
+    "input-required-result-basic-elicitation": "the server derives the ids of questions from the journal; the suite requires the id `user_name`",
     "resources-list": "no resources",
     "resources-read-text": "no resources",
     "resources-read-binary": "no resources",
@@ -253,11 +253,13 @@ def _scenario(version: str, folder: Path) -> Scenario:
 
 PAGE = """# Conformance to MCP
 
-`make dialects` runs `@modelcontextprotocol/conformance` 0.2.0-alpha.12, unmodified, against an app on SQLite. Its
-agent plays the tools that the suite calls, and writes this page. See [the guide](../guides/mcp-server.md).
+`make dialects` runs `@modelcontextprotocol/conformance` 0.2.0-alpha.12, unmodified, against an app on SQLite. The
+agent of the app implements the tools that the suite calls. The command writes this page. See
+[the guide](../guides/mcp-server.md).
 
-The suite covers the whole protocol. What is not served here has its reason in the last column; each scenario without a
-reason passes all its checks. `extension` is the extension of tasks, with version 2026-07-28.
+The suite covers the whole protocol. For a feature that is not served, the last column has the reason. A scenario
+without a reason has no failed check; the suite skips some checks, or reports a warning for them. `extension` is the
+extension of tasks, with version 2026-07-28.
 
 """
 

@@ -296,16 +296,17 @@ def table_of(report: Json) -> str:
 
 PAGE = """# Conformance to Durable Streams
 
-`make dialects` runs `@durable-streams/server-conformance-tests` 0.3.6, unmodified, with its tests of subscriptions,
-against `midstream serve` on each store, and writes this page. See [the guide](../guides/durable-streams.md).
+`make dialects` runs `@durable-streams/server-conformance-tests` 0.3.6, unmodified, against `midstream serve` on each
+store, and writes this page. The group "Reserved subscription APIs" tests subscriptions, both `webhook` and `pull-wake`.
+`tests/server/api/test_subscription_delivery.py` has more tests of their deliveries. See [the guide](../guides/durable-streams.md).
 
 | store | passed | failed | skipped |
 | --- | --- | --- | --- |
 {stores}
 
-Deliveries to 500 readers for a core-second of the server, of those of the native stream in the same run
-(`python -m bench dialects`): {session} for a session that is read as a stream, {plain} for a plain stream to which a
-word is appended every 5 ms.
+The figure of `python -m bench dialects` is deliveries per second of CPU time, with 500 readers, divided by those of
+midstream's own protocol in the same measurement. A session read as a stream has {session}. A plain stream, with one word
+appended every 5 ms, has {plain}.
 
 On SQLite:
 

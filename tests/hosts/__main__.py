@@ -137,11 +137,13 @@ def main(arguments: list[str]) -> int:
 
 PAGE = """# Client applications at the gateway
 
-`make hosts` plays these situations with unmodified programs that people run, as clients of `midstream gateway` in
-front of a scripted model server on this machine, and writes this page. Their settings are the blocks of
-[the guide](../guides/gateway.md#client-applications). Each run is judged by what the model server was sent (each
-message once, behind the right ones) and by what the program showed (each word once, in order). The line between program
-and gateway is cut at a random byte; the gateway is killed by SIGKILL.
+`make hosts` runs these situations with unmodified client applications, and writes this page. The applications use
+`midstream gateway`, which uses a scripted model server on this machine. Their settings are the blocks of
+[the guide](../guides/gateway.md#client-applications). Clients of other protocols are on [another page](clients.md).
+
+Each run has two checks. The model server must receive each message once, after the right messages. The program must
+show each word once, in order. After a lost connection, a program may also show the text that it had before (Continue
+does). The connection between program and gateway is closed at a random byte. The gateway is killed with SIGKILL.
 
 | program | version |
 | --- | --- |
@@ -152,10 +154,10 @@ and gateway is cut at a random byte; the gateway is killed by SIGKILL.
 | --- | {lines} |
 {rows}
 
-{total} runs on {day}, {faults} with faults (seed {seed}). A dash: the program has no such thing without a terminal.
+{total} runs on {day}, {faults} with faults (seed {seed}). A dash means that the program does not offer this without a terminal.
 
-Continue repeats a request whose connection was lost, and shows the words that it had before the cut, too. The model is
-not asked for the answer again.
+Continue repeats a request whose connection was lost. It also shows the text that it had before the connection was lost.
+The model does not receive a second request.
 {failed}"""
 
 
@@ -195,8 +197,8 @@ def page_of(table: Mapping[str, Mapping[str, Sequence[HostRun]]], *, seed: int) 
 
 def _cell(runs: Sequence[HostRun]) -> str:
     played = [run for run in runs if run.is_played]
-    held = sum(not run.verdict.faults for run in played)
-    return f"{held} of {len(played)} held" if played else "-"
+    passed = sum(not run.verdict.faults for run in played)
+    return f"{passed} of {len(played)} passed" if played else "-"
 
 
 def _print(text: str) -> None:

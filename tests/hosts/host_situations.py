@@ -246,9 +246,9 @@ async def title(run: HostRun) -> None:
 SITUATIONS: dict[str, HostSituation] = {
     "two turns with a tool": two_turns,
     "two conversations at once": two_conversations,
-    "line cut by reset": cut_by_reset,
-    "line cut by fin": cut_by_fin,
-    "gateway killed in an answer": killed_in_answer,
+    "connection closed by TCP reset (RST)": cut_by_reset,
+    "connection closed normally (FIN)": cut_by_fin,
+    "gateway killed during an answer": killed_in_answer,
     "gateway killed between turns": killed_between_turns,
     "sub-agent": sub_agent,
     "tool of an MCP server": mcp_tool,

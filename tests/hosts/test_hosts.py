@@ -21,8 +21,8 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("program", "situation"),
     [
-        ("claude", "gateway killed in an answer"),
-        ("codex", "line cut by reset"),
+        ("claude", "gateway killed during an answer"),
+        ("codex", "connection closed by TCP reset (RST)"),
         ("codex", "tool of an MCP server"),
         ("codex", "compaction"),
     ],
