@@ -114,6 +114,7 @@ def example(name: str) -> str:
 
 
 MANY = "500 readers deliveries/core-s"
+DELIVERY = "median time from the POST of a token to its delivery to a reader, with the append to the journal"
 
 
 def numbers() -> str:
@@ -143,7 +144,7 @@ def numbers() -> str:
         f" {turns[-1]['bytes_per_turn'] / 1000:.0f} KB a turn",
         "first recovered record after SIGKILL": f"{takeover['from_main_ms']:.0f} ms after the new process began"
         f" ({takeover['from_exec_ms']:.0f} ms with the interpreter and imports)",
-        "median time from the POST of a token to its delivery to a reader, with the append to the journal": f"{paced['value']:.1f} ms"
+        DELIVERY: f"{paced['value']:.1f} ms"
         f" ({paced['of_raw']:.1f} times as long as raw Starlette, which only keeps a list in memory)",
         "tokens to one reader per second of CPU time, with the append to the journal": f"{flat['value']:,.0f}"
         f" ({flat['of_raw']:.2f} times raw Starlette)",
@@ -371,8 +372,9 @@ PEERS = {"LiteLLM to Anthropic": "LiteLLM, conversion to Anthropic's format"}
 def _ahead() -> dict[str, str]:
     """One row for each peer and hard shape on which it goes quadratic."""
     return {
-        f"{row['shape']}, {row['messages']:,} messages: {PEERS.get(row['who'], row['who'])}": f"{row['cpu_ms']:,.0f} ms:"
-        f" {row['ahead']:,.0f} times as long as `repair` ({row['midstream_ms']:.0f} ms)"
+        f"{row['shape']}, {row['messages']:,} messages: {PEERS.get(row['who'], row['who'])}": (
+            f"{row['cpu_ms']:,.0f} ms: {row['ahead']:,.0f} times as long as `repair` ({row['midstream_ms']:.0f} ms)"
+        )
         for row in _result("peers")
         if row["is_quadratic"]
     }

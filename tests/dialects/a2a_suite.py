@@ -108,7 +108,8 @@ def make_suite_app(store: str | Path) -> App:
 
 
 NOT_MET = {
-    "CORE-SEND-003": "the kit's description requires an error, as the specification does. The kit's check requires that there is none",
+    "CORE-SEND-003": "the kit's description requires an error, as the specification does. "
+    "The kit's check requires that there is none",
     "CARD-CACHE-003": "an optional header, `Last-Modified`, is missing; the card has an `ETag`",
 }
 """Requirements that do not pass, and why."""
@@ -183,16 +184,16 @@ async def judge_reference(folder: Path) -> Report:
 PAGE = """# Conformance to A2A
 
 `make dialects` runs the [compatibility kit of A2A](https://github.com/a2aproject/a2a-tck) (TCK), unmodified, against an
-app on SQLite, and writes this page. See [the guide](../guides/a2a.md). The agent implements the scenarios that the kit names
-(`tests/dialects/a2a_suite.py`). For comparison the same kit runs against an agent of the reference SDK, `a2a-sdk` 1.3.0
-(`tests/dialects/a2a_reference.py`). The kit tests both bindings over HTTP. gRPC is not served; its
+app on SQLite, and writes this page. See [the guide](../guides/a2a.md). The agent implements the scenarios that
+the kit names (`tests/dialects/a2a_suite.py`). For comparison the same kit runs against an agent of the reference SDK,
+`a2a-sdk` 1.3.0 (`tests/dialects/a2a_reference.py`). The kit tests both bindings over HTTP. gRPC is not served; its
 tests are skipped in both runs.
 
-The kit's branch for version 1.0 is used, at commit {commit}. In one run the kit sends many messages with the same
-`messageId` and text, and requires a task for each. By default midstream treats them as one message, and answers it once.
-So the app sets `A2aOptions(has_unique_ids=False)`. Without it, ten more requirements fail, five of them of the level MUST
-(CORE-CANCEL-001, CORE-HIST-002, CORE-MULTI-005, STREAM-SUB-001, STREAM-SUB-002): the kit gets the task of an earlier
-message.
+The kit's branch for version 1.0 is used, at commit {commit}. In one run the kit sends many messages with the
+same `messageId` and text, and requires a task for each. By default midstream treats them as one message, and answers it
+once. So the app sets `A2aOptions(has_unique_ids=False)`. Without it, ten more requirements fail, five of them of the
+level MUST (CORE-CANCEL-001, CORE-HIST-002, CORE-MULTI-005, STREAM-SUB-001, STREAM-SUB-002): the kit gets the task of an
+earlier message.
 
 """
 

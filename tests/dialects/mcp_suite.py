@@ -149,6 +149,7 @@ def make_suite_app(store: str | Path) -> App:
     return asgi(Agent(ScriptedModel(_answer), tools=[delete, question()]), store=store, mcp=options)
 
 
+FORMS = "the server derives the forms from the agent's questions, not from the suite's schema"
 NOT_SERVED = {
     "logging-set-level": "no log is sent",
     "tools-call-with-logging": "no log is sent",
@@ -163,9 +164,10 @@ NOT_SERVED = {
     "input-required-result-basic-list-roots": "no roots",
     "input-required-result-multiple-input-requests": "no sampling and no roots",
     "input-required-result-capability-check": "no sampling",
-    "elicitation-sep1034-defaults": "the server derives the forms from the agent's questions, not from the suite's schema",
-    "elicitation-sep1330-enums": "the server derives the forms from the agent's questions, not from the suite's schema",
-    "input-required-result-basic-elicitation": "the server derives the ids of questions from the journal; the suite requires the id `user_name`",
+    "elicitation-sep1034-defaults": FORMS,
+    "elicitation-sep1330-enums": FORMS,
+    "input-required-result-basic-elicitation": "the server derives the ids of questions from the journal; "
+    "the suite requires the id `user_name`",
     "resources-list": "no resources",
     "resources-read-text": "no resources",
     "resources-read-binary": "no resources",

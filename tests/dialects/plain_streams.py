@@ -298,15 +298,16 @@ PAGE = """# Conformance to Durable Streams
 
 `make dialects` runs `@durable-streams/server-conformance-tests` 0.3.6, unmodified, against `midstream serve` on each
 store, and writes this page. The group "Reserved subscription APIs" tests subscriptions, both `webhook` and `pull-wake`.
-`tests/server/api/test_subscription_delivery.py` has more tests of their deliveries. See [the guide](../guides/durable-streams.md).
+`tests/server/api/test_subscription_delivery.py` has more tests of their deliveries. See
+[the guide](../guides/durable-streams.md).
 
 | store | passed | failed | skipped |
 | --- | --- | --- | --- |
 {stores}
 
 The figure of `python -m bench dialects` is deliveries per second of CPU time, with 500 readers, divided by those of
-midstream's own protocol in the same measurement. A session read as a stream has {session}. A plain stream, with one word
-appended every 5 ms, has {plain}.
+midstream's own protocol in the same measurement. A session read as a stream has {session}. A plain stream, with one
+word appended every 5 ms, has {plain}.
 
 On SQLite:
 

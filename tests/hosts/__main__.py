@@ -154,7 +154,7 @@ does). The connection between program and gateway is closed at a random byte. Th
 | --- | {lines} |
 {rows}
 
-{total} runs on {day}, {faults} with faults (seed {seed}). A dash means that the program does not offer this without a terminal.
+{total} runs on {day}, {faults} with faults (seed {seed}). A dash: the program does not offer this without a terminal.
 
 Continue repeats a request whose connection was lost. It also shows the text that it had before the connection was lost.
 The model does not receive a second request.
