@@ -11,11 +11,11 @@ export function Chat({ id, messages: earlier }) {
     id,
     messages: earlier,
     transport,
-    resume: true, // an answer that is being made is read from its beginning
+    resume: true, // a running answer is read from its beginning
     sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithApprovalResponses,
     onFinish: ({ isDisconnect }) => setIsCut(isDisconnect),
   });
-  // The line broke: the answer goes on at the server, and is read again until its end has come.
+  // The connection broke. The server continues the answer; the page reads it again until it has ended.
   useEffect(() => {
     if (!isCut || status !== "error") return;
     const timer = setTimeout(resumeStream, RETRY_MS);

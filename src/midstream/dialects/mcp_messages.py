@@ -469,7 +469,7 @@ def answer_to(question: Question, result: object) -> Answer:
 
 
 def task_of(client: McpClient, place: CallPlace, status: str, times: tuple[float, float]) -> Json:
-    """Return a task as its client's version has it. It is kept as long as its session."""
+    """Return a task as its client's version has it. It is kept as long as the records of its turn."""
     unit = "Ms" if client.is_modern else ""
     created, updated = (datetime.fromtimestamp(at, UTC).isoformat() for at in times)
     shown = {"taskId": packed(place), "status": status, "createdAt": created, "lastUpdatedAt": updated}
