@@ -122,5 +122,5 @@ async def test_the_program_of_the_guide_prints_the_answer_where_its_agent_is_kil
     )
     out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
     assert (process.returncode, out.decode()) == (0, f"{COAT}\n"), err.decode()[-3000:]
-    assert err.decode().count("once more") == 1
+    assert err.decode().count("Starting it again") == 1
     assert (tmp_path / "killed").exists()
