@@ -1,6 +1,6 @@
 /** `midstream.js` as the subject of a `WireTrial`: what an application would do, and a clock that stands still. */
 
-import { HttpLine } from "./client/http.js";
+import { HttpConnection } from "./client/http.js";
 import { connect } from "./client/midstream.js";
 import { IndexedStorage } from "./client/storage.js";
 
@@ -23,7 +23,7 @@ class StandingClock {
     this.#timers.delete(timer);
   }
 
-  goOn() {
+  advance() {
     const [timer, next] = [...this.#timers].sort(([, one], [, other]) => one.at - other.at)[0] ?? [];
     if (next === undefined) return;
     this.#timers.delete(timer);
@@ -39,7 +39,7 @@ class CountedLine {
   constructor(line, counts) {
     this.line = line;
     line.onopen = (event) => this.onopen?.(event);
-    line.onheard = (event) => this.onheard?.(event);
+    line.onbytes = (event) => this.onbytes?.(event);
     line.onclose = (event) => this.onclose?.(event);
     line.onmessage = (event) => {
       counts.heard += 1;
@@ -70,7 +70,7 @@ export class Trial {
     this.storage = await IndexedStorage.open();
     const makeSocket = (address) => {
       const http = address.replace(/^ws/, "http").replace(/\/stream$/, "");
-      const line = transport === "websocket" ? new WebSocket(address) : new HttpLine(http, transport);
+      const line = transport === "websocket" ? new WebSocket(address) : new HttpConnection(http, transport);
       this.#line = new CountedLine(line, this.#counts);
       return this.#line;
     };
@@ -94,7 +94,7 @@ export class Trial {
   }
 
   detach() {
-    this.stream.leave();
+    this.stream.detach();
   }
 
   async handled(id) {
@@ -111,7 +111,7 @@ export class Trial {
   }
 
   passTime() {
-    this.#clock.goOn();
+    this.#clock.advance();
   }
 
   async seen() {
