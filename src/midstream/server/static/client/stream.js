@@ -5,7 +5,7 @@
  * built once, stored as this string, and played back as this string. So all repetitions have the same bytes.
  */
 
-import { hasOtherBeginning, hasLostPromised, isDurable, newestEpochAfter, isReplaced } from "./promises.js";
+import { hasLostPromised, hasOtherBeginning, isDurable, isReplaced, newestEpochAfter } from "./promises.js";
 import {
   HEARTBEATS_MISSED_MAX,
   HEARTBEAT_MAX_MS,
