@@ -11,11 +11,11 @@ export function Chat({ id, messages: earlier }) {
     id,
     messages: earlier,
     transport,
-    resume: true, // an answer that is being made is read from its beginning
+    resume: true, // a running answer is read from its beginning
     sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithApprovalResponses,
     onFinish: ({ isDisconnect }) => setIsCut(isDisconnect),
   });
-  // The line broke: the answer goes on at the server, and is read again until its end has come.
+  // After a lost connection the answer continues at the server. Read it again until it has ended.
   useEffect(() => {
     if (!isCut || status !== "error") return;
     const timer = setTimeout(resumeStream, RETRY_MS);
@@ -29,7 +29,7 @@ export function Chat({ id, messages: earlier }) {
     sendMessage({ text: input });
     setInput("");
   };
-  // Closing the stream does not stop the turn; this does.
+  // A closed stream does not cancel the turn. This request cancels it.
   const stop = () => fetch(`/v1/sessions/${id}/cancel`, { method: "POST", headers: { "x-midstream": "1" } });
   return (
     <>
