@@ -2,7 +2,7 @@
 
 The bench creates stores with 1,000, 10,000 and 100,000 sessions on real servers, each session with one finished turn.
 The bytes of a session are fitted over the sizes. CPU time is that of a process with all its threads, and of the store's
-servers, so that other work on the machine changes it little. `docs/design/ten_million_sessions.md` extrapolates from
+servers. Other work on the machine changes it little. `docs/design/ten_million_sessions.md` extrapolates from
 these results.
 """
 

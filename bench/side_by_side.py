@@ -1,8 +1,8 @@
 """midstream as a contestant of a harness for streaming servers: `python -m bench.side_by_side PORT [FOLDER]`.
 
-The harness creates a stream by PUT, appends JSON objects by POST (one, or a list) and follows the stream by GET, with
-`?from=` for the number of objects that it has. All requests go to `/s/{name}`. At `/j/{name}` the response to an append
-comes when it is in the journal. Each object is the next text of the model.
+The harness creates a stream by PUT, appends JSON objects by POST (one, or a list) and follows the stream by GET. The
+query `?from=` has the number of objects that it has. All requests go to `/s/{name}`. At `/j/{name}` the response to an
+append comes when it is in the journal. Each object is the next text of the model.
 
 Engine, journal and endpoint are the usual ones, with one difference: an event has the text instead of the record, as
 the harness searches for the bytes that it sent. Without a folder the journal is in memory.

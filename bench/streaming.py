@@ -2,8 +2,8 @@
 
 Every server runs alone on one core, and the load on another. Servers alternate within a round. Each figure is compared
 with that of the raw server in the same round, and the result is the median over rounds. Figures per core-second or per
-event use the CPU time of all threads of the server, so that other work on the machine changes them little. Rates and
-latencies are measured at a real-time priority for the same reason.
+event use the CPU time of all threads of the server: other work on the machine changes them little. Rates and latencies
+are measured at a real-time priority for the same reason.
 """
 
 from __future__ import annotations

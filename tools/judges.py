@@ -10,7 +10,7 @@
     python tools/judges.py streams FOLDER     the conformance suite of Durable Streams, by npm
     python tools/judges.py mcp FOLDER         the conformance suite of MCP, by npm, from tests/dialects/mcp/
     python tools/judges.py starter FOLDER     the build tools of examples/ai_sdk/, by npm
-    python tools/judges.py lock               resolve each package-lock.json anew
+    python tools/judges.py lock               resolve each package-lock.json again
 
 FOLDER is in the environment, not in the repository: the downloads belong to others and are not committed.
 """

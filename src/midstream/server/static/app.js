@@ -633,12 +633,12 @@ class Page {
     this.#pending = null;
     if (find("notice").textContent === UNSENT_BEFORE) this.#showNotice("");
     if (message === null) return;
-    const said = element("div", "said", message.text);
-    said.dir = "auto";
+    const text = element("div", "said", message.text);
+    text.dir = "auto";
     const node = element(
       "article",
       "turn pending",
-      said,
+      text,
       element("footer", "foot", state),
     );
     this.#pending = { ...message, node };

@@ -38,28 +38,28 @@ const SENT_WITHIN_MS = 600;
 
 /**
  * The card of one open question. `answer(choice, {text, argumentsJson})` returns a promise; it rejects if the answer is
- * refused. `stored()` resolves when this browser has stored the answers so far. A reload before that loses them.
+ * refused. `whenStored()` resolves when this browser has stored the answers so far. A reload before that loses them.
  */
 export class QuestionCard {
   #question;
   #answer;
-  #stored;
+  #whenStored;
   #words = element("input", "words-in");
   #edited = element("textarea", "edited");
   #shown = element("pre", "asked-arguments");
   #unseen = element("p", "unseen", "Scroll to the end of the arguments to decide.");
   #buttons = element("div", "choices");
   #problem = element("p", "problem");
-  #kept = element("p", "kept", "Your answer is kept here until the server has it.");
+  #storedNote = element("p", "kept", "Your answer is kept here until the server has it.");
   #isEditing = false;
   #isSeen = true;
   #isSending = false;
 
-  constructor(call, question, answer, stored) {
+  constructor(call, question, answer, whenStored) {
     this.#question = question;
     this.#answer = answer;
-    this.#stored = stored;
-    this.root = element("form", "question", element("h4", "", HEADS[question.kind] ?? "Somebody is asked"));
+    this.#whenStored = whenStored;
+    this.root = element("form", "question", element("h4", "", HEADS[question.kind] ?? "Question"));
     this.root.dataset.kind = question.kind;
     this.root.setAttribute("role", "group");
     this.root.setAttribute("aria-label", `${HEADS[question.kind] ?? "Question"} ${visible(call.name)}`);
@@ -102,9 +102,9 @@ export class QuestionCard {
     if (choices.some((choice) => WITH_TEXT.has(choice))) this.root.append(this.#words);
     for (const choice of choices) this.#buttons.append(this.#button(LABELS[choice] ?? choice, choice));
     if (kind === "approval" && !isFixed) this.#buttons.append(this.#editButton());
-    this.#kept.hidden = true;
-    this.#kept.setAttribute("role", "status");
-    this.root.append(this.#buttons, this.#kept, this.#problem);
+    this.#storedNote.hidden = true;
+    this.#storedNote.setAttribute("role", "status");
+    this.root.append(this.#buttons, this.#storedNote, this.#problem);
     if (kind !== "question") this.#awaitEnd();
     if (expiresAt) {
       const until = new Date(expiresAt * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
@@ -191,7 +191,7 @@ export class QuestionCard {
 
   #disable(isSending) {
     this.#isSending = isSending;
-    this.#kept.hidden = true;
+    this.#storedNote.hidden = true;
     if (isSending) setTimeout(() => this.#showStored(), SENT_WITHIN_MS);
     this.root.classList.toggle("is-sending", isSending);
     for (const each of this.root.querySelectorAll("button, input, textarea"))
@@ -199,8 +199,8 @@ export class QuestionCard {
   }
 
   #showStored() {
-    const show = () => (this.#kept.hidden = !this.#isSending);
-    this.#stored().then(show, () => {}); // another tab blocks the database, so it is unknown whether the answer is stored
+    const show = () => (this.#storedNote.hidden = !this.#isSending);
+    this.#whenStored().then(show, () => {}); // another tab blocks the database, so it is unknown whether the answer is stored
   }
 
   #showProblem(words) {

@@ -59,7 +59,7 @@ export function textOf(message) {
  * one, and `resume(turn)`. `stored()` resolves when the answers so far are stored in this browser.
  */
 export class TurnView {
-  #said = element("div", "said");
+  #message = element("div", "said");
   #responses = element("div", "responses");
   #responseViews = new Map();
   #foot = element("footer", "foot");
@@ -70,9 +70,9 @@ export class TurnView {
 
   constructor(number, actions) {
     this.#actions = actions;
-    this.root = element("article", "turn", this.#said, this.#responses, this.#foot);
+    this.root = element("article", "turn", this.#message, this.#responses, this.#foot);
     this.root.dataset.turn = number;
-    this.#said.dir = "auto";
+    this.#message.dir = "auto";
     this.#resume.type = "button";
     this.#resume.title = "Go on with this turn where it stopped";
     this.#resume.addEventListener("click", () => actions.resume(number));
@@ -87,8 +87,8 @@ export class TurnView {
   show(turn, cuts, now, canResume, isLost = false) {
     this.#resume.hidden = !canResume;
     setText(this.#resume, turn.status ? "Resume" : "Continue");
-    setText(this.#said, textOf(turn.message));
-    this.#said.hidden = turn.message === null;
+    setText(this.#message, textOf(turn.message));
+    this.#message.hidden = turn.message === null;
     this.root.dataset.status = statusOf(turn, isLost);
     for (const [number, response] of turn.responses) {
       if (!this.#responseViews.has(number)) {
@@ -128,7 +128,7 @@ function footOf(turn, cuts, now, isLost) {
   if (owners) words.push(`${countOf(owners, "server restart")} survived`);
   const resumed = turn.marks.filter((mark) => mark.kind === "resume").length;
   if (resumed) words.push(resumed === 1 ? "resumed" : `resumed ${resumed} times`);
-  if (repeats) words.push(`${countOf(repeats, "response", "responses")} asked again`);
+  if (repeats) words.push(`${countOf(repeats, "response", "responses")} requested again`);
   return words.join(" \u00b7 ");
 }
 
@@ -205,7 +205,7 @@ class ResponseView {
 function attemptNoteOf(response) {
   if (response.failure) return `The model did not answer (${response.failure.code}).`;
   if (response.voided === 0) return `An earlier try gave nothing; this is try ${response.attempt}.`;
-  return `The model was cut off before this response was whole. What it had said is void; this is try ${response.attempt}.`;
+  return `The model was cut off before this response was whole. Its text is void; this is try ${response.attempt}.`;
 }
 
 function partView(kind) {

@@ -109,7 +109,7 @@ export class Client {
     this.#settings = settingsOf(given);
   }
 
-  /** Whether an unsent message survives a reload: false where the browser refuses IndexedDB. */
+  /** Whether an unsent message survives a reload: false if the browser refuses IndexedDB. */
   get isDurable() {
     return this.#storage.isDurable;
   }

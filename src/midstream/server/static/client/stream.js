@@ -415,8 +415,8 @@ export class Stream {
   }
 
   #delayAsRequested(error, now) {
-    const askedMs = Math.min(1000 * (error?.retryAfterS ?? 0), RETRY_AFTER_MAX_MS);
-    this.#notBefore = Math.max(this.#notBefore, now + askedMs);
+    const requestedMs = Math.min(1000 * (error?.retryAfterS ?? 0), RETRY_AFTER_MAX_MS);
+    this.#notBefore = Math.max(this.#notBefore, now + requestedMs);
   }
 
   #delayUntil(notBefore) {
