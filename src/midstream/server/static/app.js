@@ -7,7 +7,7 @@
  */
 
 import { MidstreamError, TurnFailedError, connect, randomText } from "./client/midstream.js";
-import { WRONG_SECRET } from "./client/stream.js";
+import { FINAL_RETRIES, WRONG_SECRET } from "./client/stream.js";
 import { BASE, contentOf } from "./requests.js";
 import { SessionList } from "./session_list.js";
 import { Transcript } from "./transcript.js";
@@ -44,8 +44,6 @@ const LISTED = new Set([
 ]);
 const NOT_LOGGED_IN =
   "This server does not know this browser. Run \u201cmidstream login\u201d beside it, and open the link it prints.";
-/** The `retry` of refusals that the same request always gets again. */
-const FINAL_RETRIES = new Set(["never", "ask"]);
 const UNSENT_BEFORE =
   "The previous message has not reached the server yet. This one stays in the box: send it when that has arrived.";
 const KEPT_HERE = "Kept here until the server has it";

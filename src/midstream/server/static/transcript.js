@@ -8,19 +8,6 @@
 import { isOpening } from "./client/answer.js";
 import { parseEventId } from "./client/stream.js";
 
-/** The states of a call, in their order. */
-export const CALL_STATES = [
-  "planned",
-  "asking",
-  "running",
-  "doubt",
-  "ok",
-  "error",
-  "unknown",
-  "cancelled",
-  "denied",
-  "allowed",
-];
 /** The choices of each kind of question. */
 const CHOICES = { approval: ["allow", "deny"], question: ["respond"], doubt: ["happened", "rerun", "skip"] };
 /** The statuses of turns that can be resumed, except with one code. */

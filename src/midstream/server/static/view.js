@@ -41,7 +41,7 @@ export function element(name, className = "", ...children) {
 }
 
 /** Format a duration: "40 ms", "0.4 s", "12 s", "3 min 5 s". */
-export function duration(seconds) {
+function duration(seconds) {
   if (seconds < 0.1) return `${Math.max(1, Math.round(seconds * 1000))} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 60) return `${Math.round(seconds)} s`;

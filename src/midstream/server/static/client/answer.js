@@ -11,7 +11,7 @@ import { MidstreamError } from "./stream.js";
 /** Separates the texts of two responses if the first does not end in white space. */
 const PARAGRAPH = "\n\n";
 /** The message that the model receives when a turn is resumed. It is not from a person. */
-export const GO_ON = "[The turn was interrupted here. Go on where you stopped.]";
+const GO_ON = "[The turn was interrupted here. Go on where you stopped.]";
 
 /** Return whether this entry of a history begins a turn. */
 export const isOpening = (entry) => entry.type === "user" && entry.parts[0]?.text !== GO_ON;

@@ -20,11 +20,11 @@
  * The client has no dependency and needs no build step. To use it elsewhere, copy this folder.
  */
 
-import { bindToPage } from "./lifecycle.js";
 import { connectionLostError, randomText, refusalOf } from "./connections.js";
+import { bindToPage } from "./lifecycle.js";
 import { LiveStream } from "./live.js";
 import { acquireLock, hasLocks } from "./locks.js";
-import { SessionSecrets, headersOf, accessForViewer, rootOf } from "./secrets.js";
+import { SessionSecrets, accessForViewer, headersOf, rootOf } from "./secrets.js";
 import { settingsOf } from "./settings.js";
 import { SharedConnection, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";

@@ -42,6 +42,8 @@ const ENDED_STATUSES = new Set(["completed", "cancelled", "failed", "interrupted
 export const OPEN_STATUSES = new Set(["running", "waiting", "locked"]);
 /** The code of a refusal that the same command always gets again, with any `retry`. */
 const BUSY = "session_busy";
+/** The `retry` of refusals that the same request always gets again. */
+export const FINAL_RETRIES = new Set(["never", "ask"]);
 /** The code of a refusal of the session's secret. */
 export const WRONG_SECRET = "wrong_secret";
 export const CLOSE_FRAME = '{"type":"close"}';
@@ -187,7 +189,6 @@ export class Stream {
     this.turn = stored.turn ?? 0;
     this.acked = stored.acked ?? 0;
     this.nextSeqno = stored.nextSeqno ?? 0;
-    this.openedAt = stored.openedAt ?? now;
     this.cancelAfterS = stored.cancelAfterS ?? null;
     this.life = stored.life === undefined ? 0 : stored.life + 1;
     this.isWhole = stored.isWhole ?? (!this.key || (stored.cursor ?? null) !== null);
@@ -200,7 +201,6 @@ export class Stream {
     this.isStalled = false;
     this.isAbandoned = stored.isDetached ?? false;
     this.isEncrypted = null; // unknown before the first welcome
-    this.status = "";
     this.waitingOn = "";
     this.frameBytesMax = 1024 * 1024;
     this.#lostAt = now;
@@ -266,9 +266,9 @@ export class Stream {
 
   /** Return the state to store, from which the stream can be resumed. Its secret and its commands are stored separately. */
   record() {
-    const { session, key, cursor, turn, acked, nextSeqno, openedAt } = this;
+    const { session, key, cursor, turn, acked, nextSeqno } = this;
     const { isAbandoned: isDetached, isWhole, life, cancelAfterS } = this;
-    const state = { session, key, cursor, turn, acked, nextSeqno, openedAt, isDetached, isWhole, life, cancelAfterS };
+    const state = { session, key, cursor, turn, acked, nextSeqno, isDetached, isWhole, life, cancelAfterS };
     return { ...state, promised: formatEventId(this.#promised), known: this.#newestEpoch };
   }
 
@@ -278,28 +278,28 @@ export class Stream {
   send(text, now, whenBusy = "queue") {
     if (typeof text !== "string") throw new MidstreamError("usage", `the message is a ${typeof text}; expected a string. Nothing was sent`);
     const payload = { type: "send", parts: [{ type: "text", text }] };
-    this.#submit(whenBusy === "queue" ? payload : { ...payload, when_busy: whenBusy }, now);
+    this.#submit(whenBusy === "queue" ? payload : { ...payload, when_busy: whenBusy });
   }
 
   /** Number a person's answer to an open question. */
   answer(answer, now) {
-    this.#submit({ type: "answer", ...answer }, now);
+    this.#submit({ type: "answer", ...answer });
   }
 
   /** Number a request to resume the last turn, or only `turn`. It becomes the turn of this stream. */
   resume(turn, now) {
-    this.#submit(turn ? { type: "resume", turn } : { type: "resume" }, now);
+    this.#submit(turn ? { type: "resume", turn } : { type: "resume" });
   }
 
   /** Number a request to withdraw a queued message, or all of them. */
   withdraw(number, now) {
-    this.#submit(number ? { type: "withdraw", number } : { type: "withdraw" }, now);
+    this.#submit(number ? { type: "withdraw", number } : { type: "withdraw" });
   }
 
   /** Number a request to cancel `turn`, or the turn that runs, and connect for it. A second call is harmless. */
   abort(turn, now) {
     if (this.#abortSeqno !== null || this.phase === "ended") return;
-    this.#submit(turn ? { type: "cancel", turn } : { type: "cancel" }, now);
+    this.#submit(turn ? { type: "cancel", turn } : { type: "cancel" });
     this.#abortSeqno = this.nextSeqno - 1;
     if (this.phase === "waiting") this.wake(now);
   }
@@ -313,7 +313,7 @@ export class Stream {
     if (secret) this.#setSecrets(secret, oldSecret);
     const refusal = this.#refusal;
     this.#refusal = null;
-    if (refusal?.shown === this.#secrets) this.#end(refusal.error, now);
+    if (refusal?.shown === this.#secrets) this.#end(refusal.error);
   }
 
   get #secrets() {
@@ -334,7 +334,7 @@ export class Stream {
     this.isAbandoned = true;
     this.#events = [];
     if (this.phase === "ended") this.markHandled();
-    else if (this.isAcknowledged) this.#end(null, now);
+    else if (this.isAcknowledged) this.#end(null);
     else this.#write({ op: "stream", value: this.record() });
   }
 
@@ -386,10 +386,10 @@ export class Stream {
     this.#restartSilence(Infinity);
     if (this.isDegraded) {
       const message = "the connection was lost, and the server cannot resume the stream";
-      return this.#end(error ?? new MidstreamError("connection_lost", message, "later"), now);
+      return this.#end(error ?? new MidstreamError("connection_lost", message, "later"));
     }
     if (error?.code === WRONG_SECRET) this.#refusal = { error, shown: this.#shownSecrets };
-    else if (error !== null && ["never", "ask"].includes(error.retry) && !this.#isTemporary(error)) return this.#end(error, now);
+    else if (error !== null && FINAL_RETRIES.has(error.retry) && !this.#isTemporary(error)) return this.#end(error);
     if (error !== null && error.code !== "connection_lost") this.trouble = error;
     this.#lastFailure = error?.message ?? this.#lastFailure;
     if (this.#failures === 0) this.#lostAt = now;
@@ -398,7 +398,7 @@ export class Stream {
     const patienceMs = isStopped ? Math.min(STOPPED_PATIENCE_MS, this.#patienceMs) : this.#patienceMs;
     if (this.#failures > 1 && now - this.#lostAt >= patienceMs) {
       const message = `no working connection for ${patienceMs / 1000} s`;
-      return this.#end(new MidstreamError("connection_lost", message, "later"), now);
+      return this.#end(new MidstreamError("connection_lost", message, "later"));
     }
     this.phase = "waiting";
     this.isReconnecting = true;
@@ -444,7 +444,7 @@ export class Stream {
    */
   tick(now, isLate = false) {
     if (now >= this.#reachBy) {
-      if (!isLate) return this.#endUnreached(now);
+      if (!isLate) return this.#endUnreached();
       this.#reachBy = now + this.#reachWithinMs; // no connection was tried meanwhile
     }
     if (isLate && this.phase === "live" && !this.#isPinged) {
@@ -519,13 +519,13 @@ export class Stream {
       case "welcome":
         return this.phase === "live" ? "reconnect" : this.#takeWelcome(frame, now);
       case "ack":
-        return frame.is_single ? this.#acknowledgeOne(frame.seqno, now) : this.#acknowledge(frame.seqno + 1, now);
+        return frame.is_single ? this.#acknowledgeOne(frame.seqno) : this.#acknowledge(frame.seqno + 1);
       case "events":
-        return this.#takeEvents(frame.events, now);
+        return this.#takeEvents(frame.events);
       case "gone":
-        return this.#takeGone(frame, now);
+        return this.#takeGone(frame);
       case "snapshot":
-        return this.#takeSnapshot(frame, now);
+        return this.#takeSnapshot(frame);
       case "heartbeat":
         return this.#takeHeartbeat(frame, now);
       default:
@@ -542,7 +542,6 @@ export class Stream {
     this.isReconnecting = false;
     this.isDegraded = frame.is_degraded ?? false;
     this.isEncrypted = frame.is_encrypted ?? false;
-    this.status = frame.status ?? "";
     this.frameBytesMax = frame.frame_bytes_max ?? this.frameBytesMax;
     this.#inFlightMax = Math.max(1, Math.min(frame.in_flight_max ?? IN_FLIGHT_MAX, IN_FLIGHT_MAX));
     if ((frame.heartbeat_s ?? HEARTBEAT_S) > 0) {
@@ -562,21 +561,21 @@ export class Stream {
     if (this.key && acked > this.nextSeqno) {
       // The stored state is older than the sent commands. It would use their numbers again (STREAM-11).
       const message = `the server has ${acked} commands of this stream; ${this.nextSeqno} were numbered here`;
-      return this.#end(new MidstreamError("seqno_reused", message), now);
+      return this.#end(new MidstreamError("seqno_reused", message));
     }
     const newest = parseEventId(frame.event_id);
-    if (hasLostPromised(this.#promised, newest, this.key !== "")) return this.#endWithLoss(`ends with ${formatEventId(newest)}`, now);
-    if (this.#isSetBack(from.epoch, frame.began_at ?? null)) return this.#endSetBack(from.epoch, now);
+    if (hasLostPromised(this.#promised, newest, this.key !== "")) return this.#endWithLoss(`ends with ${formatEventId(newest)}`);
+    if (this.#isSetBack(from.epoch, frame.began_at ?? null)) return this.#endSetBack(from.epoch);
     if (this.key && acked < this.acked) {
       // Acknowledged commands are deleted here, so they cannot be played back.
       const message = `the server has ${acked} commands of this stream; it had acknowledged ${this.acked}`;
-      return this.#end(new MidstreamError("stream_not_found", message), now);
+      return this.#end(new MidstreamError("stream_not_found", message));
     }
     this.#turnEnd = ENDED_STATUSES.has(frame.turn_status) ? parseEventId(frame.event_id) : null;
-    return this.key ? this.#acknowledge(acked, now) : undefined;
+    return this.key ? this.#acknowledge(acked) : undefined;
   }
 
-  #takeGone(frame, now) {
+  #takeGone(frame) {
     this.#moveTo(frame.resume_from);
     this.#isBegun = this.isWhole;
     this.#announced = null;
@@ -585,11 +584,11 @@ export class Stream {
     const { resume_from: id, reason, has_snapshot: hasSnapshot = false } = frame;
     this.#emit({ type: "gone", id, reason, hasSnapshot });
     this.#write({ op: "stream", value: this.record() });
-    return this.#endIfDone(now);
+    return this.#endIfDone();
   }
 
   /** Continue after a snapshot, which replaces all events up to it. */
-  #takeSnapshot(frame, now) {
+  #takeSnapshot(frame) {
     this.#moveTo(frame.event_id);
     this.#isBegun = true;
     this.#isGoneDue = this.#isSnapshotDue = false;
@@ -602,12 +601,12 @@ export class Stream {
     const { event_id: id, session, turn = null } = frame;
     this.#emit({ type: "snapshot", id, session, turn });
     this.#write({ op: "stream", value: this.record() });
-    if (this.damage) return !OPEN_STATUSES.has(frame.session?.status) ? this.#end(null, now) : undefined;
-    return this.key && frame.is_over ? this.#end(null, now) : this.#endIfDone(now);
+    if (this.damage) return !OPEN_STATUSES.has(frame.session?.status) ? this.#end(null) : undefined;
+    return this.key && frame.is_over ? this.#end(null) : this.#endIfDone();
   }
 
   /** Take an ack of all commands below `accepted`. */
-  #acknowledge(accepted, now) {
+  #acknowledge(accepted) {
     if (!(accepted <= this.nextSeqno)) return "reconnect"; // an ack of a command that was never sent
     if (accepted > this.acked || this.#commands.some((command) => command.seqno < accepted)) {
       this.acked = Math.max(this.acked, accepted);
@@ -618,17 +617,17 @@ export class Stream {
       this.#write({ op: "acked", key: this.key, accepted }, { op: "stream", value: this.record() });
     }
     this.#sendCommands();
-    return this.#endIfDone(now);
+    return this.#endIfDone();
   }
 
   /** Take an ack of one command only. The command stays until all commands before it are acknowledged (STREAM-53). */
-  #acknowledgeOne(seqno, now) {
+  #acknowledgeOne(seqno) {
     if (!(seqno >= 0 && seqno < this.nextSeqno)) return "reconnect";
     if (seqno > this.acked) this.#ackedSingly.add(seqno);
     if (seqno !== this.acked) return undefined;
     let accepted = seqno + 1;
     while (this.#ackedSingly.delete(accepted)) accepted += 1;
-    return this.#acknowledge(accepted, now);
+    return this.#acknowledge(accepted);
   }
 
   /** Send the commands that this connection has not sent: new ones, and the unacknowledged ones of earlier connections. */
@@ -643,46 +642,46 @@ export class Stream {
     }
   }
 
-  #takeEvents(events, now) {
+  #takeEvents(events) {
     for (const { id, record } of events) {
       if (this.phase === "ended") return undefined;
       const at = parseEventId(id);
       if (at.position <= this.#at.position && at.epoch <= this.#at.epoch) continue; // applied before
       if (at.position !== this.#at.position + 1 || at.epoch < this.#at.epoch) return "reconnect"; // a gap
       const began = record.type === "epoch_started" ? (record.at ?? null) : null;
-      if (this.#isSetBack(at.epoch, began)) return this.#endSetBack(at.epoch, now);
-      if (isReplaced(this.#promised, at, this.key !== "")) return this.#endWithLoss(`has ${id} in its place`, now);
+      if (this.#isSetBack(at.epoch, began)) return this.#endSetBack(at.epoch);
+      if (isReplaced(this.#promised, at, this.key !== "")) return this.#endWithLoss(`has ${id} in its place`);
       if (isDurable(record) && !(this.key && at.position <= this.#promised?.position)) this.#promised = at;
       this.#at = at;
       this.#isGoneDue = false;
       this.#noteProgress();
-      if (this.#takeRecord(id, record, now) === "reconnect") return "reconnect";
+      if (this.#takeRecord(id, record) === "reconnect") return "reconnect";
     }
-    return this.#endIfDone(now);
+    return this.#endIfDone();
   }
 
-  #takeRecord(id, record, now) {
+  #takeRecord(id, record) {
     const isOwn = this.key !== "" && record.stream === this.key;
     if (isOwn) this.#isBegun = true; // the first record of a stream is `stream_opened`
     if (!this.#isBegun) return undefined;
     if (isOwn && record.type === "message_queued") this.#isQueued = true;
     if (isOwn && record.type === "message_accepted") this.#isQueued = false;
     if (isOwn || this.isWhole || !this.#isQueued) this.#emit({ type: "record", id, record });
-    if (this.damage && record.type === "turn_ended") return this.#end(null, now);
+    if (this.damage && record.type === "turn_ended") return this.#end(null);
     if (!this.key) return undefined;
     if (isOwn && (record.type === "message_accepted" || record.type === "turn_resumed")) this.turn = record.turn;
-    if (isOwn && record.type === "command_accepted") return this.#acknowledge(record.seqno + 1, now);
+    if (isOwn && record.type === "command_accepted") return this.#acknowledge(record.seqno + 1);
     const isTaken = isOwn && record.type === "message_withdrawn";
     const isEnd = this.turn > 0 && record.type === "turn_ended" && record.turn === this.turn;
-    return isTaken || isEnd ? this.#end(null, now) : undefined;
+    return isTaken || isEnd ? this.#end(null) : undefined;
   }
 
   /** End if the turn had ended by the welcome, and all its events and acks were received. */
-  #endIfDone(now) {
+  #endIfDone() {
     if (!this.key || !this.isAcknowledged || this.phase !== "live" || this.nextSeqno === 0) return undefined;
     if (this.#isGoneDue || this.#isSnapshotDue) return undefined;
     const isOver = this.#turnEnd !== null && this.#at.position >= this.#turnEnd.position;
-    return this.isAbandoned || isOver ? this.#end(null, now) : undefined;
+    return this.isAbandoned || isOver ? this.#end(null) : undefined;
   }
 
   #takeHeartbeat(frame, now) {
@@ -703,18 +702,18 @@ export class Stream {
     const error = new MidstreamError(frame.code, frame.message, frame.retry, frame.retry_after_s ?? null);
     const isPlaybackPossible =
       frame.code === "seqno_gap" && this.#commands.some((command) => command.seqno === frame.expected);
-    const isFinal = error.code === BUSY || error.retry === "never" || error.retry === "ask";
+    const isFinal = error.code === BUSY || FINAL_RETRIES.has(error.retry);
     if (!this.isDegraded && error.code === WRONG_SECRET) {
       this.#refusal = { error, shown: this.#shownSecrets };
       return "reconnect";
     }
-    if (this.isDegraded || (isFinal && !isPlaybackPossible)) return this.#end(error, now);
+    if (this.isDegraded || (isFinal && !isPlaybackPossible)) return this.#end(error);
     this.trouble = error;
     this.#delayAsRequested(error, now);
     return "reconnect";
   }
 
-  #submit(payload, now) {
+  #submit(payload) {
     if (this.phase === "ended") throw this.error ?? new MidstreamError("usage", "the stream has ended. Nothing was sent");
     refuseBrokenText(payload);
     if (this.nextSeqno >= COMMANDS_MAX) throw new MidstreamError("usage", `the stream has ${COMMANDS_MAX} commands, the maximum. Nothing was sent`);
@@ -761,11 +760,10 @@ export class Stream {
     this.#isDeleted = true;
   }
 
-  #end(error, now) {
+  #end(error) {
     if (this.phase === "ended") return;
     if (this.phase === "live" && error === null) this.#frames.push(CLOSE_FRAME);
     this.error = error;
-    this.endedAt = now;
     this.#stop();
     this.#isOver = error === null;
     if (error === null ? this.isAbandoned : !RESUMABLE_CODES.has(error.code)) this.#delete();
@@ -778,20 +776,20 @@ export class Stream {
     return false;
   }
 
-  #endSetBack(epoch, now) {
-    return this.#endWithLoss(`began epoch ${epoch} another time since`, now);
+  #endSetBack(epoch) {
+    return this.#endWithLoss(`began epoch ${epoch} another time since`);
   }
 
-  #endWithLoss(what, now) {
+  #endWithLoss(what) {
     const message = `the server had ${formatEventId(this.#promised)} on its disk, and ${what}`;
-    return this.#end(new MidstreamError("events_lost", `${message}. Its journal was cut, or replaced by an older copy`), now);
+    return this.#end(new MidstreamError("events_lost", `${message}. Its journal was cut, or replaced by an older copy`));
   }
 
-  #endUnreached(now) {
+  #endUnreached() {
     const why = this.#lastFailure && ` (last: ${this.#lastFailure})`;
     const advice = "check its address and scheme, and that it allows this page's origin (midstream serve --allow-origin)";
     const message = `no connection to the server within ${this.#reachWithinMs / 1000} s${why}: ${advice}`;
-    return this.#end(new MidstreamError("connection_lost", message, "later"), now);
+    return this.#end(new MidstreamError("connection_lost", message, "later"));
   }
 
   #stop() {
