@@ -96,7 +96,7 @@ class Page {
   #actions = {
     answer: (child, question, choice, more) =>
       this.#client.answer(child || this.#session, question, choice, more),
-    stored: () => this.#client.findUnsent(this.#session), // a read waits for earlier writes
+    whenStored: () => this.#client.findUnsent(this.#session), // a read waits for earlier writes
     resume: (turn) => (this.#isHeld(turn) ? this.#continueHeld(turn) : this.#resume(turn)),
   };
 

@@ -56,7 +56,7 @@ export function textOf(message) {
  * One turn: the message, the responses, the status.
  *
  * `actions` has the actions of a person: `answer(session, question, choice, more)`, with the session "" for the displayed
- * one, and `resume(turn)`. `stored()` resolves when the answers so far are stored in this browser.
+ * one, and `resume(turn)`. `whenStored()` resolves when the answers so far are stored in this browser.
  */
 export class TurnView {
   #message = element("div", "said");
@@ -321,7 +321,7 @@ class CallView {
     if (call.question === null) return;
     const { question } = call;
     const answer = (choice, more) => this.#actions.answer("", question, choice, more);
-    this.#card = new QuestionCard(call, question, answer, this.#actions.stored);
+    this.#card = new QuestionCard(call, question, answer, this.#actions.whenStored);
     this.root.insertBefore(this.#card.root, this.#work);
   }
 
@@ -331,7 +331,7 @@ class CallView {
     const { session, transcript } = call.work;
     this.#workActions ??= {
       answer: (inner, ...more) => this.#actions.answer(inner || session, ...more),
-      stored: this.#actions.stored,
+      whenStored: this.#actions.whenStored,
       resume: () => {}, // a sub-agent continues with the turn that called it
     };
     for (const [number, turn] of transcript.turns) {
