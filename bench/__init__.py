@@ -1,1 +1,1 @@
-"""Measurements, each a program of its own: `python -m bench.steps`."""
+"""Benchmarks. Each module measures one subject: `python -m bench steps`."""

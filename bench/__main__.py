@@ -1,4 +1,4 @@
-"""Run the benches: `python -m bench [NAME ...]`; tables to the terminal, JSON to `bench/results/`."""
+"""Run benchmarks: `python -m bench [NAME ...]`. Tables go to the terminal, JSON goes to `bench/results/`."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "reuse": reuse.run,
     "peers": peers.run,
 }
-"""What it is called, and what measures it in a scratch folder."""
+"""Benchmarks by name. Each measures in a scratch folder."""
 ON_DEMAND = frozenset({"peers", "commands", "population"})
-"""Need an environment of their own (`make bench-peers`, `make bench-streams`), or 20 minutes."""
+"""Benchmarks that run only on request: they need 20 minutes, or `make bench-peers` or `make bench-streams`."""
 
 
 def main() -> None:
-    """Measure what is asked for; by default all that needs nothing else installed."""
+    """Run the named benchmarks, by default those that need no other environment."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *BENCHES], help=", ".join(BENCHES))
-    parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to be measured")
+    parser.add_argument("--folder", type=Path, default=Path(), help="a folder on the disk to measure")
     chosen = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     for name in chosen.names or [name for name in BENCHES if name not in ON_DEMAND]:

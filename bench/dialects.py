@@ -1,7 +1,7 @@
-"""Words of one answer to 500 readers of each dialect of `midstream serve`: deliveries for a core-second of the server.
+"""Deliveries per core-second of the server: one answer to 500 readers, for each dialect of `midstream serve`.
 
-The model waits until all readers are there; then it says a word every 5 ms. A delivery is one word at one reader. Each
-dialect is compared with the native stream in the same round; of rounds the median counts.
+The model waits until all readers are connected. Then it returns a word every 5 ms. A delivery is one word at one
+reader. Each dialect is compared with the native stream in the same round. The result is the median over rounds.
 """
 
 from __future__ import annotations
@@ -51,32 +51,32 @@ agent = Agent(Words(), name="bench")
 """
 
 
-class Way(Struct, frozen=True):
-    """How a dialect reads an answer: the address, from the session and its run, and the bytes that end it."""
+class DialectReading(Struct, frozen=True):
+    """Request of a reader in one dialect: a path with the session and its run, and the last bytes of the answer."""
 
     path: str
     end: bytes
 
 
-WAYS = {
-    "native": Way("/v1/sessions/{session}/events", b"turn_ended"),
-    "ai_sdk": Way("/v1/chat/{session}/stream", b"[DONE]"),
-    "ag_ui": Way("/v1/ag-ui/threads/{session}/runs/{run}", b"RUN_FINISHED"),
-    "langgraph": Way(
+READINGS = {
+    "native": DialectReading("/v1/sessions/{session}/events", b"turn_ended"),
+    "ai_sdk": DialectReading("/v1/chat/{session}/stream", b"[DONE]"),
+    "ag_ui": DialectReading("/v1/ag-ui/threads/{session}/runs/{run}", b"RUN_FINISHED"),
+    "langgraph": DialectReading(
         "/v1/langgraph/threads/{session}/runs/{run}/stream?stream_mode=messages-tuple", b"\r\n0\r\n\r\n"
     ),
-    "durable_streams": Way("/v1/stream/sessions/{session}?offset=-1&live=sse", b"turn_ended"),
+    "durable_streams": DialectReading("/v1/stream/sessions/{session}?offset=-1&live=sse", b"turn_ended"),
 }
 
 
 PLAIN = "plain_stream"
 WRITERS = 16
-"""Requests to append that are under way at once: the words come in time, whatever each of them costs."""
+"""Concurrent append requests, so that a slow append does not delay the next word."""
 
 
 @contextmanager
 def _serving(folder: Path) -> Iterator[tuple[int, int]]:
-    """Serve the agent; yield the port and the process."""
+    """Serve the agent; yield the port and the process id."""
     (folder / "bench_words.py").write_text(APP)
     command = [sys.executable, "-m", "midstream", "serve", "bench_words:agent", "--json", "--no-auth"]
     options = ["--port", "0", "--store", "words.db"]
@@ -91,7 +91,7 @@ def _serving(folder: Path) -> Iterator[tuple[int, int]]:
             server.wait(30)
 
 
-def _ask(port: int, path: str, body: Any = None, **headers: str) -> Any:  # noqa: ANN401 - JSON
+def _request(port: int, path: str, body: Any = None, **headers: str) -> Any:  # noqa: ANN401 - JSON
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         f"http://{HOST}:{port}{path}", data, {"content-type": "application/json", **headers}
@@ -104,46 +104,46 @@ def _begin(port: int, session: str) -> str:
     """Begin a turn; return its run's id at LangGraph's API."""
     payload = {"type": "send", "parts": [{"type": "text", "text": session}]}
     stream = {"x-idempotency-key": session, "x-idempotent-encryption-key": "s" * 43}
-    _ask(
+    _request(
         port,
         f"/v1/sessions/{session}/commands",
         {"type": "command", "seqno": 0, "payload": payload},
         **stream,
     )
-    return str(_ask(port, f"/v1/langgraph/threads/{session}/runs")[0]["run_id"])
+    return str(_request(port, f"/v1/langgraph/threads/{session}/runs")[0]["run_id"])
 
 
-async def _read(port: int, path: str, end: bytes, is_there: Callable[[], None]) -> None:
+async def _read(port: int, path: str, end: bytes, note_connected: Callable[[], None]) -> None:
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: {HOST}:{port}\r\naccept: text/event-stream\r\n\r\n".encode())
     status = await reader.readline()
     assert b" 200 " in status, (path, status)
-    is_there()
-    seen = b""
-    while end not in seen:
+    note_connected()
+    received = b""
+    while end not in received:
         piece = await reader.read(1 << 16)
         assert piece, "the stream ended early"
-        seen = seen[-len(end) :] + piece
+        received = received[-len(end) :] + piece
     writer.close()
 
 
 async def _measure(folder: Path, port: int, pid: int, name: str, session: str) -> float:
-    """Return the deliveries of one answer for a core-second of the server."""
-    way = WAYS[name]
+    """Return the deliveries of one answer per core-second of the server."""
+    dialect = READINGS[name]
     run = await asyncio.to_thread(_begin, port, session)
     missing = READERS
-    all_there = asyncio.Event()
+    all_connected = asyncio.Event()
 
-    def is_there() -> None:
+    def note_connected() -> None:
         nonlocal missing
         missing -= 1
         if not missing:
-            all_there.set()
+            all_connected.set()
 
-    path = way.path.format(session=session, run=run)
+    path = dialect.path.format(session=session, run=run)
     async with asyncio.timeout(END_S), asyncio.TaskGroup() as group:
-        readers = [group.create_task(_read(port, path, way.end, is_there)) for _ in range(READERS)]
-        await all_there.wait()
+        readers = [group.create_task(_read(port, path, dialect.end, note_connected)) for _ in range(READERS)]
+        await all_connected.wait()
         before = cpu_s([pid])
         (folder / f"go-{session}").touch()
         await asyncio.wait(readers)
@@ -151,14 +151,14 @@ async def _measure(folder: Path, port: int, pid: int, name: str, session: str) -
 
 
 async def _measure_plain(port: int, pid: int, name: str) -> float:
-    """Return the same for a plain stream, to which a client appends the words: each is a request, and synced."""
-    path, missing, all_there = f"/v1/stream/{name}", READERS, asyncio.Event()
+    """Return the deliveries for a plain stream. Each word is one request of a client, and one synced append."""
+    path, missing, all_connected = f"/v1/stream/{name}", READERS, asyncio.Event()
 
-    def is_there() -> None:
+    def note_connected() -> None:
         nonlocal missing
         missing -= 1
         if not missing:
-            all_there.set()
+            all_connected.set()
 
     def append(number: int) -> None:
         connection = http.client.HTTPConnection(HOST, port)
@@ -178,8 +178,10 @@ async def _measure_plain(port: int, pid: int, name: str) -> float:
     _send(http.client.HTTPConnection(HOST, port), "PUT", path, "")
     async with asyncio.timeout(END_S), asyncio.TaskGroup() as group:
         reading = f"{path}?offset=-1&live=sse"
-        readers = [group.create_task(_read(port, reading, b"streamClosed", is_there)) for _ in range(READERS)]
-        await all_there.wait()
+        readers = [
+            group.create_task(_read(port, reading, b"streamClosed", note_connected)) for _ in range(READERS)
+        ]
+        await all_connected.wait()
         before = cpu_s([pid])
         await append_all()
         await asyncio.wait(readers)
@@ -202,7 +204,7 @@ def _send(
 async def _rounds(folder: Path, port: int, pid: int) -> list[dict[str, float]]:
     rounds = []
     for number in range(ROUNDS):
-        found = {name: await _measure(folder, port, pid, name, f"{name}-{number}") for name in WAYS}
+        found = {name: await _measure(folder, port, pid, name, f"{name}-{number}") for name in READINGS}
         found[PLAIN] = await _measure_plain(port, pid, f"{PLAIN}-{number}")
         print("  ".join(f"{name} {value:,.0f}" for name, value in found.items()), flush=True)
         rounds.append(found)
@@ -219,7 +221,7 @@ def run(folder: Path) -> dict[str, dict[str, float]]:
             "deliveries_per_core_s": round(statistics.median(each[name] for each in rounds)),
             "of_native": round(statistics.median(each[name] / each["native"] for each in rounds), 2),
         }
-        for name in (*WAYS, PLAIN)
+        for name in (*READINGS, PLAIN)
     }
     for name, figures in result.items():
         print(

@@ -1,4 +1,4 @@
-"""What encryption at rest costs an event, beside what the store costs; and what it costs to open a session."""
+"""Cost of encryption at rest for each event, compared with the store alone; and the cost of opening a session."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BATCH = 500
 OPENINGS = 500
 ROUNDS = 5
 SECRET = "s" * 43
-EVENT = encode(Delta(12, 3, 1, 0, "text", "about as many words as a model says at once"))
+EVENT = encode(Delta(12, 3, 1, 0, "text", "about as many words as one delta of a model"))
 
 
 class Point(msgspec.Struct):
-    """Microseconds of processor time an event takes, the best of some rounds."""
+    """Microseconds of CPU time for one event, the best of several rounds."""
 
     what: str
     us: float
@@ -50,14 +50,14 @@ def _cipher() -> tuple[list[float], list[float]]:
     return encrypting, decrypting
 
 
-async def _held(store: EscrowedStore) -> tuple[float, float]:
+async def _append_and_read_escrowed(store: EscrowedStore) -> tuple[float, float]:
     await store.open()
     await store.escrow.open("session-1", SECRET, begins=True)
-    return await _through(store)
+    return await _append_and_read(store)
 
 
-async def _opened(store: EscrowedStore) -> float:
-    """Open a session again and again, as each request about it does."""
+async def _time_openings(store: EscrowedStore) -> float:
+    """Time repeated openings of a session, as each request about it opens it."""
     await store.open()
     start = time.process_time()
     for _ in range(OPENINGS):
@@ -67,7 +67,7 @@ async def _opened(store: EscrowedStore) -> float:
     return took
 
 
-async def _through(store: Store) -> tuple[float, float]:
+async def _append_and_read(store: Store) -> tuple[float, float]:
     await store.open()
     epoch = await store.claim("session-1", at=1.0)
     start = time.process_time()
@@ -88,22 +88,24 @@ def run(folder: Path) -> list[Point]:
     FileKeys.make(folder / "keys")
     keys = FileKeys(folder / "keys")
     encrypting, decrypting = _cipher()
-    plain, closed, held, opening = [], [], [], []
+    plain, encrypted, escrowed, opening = [], [], [], []
     for number in range(ROUNDS):
-        plain.append(asyncio.run(_through(SQLiteStore(folder / f"{number}.db"))))
-        closed.append(asyncio.run(_through(encrypt_store(SQLiteStore(folder / f"{number}e.db"), keys))))
+        plain.append(asyncio.run(_append_and_read(SQLiteStore(folder / f"{number}.db"))))
+        encrypted.append(
+            asyncio.run(_append_and_read(encrypt_store(SQLiteStore(folder / f"{number}e.db"), keys)))
+        )
         store = escrow_store(SQLiteStore(folder / f"{number}c.db"), keys)
-        held.append(asyncio.run(_held(store)))
-        opening.append(asyncio.run(_opened(store)))
+        escrowed.append(asyncio.run(_append_and_read_escrowed(store)))
+        opening.append(asyncio.run(_time_openings(store)))
     points = [
         _best_us("encrypt", encrypting),
         _best_us("decrypt", decrypting),
         _best_us("append, plain", [wrote for wrote, _ in plain]),
-        _best_us("append, encrypted", [wrote for wrote, _ in closed]),
-        _best_us("append, under the client's secret", [wrote for wrote, _ in held]),
+        _best_us("append, encrypted", [wrote for wrote, _ in encrypted]),
+        _best_us("append, under the client's secret", [wrote for wrote, _ in escrowed]),
         _best_us("read, plain", [read for _, read in plain]),
-        _best_us("read, encrypted", [read for _, read in closed]),
-        _best_us("read, under the client's secret", [read for _, read in held]),
+        _best_us("read, encrypted", [read for _, read in encrypted]),
+        _best_us("read, under the client's secret", [read for _, read in escrowed]),
     ]
     for point in points:
         print(f"{point.what:<36}{point.us:8.2f} us an event of {len(EVENT)} bytes")

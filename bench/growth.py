@@ -1,8 +1,8 @@
-"""How the time of a repair grows: 20,000 messages against 10,000, for every format and every shape that hurts.
+"""Growth of the time of a repair from 10,000 to 20,000 messages, for every format and every hard shape.
 
-Linear is twice the time; the bar is 2.3. Each ratio is between the best of some rounds that take turns, in seconds
-of the processor: a machine that is busy elsewhere makes neither of them longer. Beside it the ratio with Python's
-garbage collector paused: the collector walks what is alive, so its share grows in steps, and not by our doing.
+Linear growth is a ratio of 2; the bar is 2.3. Each ratio compares the best of several interleaved rounds, in CPU time,
+so that other work on the machine changes it little. A second ratio is measured with Python's garbage collector paused:
+the collector visits all live objects, so its share grows in steps that do not depend on the repair.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ SHAPES: dict[str, Callable[[int], list[Json]]] = {
     "orphans": orphans,
     "one id": one_id,
 }
-"""Each makes about as many messages as it is asked for, in chat shape."""
+"""Functions by shape. Each returns about the requested number of messages, in the chat format."""
 MESSAGES = 20_000
 ROUNDS = 5
 BAR = 2.3
-"""How much longer the whole may take than its half."""
+"""Upper limit for the ratio of the whole to its half."""
 
 
 class Growth(msgspec.Struct):
-    """The best times of one shape in one format."""
+    """Best times of one shape in one format."""
 
     format: str
     shape: str
@@ -61,27 +61,27 @@ class Growth(msgspec.Struct):
     seconds: float
     ratio: float
     ratio_uncollected: float
-    """The same with the garbage collector paused."""
+    """The ratio with the garbage collector paused."""
     is_met: bool
-    """Whether the ratio, with the collector at work, is below the bar."""
+    """Whether the ratio with the collector running is below the bar."""
 
 
 def history(form: str, shape: str, count: int) -> list[Json]:
-    """Make a history of one shape, written in one format and not repaired."""
+    """Return a history of one shape in one format, not repaired."""
     chat = SHAPES[shape](count)
     return chat if form == "openai-chat" else convert(chat, source="openai-chat", target=form).messages
 
 
 def run(folder: Path) -> list[Growth]:
-    """Measure every format on every shape."""
+    """Measure every format with every shape."""
     del folder
-    rows = [measured(form, shape) for form in FORMATS for shape in SHAPES]
+    rows = [measure(form, shape) for form in FORMATS for shape in SHAPES]
     print(table(rows))
     return rows
 
 
-def measured(form: str, shape: str, messages: int = MESSAGES) -> Growth:
-    """Compare a history with its half."""
+def measure(form: str, shape: str, messages: int = MESSAGES) -> Growth:
+    """Measure a history and its half."""
     half, whole = history(form, shape, messages // 2), history(form, shape, messages)
     before, after = _best(form, half, whole)
     gc.disable()
@@ -109,7 +109,7 @@ def _seconds(form: str, messages: list[Json]) -> float:
 
 
 def table(rows: list[Growth]) -> str:
-    """Lay out the rows for a terminal."""
+    """Return the rows as text for a terminal."""
     lines = [f"{'format':<18}{'shape':<20}{'half ms':>9}{'ms':>9}{'ratio':>8}{'no gc':>8}  bar {BAR}"]
     lines += [
         f"{row.format:<18}{row.shape:<20}{row.half_seconds * 1e3:>9.1f}{row.seconds * 1e3:>9.1f}"

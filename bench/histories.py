@@ -1,6 +1,6 @@
-"""What repairing a history costs: 10,000 messages of every format, simple and rich, found valid and repaired.
+"""Cost of `repair` for 10,000 messages of every format, simple and rich, valid and broken.
 
-CPU time, best of some rounds, against two bars; peers are `bench/peers.py`'s.
+Figures are CPU times, the best of several rounds, with a bar for each state. `bench/peers.py` measures other libraries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROFILES: dict[str, tuple[str | None, ...]] = {
 
 
 class Point(msgspec.Struct):
-    """The best of some rounds on one history."""
+    """Best of several rounds with one history."""
 
     format: str
     profile: str
@@ -45,7 +45,7 @@ class Point(msgspec.Struct):
 
     @property
     def is_over(self) -> bool:
-        """Whether it took longer than it may."""
+        """Whether the CPU time is above the bar."""
         return self.cpu_ms > self.bar_ms
 
 
@@ -57,13 +57,13 @@ def run(folder: Path) -> list[Point]:
         for form, profiles in PROFILES.items()
         for profile in profiles
         for shape in ("simple", "rich")
-        for point in _measured(form, profile, shape)
+        for point in _measure(form, profile, shape)
     ]
     print(table(points))
     return points
 
 
-def _measured(form: str, profile: str | None, shape: str) -> list[Point]:
+def _measure(form: str, profile: str | None, shape: str) -> list[Point]:
     whole = valid(form, profile, shape=shape, count=MESSAGES)
     assert repair(whole, format=form, profile=profile).messages is whole
     points = []
@@ -75,7 +75,7 @@ def _measured(form: str, profile: str | None, shape: str) -> list[Point]:
 
 
 def best_ms(work: Callable[[], object], rounds: int = ROUNDS) -> tuple[float, float]:
-    """Return the least CPU time and the least wall time of some rounds."""
+    """Return the least CPU time and the least wall time of several rounds."""
     cpu_s = wall_s = float("inf")
     for _ in range(rounds):
         began_cpu_s, began_s = time.process_time(), time.perf_counter()
@@ -86,7 +86,7 @@ def best_ms(work: Callable[[], object], rounds: int = ROUNDS) -> tuple[float, fl
 
 
 def table(points: list[Point]) -> str:
-    """Lay out the points for a terminal."""
+    """Return the points as text for a terminal."""
     rows = [
         f"{'format':<18}{'profile':<17}{'shape':<8}{'state':<8}{'messages':>9}{'CPU ms':>8}{'wall':>8}{'bar':>6}"
     ]

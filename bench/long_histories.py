@@ -1,4 +1,4 @@
-"""Histories of thousands of messages: what agents store, simple and rich, whole and broken, and the hard shapes."""
+"""Histories of thousands of messages, as agents store them: simple and rich, valid and broken, and the hard shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 class _LongPlan(Plan):
-    """A conversation of at least so many messages."""
+    """A conversation of at least `count` messages."""
 
     def __init__(self, chance: Random, count: int) -> None:
         super().__init__(chance, turns=1)
@@ -23,7 +23,7 @@ class _LongPlan(Plan):
 
 
 class _LongScript(Script):
-    """Questions, calls, results and answers, and nothing else."""
+    """A conversation of questions, calls, results and answers only."""
 
     def __init__(self, form: str, chance: Random, count: int) -> None:
         super().__init__(form, chance, turns=1)
@@ -37,9 +37,9 @@ class _LongScript(Script):
 
 
 def valid(form: str, profile: str | None, *, shape: str, count: int) -> list[Json]:
-    """Return a history that this profile has nothing against: `simple` or `rich`.
+    """Return a history that is valid for this profile: `simple` or `rich`.
 
-    Rich ones have images, documents, cache markers, citations, signed thinking, hosted tools, several calls in
+    Rich histories have images, documents, cache markers, citations, signed thinking, hosted tools, several calls in
     a response and results that are lists.
     """
     chance = Random(2)  # noqa: S311 - the same history every time
@@ -51,7 +51,7 @@ def valid(form: str, profile: str | None, *, shape: str, count: int) -> list[Jso
 
 
 def quarter_broken(form: str, messages: list[Json]) -> list[Json]:
-    """Return a copy in which every fourth result was lost."""
+    """Return a copy without every fourth result."""
     chance = Random(3)  # noqa: S311 - the same history every time
     broken = copy.deepcopy(messages)
     spots = results_in(form, broken)
@@ -65,7 +65,7 @@ _FUNCTION = {"name": "read", "arguments": "{}"}
 
 
 def parallel(count: int) -> list[Json]:
-    """One response with thousands of calls, all answered."""
+    """Return one response with thousands of calls, each with its result."""
     calls = [{"id": f"c{n}", "type": "function", "function": _FUNCTION} for n in range(count)]
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(count)]
     return [
@@ -76,23 +76,23 @@ def parallel(count: int) -> list[Json]:
 
 
 def half_answered(count: int) -> list[Json]:
-    """One response with thousands of calls; half of them were answered."""
+    """Return one response with thousands of calls, half of them with a result."""
     question, response, *results = parallel(count)
     return [question, response, *results[::2]]
 
 
 def requests(count: int) -> list[Json]:
-    """Thousands of requests in a row."""
+    """Return thousands of user messages in a row."""
     return [{"role": "user", "content": f"question {number}"} for number in range(count)]
 
 
 def orphans(count: int) -> list[Json]:
-    """Thousands of results of nothing."""
+    """Return thousands of results without calls."""
     return [{"role": "tool", "tool_call_id": f"c{number}", "content": "x"} for number in range(count)]
 
 
 def one_id(count: int) -> list[Json]:
-    """Thousands of calls under one id, none answered."""
+    """Return thousands of calls with the same id and without results."""
     call = {"id": "same", "type": "function", "function": _FUNCTION}
     made: list[Json] = []
     for number in range(count // 2):
@@ -110,4 +110,4 @@ HARD = {
     "orphans": orphans,
     "one id": one_id,
 }
-"""The shapes on which repairs go quadratic, as chat messages."""
+"""The shapes for which a repair can take quadratic time, as chat messages."""

@@ -1,4 +1,4 @@
-"""The native loop as a contestant of `bench.steps`: model, journal, tool, journal, all of the runtime."""
+"""The native loop as a contestant of `bench.steps`: the whole engine with model, journal and tool."""
 
 from __future__ import annotations
 
@@ -22,52 +22,52 @@ CALL = ToolCallRequested(
 
 
 @tool
-async def run_command(command: str, cwd: str) -> str:  # noqa: ARG001 - it does nothing, at once
+async def run_command(command: str, cwd: str) -> str:  # noqa: ARG001 - a tool without work
     """Run a command."""
     return "collected 311 items; 311 passed in 4.2 s. " * 6
 
 
 class OnDemand:
-    """A model that asks for one tool call each time its session is told to go on."""
+    """A model that returns one tool call each time the bench releases its session."""
 
     name = "on demand"
 
     def __init__(self) -> None:
-        self._asked: dict[str, asyncio.Event] = {}
-        self._go: dict[str, asyncio.Queue[ToolCallRequested]] = {}
+        self._requested: dict[str, asyncio.Event] = {}
+        self._calls: dict[str, asyncio.Queue[ToolCallRequested]] = {}
 
     def of(self, session: str) -> tuple[asyncio.Event, asyncio.Queue[ToolCallRequested]]:
-        """Return what says that the session waits for its model, and what lets the model answer."""
-        if session not in self._asked:
-            self._asked[session], self._go[session] = asyncio.Event(), asyncio.Queue()
-        return self._asked[session], self._go[session]
+        """Return the event that is set while the session waits for its model, and the queue of calls."""
+        if session not in self._requested:
+            self._requested[session], self._calls[session] = asyncio.Event(), asyncio.Queue()
+        return self._requested[session], self._calls[session]
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Wait to be told, then ask for a tool."""
-        asked, go = self.of(request.key.partition("/")[0])
-        asked.set()
-        yield await go.get()
+        """Wait for a call in the queue, and return it."""
+        requested, calls = self.of(request.key.partition("/")[0])
+        requested.set()
+        yield await calls.get()
         yield Finished(Finish.CALLS)
 
 
 @asynccontextmanager
 async def native_loop(path: Path, vfs: str | None) -> AsyncIterator[Step]:
-    """A step is: the model asks for a tool, the tool runs, the model is asked again. Two appends, as below it."""
+    """Yield a step: the model requests a tool, the tool runs, the model is called again. A step has two appends."""
     model = OnDemand()
     host = Host(Agent(model, tools=[run_command]), SQLiteStore(path, vfs=vfs))
     await host.start()
     sessions: set[str] = set()
 
     async def step(session: str) -> None:
-        asked, go = model.of(session)
+        requested, calls = model.of(session)
         if session not in sessions:
             sessions.add(session)
             runner = await host.session(session, create=True)
-            await runner.submit(SendMessage(UserMessage.of("go on until I say stop")))
-        await asked.wait()
-        asked.clear()
-        go.put_nowait(CALL)
-        await asked.wait()
+            await runner.submit(SendMessage(UserMessage.of("continue until I stop you")))
+        await requested.wait()
+        requested.clear()
+        calls.put_nowait(CALL)
+        await requested.wait()
 
     try:
         yield step

@@ -1,7 +1,7 @@
-"""How far ahead of others: the shapes on which they go quadratic, each in its own function, in the same run.
+"""Comparison with other libraries on the shapes for which a repair can take quadratic time, in the same run.
 
-They live in an environment of their own (`make bench-peers`); who is not installed is skipped and said so.
-Everybody gets the objects it works on ready-made, outside the clock; each repair gets lists of its own.
+The libraries need an environment of their own (`make bench-peers`). A library that is not installed is skipped with a
+message. The input objects of each library are made outside the measured time. Each repair gets its own lists.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from midstream.history.operations import convert, repair
 Json = dict[str, Any]
 MESSAGES = 8_000
 AHEAD_MIN = 20.0
-"""Times: what midstream should be ahead by where a peer goes quadratic."""
+"""Bar for the ratio of a peer's time to midstream's, if the peer's time is quadratic."""
 QUADRATIC_MIN = 1.6
-"""From this exponent of growth on."""
+"""Exponent of growth from which a time counts as quadratic."""
 SLOW_MIN_MS = 100.0
-"""Below this a wrong exponent is noise, and nobody would notice a right one."""
+"""Times below this are too short to measure an exponent, and do not matter."""
 ROUNDS = 3
 
 
 class Point(msgspec.Struct):
-    """One peer on one shape, the best of some rounds."""
+    """One peer with one shape, the best of several rounds."""
 
     who: str
     shape: str
     messages: int
     cpu_ms: float
     exponent: float
-    """Of growth from half the size: 1 is linear, 2 quadratic."""
+    """Exponent of growth from half the size: 1 is linear, 2 is quadratic."""
     midstream_ms: float
-    """CPU time of `repair` on the same history, default profile."""
+    """CPU time of `repair` for the same history, with the default profile."""
     ahead: float
     is_quadratic: bool
-    """Whether the bar is about this one."""
+    """Whether the bar applies to this peer."""
 
 
-def _litellm_factory() -> Any:  # noqa: ANN401 - a module of theirs
-    setattr(importlib.import_module("litellm"), "modify_params", True)  # noqa: B010 - untyped: it asks them to repair
+def _litellm_factory() -> Any:  # noqa: ANN401 - a module of LiteLLM
+    setattr(importlib.import_module("litellm"), "modify_params", True)  # noqa: B010 - untyped; it enables their repair
     return importlib.import_module("litellm.litellm_core_utils.prompt_templates.factory")
 
 
@@ -97,7 +97,7 @@ def _langchain_trim(messages: list[Json]) -> Callable[[], object]:
 
 
 def _langchain_filter(messages: list[Json]) -> Callable[[], object]:
-    """Drop the calls that have no result, and the results that have no call."""
+    """Return a filter that drops calls without results, and results without calls."""
     core = importlib.import_module("langchain_core.messages")
     read = core.convert_to_messages(messages)
     asked = {call["id"] for message in read for call in getattr(message, "tool_calls", ())}
@@ -119,7 +119,7 @@ PEERS: dict[str, Callable[[list[Json]], Callable[[], object]]] = {
 
 
 def run(folder: Path) -> list[Point]:
-    """Measure everybody who is installed on every hard shape, print, return."""
+    """Measure each installed library with every hard shape, print, return."""
     del folder
     logging.disable(logging.WARNING)  # a peer logs each of thousands of edits
     points: list[Point] = []
@@ -130,7 +130,7 @@ def run(folder: Path) -> list[Point]:
             try:
                 before_ms, _ = best_ms(prepare(half), ROUNDS)
                 after_ms, _ = best_ms(prepare(whole), ROUNDS)
-            except Exception as error:  # noqa: BLE001 - a peer may refuse a history in any way; it is said so
+            except Exception as error:  # noqa: BLE001 - a peer may refuse a history with any error; it is printed
                 print(f"skipped: {who}, {shape}: {type(error).__name__}: {str(error)[:100]}")
                 continue
             exponent = math.log2(after_ms / before_ms)
@@ -142,7 +142,7 @@ def run(folder: Path) -> list[Point]:
 
 
 def table(points: list[Point]) -> str:
-    """Lay out the points for a terminal."""
+    """Return the points as text for a terminal."""
     rows = [f"{'shape':<31}{'who':<36}{'messages':>9}{'CPU ms':>10}{'n^':>6}{'midstream':>11}{'ahead':>8}"]
     for point in points:
         verdict = ""

@@ -1,8 +1,9 @@
-"""Many sessions, most of them asleep: bytes of one at rest, cost of a node beside them, and cost of a million tokens.
+"""Many sleeping sessions: bytes of each, cost of a node with them, and cost of a million tokens.
 
-Stores with 1,000, 10,000 and 100,000 sessions are made on real servers, each session with one finished turn. Bytes are
-fitted over the sizes. CPU is that of a process with all its threads, and of the servers of the store: seconds, so that
-other work on the machine changes them little. `docs/design/ten_million_sessions.md` extrapolates from here.
+The bench creates stores with 1,000, 10,000 and 100,000 sessions on real servers, each session with one finished turn.
+The bytes of a session are fitted over the sizes. CPU time is that of a process with all its threads, and of the store's
+servers. Other work on the machine changes it little. `docs/design/ten_million_sessions.md` extrapolates from
+these results.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from tests.session.stories import answers, asks, ended, say, writes
 SIZES = (1_000, 10_000, 100_000)
 IDLE_SIZE = 10_000
 IDLE_S = 125.0
-"""Seconds in which a node does nothing: two sweeps of retention are in it."""
+"""Seconds in which a node is idle, with two sweeps of retention."""
 SETTLE_S = 5.0
-AT_ONCE = 64
+CONCURRENT_FILLS = 64
 PAGE = 50
 NODES = (2, 4, 8)
 APPENDS_A_NODE, SESSIONS_A_NODE = 300, 10
 TURNS, TOKENS, TOKEN_S = 40, 200, 0.02
-LOOKS = 5
+READS = 5
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -53,7 +54,7 @@ select sum(pg_table_size(c.oid))::bigint, sum(pg_indexes_size(c.oid))::bigint
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relkind = 'r'
 """
-# Connections that receive notifications, without that of the bench; and all others.
+# Connections that listen for notifications, and all connections except that of the bench.
 FIND_CONNECTIONS = """
 select count(*) filter (where query ilike 'listen%'), count(*) - 1
 from pg_stat_activity where backend_type = 'client backend'
@@ -61,49 +62,49 @@ from pg_stat_activity where backend_type = 'client backend'
 
 
 class Size(msgspec.Struct):
-    """A store with so many sessions at rest, and one node that starts beside them."""
+    """A store with `sessions` sleeping sessions, and one node that starts on it."""
 
     sessions: int
     table_bytes: float
     index_bytes: float
-    """0 where a store shows only the sum."""
+    """0 if a store reports only the sum."""
     start_s: float
-    """Seconds until a node has opened the store, and has found no turn to resume."""
+    """Seconds until a node has opened the store and found no turn to recover."""
     node_bytes: float
     """Memory of that node."""
     page_ms: float
-    """Milliseconds until the newest 50 sessions are listed."""
+    """Milliseconds for the list of the newest 50 sessions."""
     orphans_ms: float
-    """Milliseconds until turns without a node are looked for, which each node does all the time."""
+    """Milliseconds for the search for turns without a node, which each node repeats."""
 
 
 class Idle(msgspec.Struct):
-    """A node beside `IDLE_SIZE` sleeping sessions."""
+    """An idle node with `IDLE_SIZE` sleeping sessions."""
 
     node_cores: float
-    """Share of a core that the process takes, user and system, with sweeps of retention."""
+    """Share of a core that the process uses, user and system, with sweeps of retention."""
     store_cores: float
-    """The same of the servers of the store, for one node; 0 where the store is a file."""
+    """Share of a core that the store's servers use for one node; 0 if the store is a file."""
 
 
 class Tokens(msgspec.Struct):
-    """For a million tokens, of turns that stream 50 a second each."""
+    """Cost of a million tokens, in turns that stream 50 tokens a second each."""
 
     node_cpu_s: float
     store_cpu_s: float
     log_bytes: float
-    """Written to the write-ahead log; for JetStream the growth of its streams."""
+    """Bytes written to the write-ahead log; for JetStream the growth of its streams."""
     records: float
 
 
 class Signals(msgspec.Struct):
-    """Nodes that append at the same time, each to sessions of its own, which no other one reads."""
+    """Nodes that append concurrently, each to its own sessions, which no other node reads."""
 
     nodes: int
     appends_per_s: float
     sent_per_append: float
     received_per_append: float
-    """By all nodes together."""
+    """Signals received by all nodes together."""
     connections_per_node: float
 
 
@@ -116,32 +117,32 @@ class StorePoint(msgspec.Struct):
     records: int
     sizes: list[Size]
     bytes_per_session: float
-    """Slope of the line through the sizes."""
+    """Slope of the regression line through the sizes."""
     idle: Idle
     tokens: Tokens
     signals: list[Signals]
 
 
 class Server(msgspec.Struct):
-    """Servers of a store, as far as a bench reads them."""
+    """Servers of a store, with the measurements of the bench."""
 
     name: str
     url: Callable[[str], str]
-    """Returns the address of a store of this name."""
+    """Return the address of the store with this name."""
     pids: Sequence[int]
     stored: Callable[[str], Awaitable[tuple[float, float]]]
-    """Returns the bytes of a store of this name, and those of its indexes."""
+    """Return the bytes of the store with this name, and those of its indexes."""
     written: Callable[[str], Awaitable[float]]
-    """Returns the bytes that were ever written for it."""
+    """Return all bytes written for the store so far."""
     traffic: Callable[[], Awaitable[tuple[float, float]]] | None = None
-    """Returns the messages that the servers have received and sent, with one of each for an append itself."""
+    """Return the messages that the servers received and sent. Each append itself is one of each."""
 
 
-# --- what a session at rest has
+# --- sleeping sessions
 
 
 def turn() -> list[tuple[list[Record], Session, Session]]:
-    """Return the appends of a turn with one call: the records, and the session before and after."""
+    """Return the appends of a turn with one call: the records, and the session before and after them."""
     at = 1_700_000_000.0
     state = Session()
     done = []
@@ -164,7 +165,7 @@ def turn() -> list[tuple[list[Record], Session, Session]]:
 
 
 async def fill(store: Store, names: Sequence[str]) -> None:
-    """Make sessions that have had their turn."""
+    """Create sessions with one finished turn each."""
     appends = [batch_of(records, (), before, after, epoch=1) for records, before, after in turn()]
     waiting = iter(names)
 
@@ -178,7 +179,7 @@ async def fill(store: Store, names: Sequence[str]) -> None:
             await store.release(name, epoch=epoch)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
+        for _ in range(CONCURRENT_FILLS):
             group.create_task(work())
 
 
@@ -186,7 +187,7 @@ async def fill(store: Store, names: Sequence[str]) -> None:
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """Return the CPU seconds, user and system, of processes and all their children, also of those that have ended."""
+    """Return the CPU seconds, user and system, of processes and their children, with those that have ended."""
     parents: dict[int, list[int]] = {}
     spent: dict[int, float] = {}
     for each in Path("/proc").iterdir():
@@ -211,7 +212,7 @@ def resident_bytes(pid: int) -> int:
 
 @contextmanager
 def node_process(url: str) -> Iterator[tuple[int, float]]:
-    """Run a node in a process of its own; yield its id, and the seconds that its start took."""
+    """Run a node in its own process; yield the process id and the seconds of its start."""
     child = subprocess.Popen(
         [sys.executable, "-m", "bench.population", url],
         stdin=subprocess.PIPE,
@@ -227,9 +228,9 @@ def node_process(url: str) -> Iterator[tuple[int, float]]:
 
 
 async def _run_node(url: str) -> None:
-    from midstream.engine.agent import Agent  # noqa: PLC0415 - the child's
-    from midstream.engine.host import Host  # noqa: PLC0415 - the child's
-    from midstream.testing.scripted_model import ScriptedModel  # noqa: PLC0415 - the child's
+    from midstream.engine.agent import Agent  # noqa: PLC0415 - only the child needs it
+    from midstream.engine.host import Host  # noqa: PLC0415 - only the child needs it
+    from midstream.testing.scripted_model import ScriptedModel  # noqa: PLC0415 - only the child needs it
 
     began_at = time.perf_counter()
     host = Host(Agent(ScriptedModel([])), url)
@@ -243,18 +244,18 @@ async def _run_node(url: str) -> None:
 
 
 async def measure_sizes(server: Server, sizes: Sequence[int] = SIZES) -> tuple[list[Size], Idle]:
-    """Grow one store, and measure it at each size; at one of them a node that does nothing."""
+    """Fill one store, and measure it at each size. Measure an idle node at `IDLE_SIZE`."""
     found, made, idle = [], 0, Idle(0.0, 0.0)
     for size in sizes:
-        async with _opened(server.url("sizes")) as store:
+        async with _open(server.url("sizes")) as store:
             await fill(store, [f"session-{number:09}" for number in range(made, size)])
         made = size
         table, index = await server.stored("sizes")
         with node_process(server.url("sizes")) as (pid, start_s):
             await asyncio.sleep(SETTLE_S)
             memory = resident_bytes(pid)
-        async with _opened(server.url("sizes")) as store:
-            await _list(store, live=None, limit=1)  # what is read once is read
+        async with _open(server.url("sizes")) as store:
+            await _list(store, live=None, limit=1)  # the first read fills the caches
             page_ms = await _median_ms(lambda store=store: _list(store, live=None, limit=PAGE))  # type: ignore[misc]
             orphans_ms = await _median_ms(lambda store=store: _list(store, live=True, limit=None))  # type: ignore[misc]
         found.append(Size(size, table, index, round(start_s, 3), memory, page_ms, orphans_ms))
@@ -264,7 +265,7 @@ async def measure_sizes(server: Server, sizes: Sequence[int] = SIZES) -> tuple[l
 
 
 @asynccontextmanager
-async def _opened(url: str) -> AsyncIterator[Store]:
+async def _open(url: str) -> AsyncIterator[Store]:
     store = open_store(url)
     await store.open()
     try:
@@ -280,7 +281,7 @@ async def _list(store: Store, *, live: bool | None, limit: int | None) -> None:
 
 async def _median_ms(work: Callable[[], Awaitable[None]]) -> float:
     times = []
-    for _ in range(LOOKS):
+    for _ in range(READS):
         began_at = time.perf_counter()
         await work()
         times.append(time.perf_counter() - began_at)
@@ -288,14 +289,14 @@ async def _median_ms(work: Callable[[], Awaitable[None]]) -> float:
 
 
 def slope(sizes: Sequence[Size]) -> float:
-    """Return the bytes that one more session takes: the line through all sizes with the least squares."""
+    """Return the bytes of one more session: the slope of the least-squares line through all sizes."""
     counts = [size.sessions for size in sizes]
     stored = [size.table_bytes + size.index_bytes for size in sizes]
     return statistics.linear_regression(counts, stored).slope
 
 
 async def measure_idle(server: Server, name: str) -> Idle:
-    """Let a node do nothing beside sleeping sessions."""
+    """Measure an idle node with sleeping sessions."""
     quiet = cpu_s(server.pids)
     await asyncio.sleep(SETTLE_S)
     quiet = (cpu_s(server.pids) - quiet) / SETTLE_S
@@ -312,7 +313,7 @@ async def measure_idle(server: Server, name: str) -> Idle:
 
 
 async def measure_tokens(server: Server) -> Tokens:
-    """Let turns stream their tokens side by side."""
+    """Measure turns that stream their tokens concurrently."""
     from midstream.engine.agent import Agent  # noqa: PLC0415 - as in a node
     from midstream.engine.host import Host  # noqa: PLC0415 - as in a node
     from midstream.testing.scripted_model import ScriptedModel, text  # noqa: PLC0415 - as in a node
@@ -341,17 +342,17 @@ async def _count(store: Store) -> int:
 
 
 async def measure_signals(server: Server, count: int) -> Signals:
-    """Let several nodes append at once."""
+    """Measure several nodes that append concurrently."""
     name = f"signals{count}"
     async with contextlib.AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(_opened(server.url(name))) for _ in range(count)]
-        await asyncio.sleep(1.5)  # they have noticed one another
+        stores = [await stack.enter_async_context(_open(server.url(name))) for _ in range(count)]
+        await asyncio.sleep(1.5)  # until the nodes have found each other
         epochs = {
             (at, number): await store.claim(f"s-{at}-{number}", at=0.0)
             for at, store in enumerate(stores)
             for number in range(SESSIONS_A_NODE)
         }
-        counted = _Counted(server, name, count)
+        counted = _SignalCounter(server, name, count)
         await stack.enter_async_context(counted.counting())
         begun = await counted.read()
 
@@ -380,14 +381,14 @@ async def measure_signals(server: Server, count: int) -> Signals:
     )
 
 
-class _Counted:
-    """Counts what nodes send one another."""
+class _SignalCounter:
+    """Counts the signals between nodes."""
 
     def __init__(self, server: Server, name: str, nodes: int) -> None:
         self._server = server
         self._nodes = nodes
         self._name = name
-        self._heard = 0
+        self._received = 0
         self._operator: asyncpg.Connection | None = None
 
     @asynccontextmanager
@@ -396,23 +397,23 @@ class _Counted:
             yield
             return
         self._operator = await asyncpg.connect(self._server.url("").partition("&schema")[0])
-        await self._operator.add_listener(f"midstream_{self._name}", self._hear)
+        await self._operator.add_listener(f"midstream_{self._name}", self._count)
         try:
             yield
         finally:
             await self._operator.close()
 
-    def _hear(self, *_: object) -> None:
-        self._heard += 1
+    def _count(self, *_: object) -> None:
+        self._received += 1
 
     async def read(self) -> tuple[float, float, float]:
-        """Return what was sent, what was received by all nodes together, and the open connections."""
+        """Return the signals sent, the signals received by all nodes together, and the open connections."""
         if self._operator is None:
             assert self._server.traffic is not None
             received, sent = await self._server.traffic()
             return received, sent, 1.0 * self._nodes
         listeners, connections = await self._operator.fetchrow(FIND_CONNECTIONS)
-        return self._heard, self._heard * listeners, connections
+        return self._received, self._received * listeners, connections
 
 
 # --- the servers
@@ -420,10 +421,10 @@ class _Counted:
 
 @contextmanager
 def postgres() -> Iterator[Server]:
-    """Run PostgreSQL without syncs: what is measured are bytes and CPU."""
+    """Run PostgreSQL without syncs, as only bytes and CPU time are measured."""
     with running_engine() as engine:
 
-        async def ask(statement: str, *values: object) -> asyncpg.Record:
+        async def fetch(statement: str, *values: object) -> asyncpg.Record:
             operator = await asyncpg.connect(engine.url)
             try:
                 return await operator.fetchrow(statement, *values)
@@ -434,17 +435,17 @@ def postgres() -> Iterator[Server]:
             operator = await asyncpg.connect(engine.url)
             await operator.execute("vacuum")
             await operator.close()
-            return tuple(await ask(FIND_BYTES, name))
+            return tuple(await fetch(FIND_BYTES, name))
 
         async def written(_: str) -> float:
-            return float((await ask("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))[0])
+            return float((await fetch("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))[0])
 
         yield Server("PostgreSQL", lambda name: f"{engine.url}&schema={name}", [engine.pid], stored, written)
 
 
 @contextmanager
 def jetstream() -> Iterator[Server]:
-    """Run one NATS server without syncs; the bytes of three are three times as many."""
+    """Run one NATS server without syncs. Three servers need three times the bytes."""
     with running_cluster(1, is_synced=False) as cluster:
         [server] = cluster.servers
 
@@ -474,7 +475,7 @@ def _file_bytes(folder: Path, name: str) -> float:
 
 @contextmanager
 def sqlite(folder: Path) -> Iterator[Server]:
-    """Use files in a folder."""
+    """Use SQLite files in a folder."""
 
     async def stored(name: str) -> tuple[float, float]:
         return _file_bytes(folder, name), 0.0

@@ -1,7 +1,7 @@
-"""How soon a new process has taken up 1,000 sessions after a SIGKILL: from its start to the last recovered record.
+"""Time for a new process to recover 1,000 sessions after a SIGKILL: from its start to the last recovered record.
 
-A child has a turn open in every session: a third in a tool with effects, a third in one without, a third in a response.
-It is killed; another child is started and takes them all up.
+A child process has an open turn in every session. A third waits in a tool with effects, a third in a tool without, a
+third in a response. The bench kills the child; another child recovers all sessions.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ ROUNDS = 3
 
 
 class Recovery(msgspec.Struct):
-    """The best of the rounds; seconds but for the last."""
+    """Best of the rounds; times in seconds, except the last."""
 
     sessions: int
     rounds: int
     from_exec_s: float
-    """Since the process was started by the operating system: the interpreter and all imports are in it."""
+    """Time from the start of the process, with the interpreter and all imports."""
     from_main_s: float
-    """Since our code ran, to the last recovered record."""
+    """Time from the first line of the child's own code to the last recovered record."""
     worst_from_exec_s: float
     cpu_ms_per_session: float
 
 
-async def _own(path: str) -> None:
+async def _run_child(path: str) -> None:
     from midstream.engine.agent import Agent  # noqa: PLC0415
     from midstream.engine.host import Host  # noqa: PLC0415
-    from midstream.history.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
+    from midstream.history.messages import UserMessage  # noqa: PLC0415 - the imports of the child are measured
     from midstream.models.responses import ModelRequest  # noqa: PLC0415
     from midstream.session.turn.commands import SendMessage  # noqa: PLC0415
     from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415
@@ -44,7 +44,7 @@ async def _own(path: str) -> None:
     from midstream.tools.function_tools import tool  # noqa: PLC0415
 
     async def hang() -> str:
-        """Never end."""
+        """Run forever."""
         await asyncio.Event().wait()
         return ""
 
@@ -94,7 +94,7 @@ def _kill(child: subprocess.Popen[str]) -> None:
 
 
 def measure(folder: Path) -> Recovery:
-    """Kill and take over `ROUNDS` times."""
+    """Kill and recover `ROUNDS` times."""
     from_exec, from_main, cpu = [], [], []
     for number in range(ROUNDS):
         path = folder / f"recovery-{number}.db"
@@ -123,4 +123,4 @@ def run(folder: Path) -> Recovery:
 
 
 if __name__ == "__main__":
-    asyncio.run(_own(sys.argv[1]))
+    asyncio.run(_run_child(sys.argv[1]))

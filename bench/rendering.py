@@ -1,4 +1,4 @@
-"""What it costs to write a session's history for a provider, before each model call."""
+"""Cost of rendering a session's history for a provider, before each model call."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ ROUNDS = 15
 
 
 class Point(msgspec.Struct):
-    """The best of some rounds."""
+    """Best of several rounds."""
 
     profile: str
     steps: int
     ms: float
     growth: float
-    """Time against that of half as many steps: 2 is linear."""
+    """Ratio to the time of half as many steps: 2 is linear."""
 
 
 def _history(steps: int) -> History:
     entries: list[UserMessage | Step] = []
     for number in range(steps // 2):
         call = ToolCall(f"call_{number}", "read", '{"path": "a.txt"}')
-        asked = Response((Text("I look."), call), Finish.CALLS)
+        response = Response((Text("I look."), call), Finish.CALLS)
         entries += [
             UserMessage.of(f"question {number}"),
-            Step(asked, (ToolResult(call.id, "the text of a file"),)),
+            Step(response, (ToolResult(call.id, "the text of a file"),)),
             Step(Response((Text("It says so."),))),
         ]
     return History(tuple(entries))

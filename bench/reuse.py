@@ -1,7 +1,7 @@
-"""Session reuse: what it costs to know a conversation again, and what it saves upstream.
+"""Session reuse: the cost of recognizing a conversation, and the bytes that it saves upstream.
 
-Times are the processor's, so that a machine that is busy elsewhere makes none of them longer; only what waits for the
-disk is timed by the clock, and says so.
+Times are CPU times, so that other work on the machine changes them little. Only the storing of answers has wall times,
+as it waits for the disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from bench import reuse_path
-from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
+from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, message_bytes
 from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
 from midstream.agents.pool_records import confirm, create_fresh, with_answer
@@ -41,17 +41,17 @@ from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstr
 
 MESSAGES = 10_000
 CHARS = 300
-"""Of one message: 10,000 of them are 3 MB."""
+"""Characters of one message: 10,000 messages are 3 MB."""
 ROUNDS = 40
-KEEPINGS = 400
-"""Answers of one conversation, each of which is waited for until it is in the store."""
+STORED_ANSWERS = 400
+"""Answers of one conversation. The bench times_ms until each is in the store."""
 COLD_BAR_MS = 15.0
 TURNS = 50
 HALFWAY = 25
-SAID, REPLIED = 200, 1200
-"""Characters of a question and of its answer in the conversations that are counted."""
+QUESTION_CHARS, ANSWER_CHARS = 200, 1200
+"""Characters of a question and of its answer in the counted conversations."""
 
-ANSWERED = {"role": "assistant", "content": "well"}
+ANSWER_MESSAGE = {"role": "assistant", "content": "well"}
 IDENTITY = {"model": "opus", "folder": "/work"}
 CONTESTANTS: dict[str, Callable[[], Contestant]] = {
     "always fresh": AlwaysFresh,
@@ -62,7 +62,7 @@ CONTESTANTS: dict[str, Callable[[], Contestant]] = {
 
 
 class Time(msgspec.Struct):
-    """How long one thing takes: the best and the middle of some rounds."""
+    """Time of one operation: the best and the median of several rounds."""
 
     what: str
     best_ms: float
@@ -70,19 +70,23 @@ class Time(msgspec.Struct):
 
 
 class Conversation(msgspec.Struct):
-    """What a conversation of `TURNS` turns sent upstream. `wrong`: turns answered by who did not know them."""
+    """Bytes that a conversation of `TURNS` turns sent upstream.
+
+    Args:
+        said_bytes: Size of the user's messages, each counted once.
+        wrong: Turns answered by an agent without the whole conversation.
+    """
 
     what: str
     contestant: str
     sent_bytes: int
     said_bytes: int
-    """What the user said, each word once."""
     last_turn_bytes: int
     wrong: int
 
 
 class Report(msgspec.Struct):
-    """All of it."""
+    """All results."""
 
     messages: int
     times: list[Time]
@@ -94,7 +98,12 @@ class Report(msgspec.Struct):
 
 def run(folder: Path) -> Report:
     """Measure, print, return."""
-    times = [*_classifying(), *_reading(), *asyncio.run(_asking()), *asyncio.run(_keeping(folder))]
+    times = [
+        *_classification_times(),
+        *_reading_times(),
+        *asyncio.run(_gateway_times()),
+        *asyncio.run(_storing_times(folder)),
+    ]
     is_met = times[0].best_ms < COLD_BAR_MS
     print(f"{MESSAGES} messages, {MESSAGES * CHARS / 1e6:.0f} MB{'best ms':>35}{'median':>10}")
     for row in times:
@@ -104,25 +113,23 @@ def run(folder: Path) -> Report:
         for what, requests in SCENARIOS.items()
         for contestant in CONTESTANTS
     ]
-    print(f"\n{TURNS} turns: bytes sent upstream (the last turn's; turns answered by who did not know them)")
-    for shown in conversations:
-        wrong = f"; {shown.wrong} wrong" if shown.wrong else ""
-        print(
-            f"  {shown.what:<26}{shown.contestant:<15}{shown.sent_bytes:>10} ({shown.last_turn_bytes}{wrong})"
-        )
-    path = reuse_path.measure(TURNS, SAID, REPLIED)
     print(
-        f"\n{TURNS} turns: OpenAI's client, gateway, pool, OpenAI's package: bytes of the bodies that arrived"
+        f"\n{TURNS} turns: bytes sent upstream (of the last turn; turns answered by an agent without the conversation)"
     )
-    for told in path:
+    for each in conversations:
+        wrong = f"; {each.wrong} wrong" if each.wrong else ""
+        print(f"  {each.what:<26}{each.contestant:<15}{each.sent_bytes:>10} ({each.last_turn_bytes}{wrong})")
+    path = reuse_path.measure(TURNS, QUESTION_CHARS, ANSWER_CHARS)
+    print(f"\n{TURNS} turns: OpenAI's client, gateway, pool, OpenAI's package: bytes of the received bodies")
+    for passage in path:
         print(
-            f"  {told.contestant:<15}{told.sent_bytes:>10} (first turn {told.first_turn_bytes}, "
-            f"last {told.last_turn_bytes}; {told.users} user messages)"
+            f"  {passage.contestant:<15}{passage.sent_bytes:>10} (first turn {passage.first_turn_bytes}, "
+            f"last {passage.last_turn_bytes}; {passage.users} user messages)"
         )
     return Report(MESSAGES, times, COLD_BAR_MS, is_met, conversations, path)
 
 
-def _timed(what: str, act: Callable[[], object]) -> Time:
+def _time(what: str, act: Callable[[], object]) -> Time:
     rounds = []
     for _ in range(ROUNDS):
         start = time.process_time()
@@ -131,7 +138,7 @@ def _timed(what: str, act: Callable[[], object]) -> Time:
     return Time(what, min(rounds), statistics.median(rounds))
 
 
-def _classifying() -> list[Time]:
+def _classification_times() -> list[Time]:
     entries: list[Entry] = []
     for number in range(MESSAGES // 2):
         entries.append(UserMessage.of(f"question {number} ".ljust(CHARS, "x")))
@@ -139,8 +146,8 @@ def _classifying() -> list[Time]:
     before = History(tuple(entries[:-2]))
     entries.pop()
     now = History(tuple(entries))
-    asked = outline("Be brief.", (), (), IDENTITY, before)
-    record = confirm(create_fresh(asked, upstream="bench", now=0.0), "agent", now=0.0)
+    requested = outline("Be brief.", (), (), IDENTITY, before)
+    record = confirm(create_fresh(requested, upstream="bench", now=0.0), "agent", now=0.0)
     record = with_answer(record, agent="agent", mark="", open_calls=(), now=0.0)
 
     def cold() -> None:
@@ -158,10 +165,10 @@ def _classifying() -> list[Time]:
             assert found.kind is RequestRelation.CONTINUATION
         return Time("classify, one message appended", min(rounds), statistics.median(rounds))
 
-    return [_timed("classify, cold", cold), appended()]
+    return [_time("classify, cold", cold), appended()]
 
 
-def _reading() -> list[Time]:
+def _reading_times() -> list[Time]:
     messages = [
         {"role": ("user", "assistant")[n % 2], "content": f"{n} ".ljust(CHARS, "x")} for n in range(MESSAGES)
     ]
@@ -174,15 +181,15 @@ def _reading() -> list[Time]:
         assert read(dialect_registry.CHAT, {}, raw, memo).known
 
     return [
-        _timed("body, known messages", resent),
-        _timed("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest()),
-        _timed("body, nothing known", lambda: read(dialect_registry.CHAT, {}, raw)),
-        _timed("  msgspec.json.decode alone", lambda: msgspec.json.decode(raw)),
+        _time("body, known messages", resent),
+        _time("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest()),
+        _time("body, nothing known", lambda: read(dialect_registry.CHAT, {}, raw)),
+        _time("  msgspec.json.decode alone", lambda: msgspec.json.decode(raw)),
     ]
 
 
-async def _asking() -> list[Time]:
-    """Time a gateway on a pool, from the bytes of a POST to the first message for the upstream."""
+async def _gateway_times() -> list[Time]:
+    """Time a gateway with a pool, from the bytes of a POST to the first message for the upstream."""
     sent_at = 0.0
 
     def answer(_: AgentConversation) -> Sequence[UpstreamEvent]:
@@ -208,10 +215,10 @@ async def _asking() -> list[Time]:
     async def post(messages: list[dict[str, Any]], key: str) -> float:
         body = msgspec.json.encode({"model": "m", "messages": messages})
         start = time.process_time()
-        await _posted(app, body, key)
+        await _post(app, body, key)
         return (sent_at - start) * 1e3
 
-    async def rounds(what: str, key: Callable[[], str], response: dict[str, Any] = ANSWERED) -> Time:
+    async def rounds(what: str, key: Callable[[], str], response: dict[str, Any] = ANSWER_MESSAGE) -> Time:
         del talk[MESSAGES - 1 :]
         await post(talk, key())
         times = []
@@ -223,25 +230,25 @@ async def _asking() -> list[Time]:
     async def fresh() -> Time:
         times = []
         for _ in range(ROUNDS):
-            upstream.memory.talks.clear()  # it remembers nothing
-            talk.extend([ANSWERED, {"role": "user", "content": "and now?"}])
+            upstream.memory.talks.clear()  # it keeps no conversation
+            talk.extend([ANSWER_MESSAGE, {"role": "user", "content": "and now?"}])
             times.append(await post(talk, "me"))
         return Time("POST to send, known, told to a fresh agent", min(times), statistics.median(times))
 
     known = await rounds("POST to send, known messages", lambda: "me")
-    told = await fresh()
+    full = await fresh()
     shaped = await rounds("POST to send, known, responses as a dump", lambda: "dumps", dumped)
     cold = await rounds("POST to send, nothing known", lambda: f"{next(keys)}")
     times = [await post([{"role": "user", "content": f"{number}"}], "me") for number in range(ROUNDS)]
     short = Time("POST to send, one short message", min(times), statistics.median(times))
     raw = msgspec.json.encode({"model": "m", "messages": talk})
-    ceiling = _timed("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest())
+    ceiling = _time("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest())
     await app.stop()
-    return [known, ceiling, shaped, short, cold, told]
+    return [known, ceiling, shaped, short, cold, full]
 
 
-async def _keeping(folder: Path) -> list[Time]:
-    """Time what a conversation without a name costs at the end of each answer, by the clock: its place is kept."""
+async def _storing_times(folder: Path) -> list[Time]:
+    """Measure the wall time to store the place of an unnamed conversation at the end of each answer."""
     times = []
     stores: dict[str, MemoryStore | SQLiteStore] = {
         "in memory": MemoryStore(),
@@ -249,22 +256,22 @@ async def _keeping(folder: Path) -> list[Time]:
     }
     for where, store in stores.items():
         await store.open()
-        conversations, place, waits = Conversations(store, World()), place_of("m", History()), []
-        for number in range(KEEPINGS):
+        conversations, place, times_ms = Conversations(store, World()), place_of("m", History()), []
+        for number in range(STORED_ANSWERS):
             place = place.then([_question(number)])
             start = time.perf_counter()
             await conversations.add_response("conversation-1", place, Response((Text(f"answer {number}"),)))
-            waits.append((time.perf_counter() - start) * 1e3)
+            times_ms.append((time.perf_counter() - start) * 1e3)
             place = place.then([Step(Response((Text(f"answer {number}"),)))])
         times.append(
-            Time(f"an unnamed conversation's place kept, {where}", min(waits), statistics.median(waits))
+            Time(f"an unnamed conversation's place kept, {where}", min(times_ms), statistics.median(times_ms))
         )
         await store.close()
     return times
 
 
-async def _posted(app: Gateway, body: bytes, key: str) -> None:
-    """Ask as a server does that has read the whole request, and wait for the end of the answer."""
+async def _post(app: Gateway, body: bytes, key: str) -> None:
+    """Send a request as a server that has read it completely, and wait for the end of the answer."""
     scope = {
         "type": "http",
         "method": "POST",
@@ -291,11 +298,11 @@ async def _posted(app: Gateway, body: bytes, key: str) -> None:
 
 
 def _question(number: int) -> UserMessage:
-    return UserMessage.of(f"question {number} ".ljust(SAID, "x"))
+    return UserMessage.of(f"question {number} ".ljust(QUESTION_CHARS, "x"))
 
 
 def _answer(number: int) -> Step:
-    return Step(Response((Text(f"answer {number} ".ljust(REPLIED, "y")),)))
+    return Step(Response((Text(f"answer {number} ".ljust(ANSWER_CHARS, "y")),)))
 
 
 def _talk(turns: int = TURNS) -> list[Request]:
@@ -319,7 +326,7 @@ def _title_first() -> list[Request]:
     return [Request("Make a title.", (UserMessage.of("Of: question 0"),)), *_talk()]
 
 
-def _asked_twice() -> list[Request]:
+def _repeated_request() -> list[Request]:
     requests = _talk()
     return [*requests[:HALFWAY], requests[HALFWAY - 1], *requests[HALFWAY:]]
 
@@ -330,8 +337,8 @@ def _failing() -> list[Request]:
     return requests
 
 
-def _rewritten(message: UserMessage) -> list[Request]:
-    """The last message before halfway is another one from there on: what was an edit of it."""
+def _edited(message: UserMessage) -> list[Request]:
+    """Return a conversation whose last message before halfway is edited from there on."""
     requests = _talk()
     place = 2 * (HALFWAY - 1)
     for number in range(HALFWAY - 1, TURNS):
@@ -354,23 +361,23 @@ SCENARIOS: dict[str, Callable[[], list[Request]]] = {
     "clean": _talk,
     "a new day in the prompt": _new_day,
     "a title call comes first": _title_first,
-    "one answer asked for again": _asked_twice,
-    "one message edited": lambda: _rewritten(UserMessage.of("edited".ljust(SAID, "x"))),
+    "one answer asked for again": _repeated_request,
+    "one message edited": lambda: _edited(UserMessage.of("edited".ljust(QUESTION_CHARS, "x"))),
     "one image swapped": _swapped_image,
     "one send fails for good": _failing,
 }
 
 
 def conversation(what: str, requests: list[Request], contestant: str) -> Conversation:
-    """Play one conversation with one way to ask."""
-    asking = CONTESTANTS[contestant]()
-    told = [asking.ask(request) for request in requests]
-    said = sum(said_bytes(entry) for entry in requests[-1].entries if isinstance(entry, UserMessage))
+    """Run one conversation with one set of rules."""
+    rules = CONTESTANTS[contestant]()
+    sent = [rules.send(request) for request in requests]
+    user_bytes = sum(message_bytes(entry) for entry in requests[-1].entries if isinstance(entry, UserMessage))
     return Conversation(
         what,
         contestant,
-        sum(one.sent for one in told),
-        said,
-        told[-1].sent,
-        sum(not one.is_right for one in told),
+        sum(one.sent for one in sent),
+        user_bytes,
+        sent[-1].sent,
+        sum(not one.is_right for one in sent),
     )

@@ -1,10 +1,11 @@
-"""Our server as a contestant of a harness that knows others too: `python -m bench.side_by_side PORT [FOLDER]`.
+"""midstream as a contestant of a harness for streaming servers: `python -m bench.side_by_side PORT [FOLDER]`.
 
-Such a harness makes a stream by PUT, appends JSON objects by POST (one, or a list of them) and follows it by GET, with
-`?from=` for how many it has; all at `/s/{name}`, or at `/j/{name}`, where an append is answered when it is in the
-journal. An object is what our model says next. Runtime, journal and endpoint are those of everybody; only what is
-written down differs: an event is the words instead of their record, since the harness looks for what it sent. Without
-a folder the journal is in memory.
+The harness creates a stream by PUT, appends JSON objects by POST (one, or a list) and follows the stream by GET. The
+query `?from=` has the number of objects that it has. All requests go to `/s/{name}`. At `/j/{name}` the response to an
+append comes when it is in the journal. Each object is the next text of the model.
+
+Engine, journal and endpoint are the usual ones, with one difference: an event has the text instead of the record, as
+the harness searches for the bytes that it sent. Without a folder the journal is in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from midstream.store.contract import Store
 from midstream.store.memory import MemoryStore
 
 HOST = "x"
-"""The name under which the harness asks."""
+"""The host name in the requests of the harness."""
 
 
 class _Record(Struct):
@@ -41,14 +42,14 @@ class _Record(Struct):
 _record = msgspec.json.Decoder(_Record)
 
 
-def words_of_records(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes]:
-    """Yield stored records as events that have what was said as their data."""
+def text_of_records(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes]:
+    """Yield stored records as events with the model's text as their data."""
     block: list[bytes] = []
     size = 0
     for event_id, body in records:
-        said = _record.decode(body).text.encode()
-        block.append(b"id: %d-%d\ndata: %b\n\n" % (event_id.epoch, event_id.position, said))
-        size += len(said)
+        text = _record.decode(body).text.encode()
+        block.append(b"id: %d-%d\ndata: %b\n\n" % (event_id.epoch, event_id.position, text))
+        size += len(text)
         if size > BLOCK_BYTES_MAX:
             yield b"".join(block)
             block, size = [], 0
@@ -57,20 +58,20 @@ def words_of_records(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes
 
 
 class SideBySide(Midstream):
-    """Our app, in a vocabulary that others have too."""
+    """The app of `bench.streaming_server` with the requests of the harness."""
 
     def __init__(self, store: Path | Store) -> None:
         super().__init__(store)
-        http_endpoints.SSE = FrameEncoding(event_of_frame, words_of_records)
-        self._said: defaultdict[str, tuple[list[int], list[EventId]]] = defaultdict(lambda: ([0], [START]))
-        """Of each stream, how many objects it had when, and the event that was newest then."""
+        http_endpoints.SSE = FrameEncoding(event_of_frame, text_of_records)
+        self._appends: defaultdict[str, tuple[list[int], list[EventId]]] = defaultdict(lambda: ([0], [START]))
+        """For each stream, the numbers of objects after each append, and the newest event at that time."""
 
     async def serve_at(self, port: int) -> None:
         """Serve as `midstream serve` does."""
         await serve(self, port=port, allowed_hosts=[HOST])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a reader at our own endpoint; the rest feeds the model, in whose place no framework would stand."""
+        """Serve a reader at midstream's endpoint. Other requests feed the model, without a web framework."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -87,15 +88,15 @@ class SideBySide(Midstream):
                 await send({"type": "http.response.body"})
 
     async def _follow(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        counts, places = self._said[name]
-        wanted = int(Request(scope).query_params.get("from", "0"))
-        after = places[bisect_right(counts, wanted) - 1]
+        counts, places = self._appends[name]
+        start = int(Request(scope).query_params.get("from", "0"))
+        after = places[bisect_right(counts, start) - 1]
         path = f"/v1/sessions/{name}/events"
-        asked = {"path": path, "raw_path": path.encode(), "query_string": f"after={after}".encode()}
-        await self._app({**scope, **asked}, receive, send)
+        request = {"path": path, "raw_path": path.encode(), "query_string": f"after={after}".encode()}
+        await self._app({**scope, **request}, receive, send)
 
     async def _append(self, name: str, body: str, *, is_acked: bool) -> None:
-        """Let the model say one object, or several. The load is trusted, as by others: it is not parsed."""
+        """Append one object or several. The input is trusted and not parsed, as at the other servers."""
         objects = [body]
         if body.startswith("["):
             objects = [each if each.endswith("}") else each + "}" for each in body[1:-1].split("},")]
@@ -106,7 +107,7 @@ class SideBySide(Midstream):
         if is_acked:
             await runner.wait(newest.position)
             newest = runner.newest
-        counts, places = self._said[name]
+        counts, places = self._appends[name]
         counts.append(counts[-1] + len(objects))
         places.append(newest)
 

@@ -1,4 +1,4 @@
-"""How long it takes to start: imports and `--help`, as CPU time beside `python -c pass` in the same run."""
+"""CPU time of imports and `--help`, compared with `python -c pass` in the same run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMANDS = {
 
 
 class Start(msgspec.Struct):
-    """How one command starts."""
+    """CPU time of one command."""
 
     command: str
     cpu_ms: float
@@ -38,7 +38,7 @@ def _cpu_s(arguments: list[str]) -> float:
 
 
 def measure() -> list[Start]:
-    """Run each command `ROUNDS` times, taking turns; the first round only fills the caches."""
+    """Run each command `ROUNDS` times, alternating. The first round only fills the caches."""
     spent: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for number in range(ROUNDS + 1):
         for name, arguments in COMMANDS.items():
@@ -59,7 +59,7 @@ def table(starts: list[Start]) -> str:
     return "\n".join(lines)
 
 
-def run(folder: Path) -> list[Start]:  # noqa: ARG001 - every bench is given one
+def run(folder: Path) -> list[Start]:  # noqa: ARG001 - every bench has this parameter
     """Measure, print, return."""
     starts = measure()
     print(table(starts))

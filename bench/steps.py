@@ -1,14 +1,14 @@
-"""What durability costs: side-effecting steps on SQLite, next to what SQLite alone can do on this machine.
+"""Cost of durability: steps with effects on SQLite, compared with SQLite alone on this machine.
 
     python -m bench.steps [--json FILE] [--folder DIR] [--rounds N] [--sessions 1,10,100]
 
-A step is what the journal sees of one tool call with effects: `response_completed` + `call_started`, synced, then
-`call_ended` + `step_committed` + `attempt_started`, not synced by itself. Each session does one step after the
-other; sessions run at once. The ceiling is group commit on apsw with the same payload and without any check.
+A step has the appends of one tool call with effects: `response_completed` + `call_started`, synced, then
+`call_ended` + `step_committed` + `attempt_started`, not synced by itself. Each session does one step after the other,
+and sessions run concurrently. The ceiling is group commit on apsw with the same payload and without checks.
 
-Times are medians over rounds in which the contestants take turns, because shared disks change from one second to the
-next. Syncs and bytes are counted in a run of their own, in a file system written in Python: everything handed to the
-disk, checkpoints and closing included.
+Times are medians over rounds in which the contestants alternate, as shared disks change from one second to the next.
+Syncs and bytes are counted in a separate run, in a file system written in Python: every write to the disk, with
+checkpoints and closing.
 """
 # ruff: noqa: N802 - the methods of a file system have SQLite's names
 
@@ -50,7 +50,7 @@ STEPS_A_SESSION_MAX = 600
 
 
 class Point(msgspec.Struct):
-    """How one contestant did with so many sessions."""
+    """Results of one contestant with one number of sessions."""
 
     name: str
     sessions: int
@@ -73,12 +73,12 @@ class Round(msgspec.Struct):
 
 
 Step = Callable[[str], Awaitable[None]]
-"""Does one step of the named session."""
+"""Runs one step of the named session."""
 Contestant = Callable[[Path, "str | None"], AbstractAsyncContextManager[Step]]
-"""Opens a fresh database (path, VFS) and gives the way to do steps in it."""
+"""Opens a new database (path, VFS), and yields a function that runs steps in it."""
 
 
-# --- the payload: encoded once, so that only the store is measured
+# --- the payload, encoded once, so that only the store is measured
 
 
 def payload() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
@@ -106,14 +106,14 @@ BEFORE_TOOL, AFTER_TOOL = payload()
 
 @asynccontextmanager
 async def our_store(path: Path, vfs: str | None) -> AsyncIterator[Step]:
-    """`SQLiteStore` as a host uses it: guarded, expected position, epoch, two appends a step."""
+    """Yield a step on `SQLiteStore` as a host uses it: guarded, with position and epoch, two appends a step."""
     async with steps_into(guard_store(SQLiteStore(path, vfs=vfs))) as step:
         yield step
 
 
 @asynccontextmanager
 async def steps_into(store: Store) -> AsyncIterator[Step]:
-    """Open a store, and give a step: two appends at the expected position, one of each durability."""
+    """Open a store, and yield a step: two appends at the expected position, one of each durability."""
     await store.open()
     ends: dict[str, tuple[int, int]] = {}
 
@@ -133,9 +133,9 @@ async def steps_into(store: Store) -> AsyncIterator[Step]:
 
 @asynccontextmanager
 async def raw_group_commit(path: Path, vfs: str | None) -> AsyncIterator[Step]:
-    """The ceiling: a thread that inserts whatever waits and commits it; nothing is checked."""
+    """Yield a step of the ceiling: a thread inserts all waiting rows and commits them, without checks."""
     loop = asyncio.get_running_loop()
-    asked: queue.SimpleQueue[Inserts | None] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Inserts | None] = queue.SimpleQueue()
     db = apsw.Connection(str(path), vfs=vfs)
     db.execute(f"pragma page_size = {PAGE_BYTES}")
     db.execute("pragma journal_mode = wal")
@@ -143,7 +143,7 @@ async def raw_group_commit(path: Path, vfs: str | None) -> AsyncIterator[Step]:
         "create table record (session integer, position integer, epoch integer, body blob,"
         " primary key (session, position))"
     )
-    writer = threading.Thread(target=_write_all, args=(db, asked, loop))
+    writer = threading.Thread(target=_write_all, args=(db, waiting, loop))
     writer.start()
     ends: dict[str, int] = {}
 
@@ -152,7 +152,7 @@ async def raw_group_commit(path: Path, vfs: str | None) -> AsyncIterator[Step]:
         ends[session] = end + len(bodies)
         rows = [(int(session), end + n, 1, body) for n, body in enumerate(bodies, start=1)]
         done: asyncio.Future[None] = loop.create_future()
-        asked.put(Inserts(rows, is_full, done))
+        waiting.put(Inserts(rows, is_full, done))
         await done
 
     async def step(session: str) -> None:
@@ -162,7 +162,7 @@ async def raw_group_commit(path: Path, vfs: str | None) -> AsyncIterator[Step]:
     try:
         yield step
     finally:
-        asked.put(None)
+        waiting.put(None)
         await asyncio.to_thread(writer.join)
         db.close()
 
@@ -177,14 +177,14 @@ class Inserts(msgspec.Struct):
 
 def _write_all(
     db: apsw.Connection,
-    asked: queue.SimpleQueue[Inserts | None],
+    waiting: queue.SimpleQueue[Inserts | None],
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     was_full = None
     while True:
-        batch = [asked.get()]
-        while not asked.empty():
-            batch.append(asked.get())
+        batch = [waiting.get()]
+        while not waiting.empty():
+            batch.append(waiting.get())
         inserts = [one for one in batch if one is not None]
         if inserts:
             is_full = any(one.is_full for one in inserts)
@@ -214,7 +214,7 @@ CONTESTANTS: dict[str, Contestant] = {"ceiling": raw_group_commit, "store": our_
 
 
 async def run(contestant: Contestant, sessions: int, path: Path, vfs: str | None = None) -> Round:
-    """Let a contestant do a round in a fresh database; opening and closing are not timed."""
+    """Run one round of a contestant in a new database; opening and closing are not timed."""
     steps = min(STEPS_A_SESSION_MAX, STEPS_A_ROUND // sessions)
     latencies: list[float] = []
     async with contestant(path, vfs) as step:
@@ -234,7 +234,7 @@ async def run(contestant: Contestant, sessions: int, path: Path, vfs: str | None
 
 
 class Counting(apsw.VFS):
-    """The usual file system, with every write and sync counted."""
+    """The default file system of SQLite, which counts every write and sync."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "")
@@ -265,7 +265,7 @@ class CountingFile(apsw.VFSFile):
 async def measure(
     contestants: dict[str, Contestant], sessions: int, folder: Path, rounds: int
 ) -> list[Point]:
-    """Measure all contestants; the first one is the ceiling."""
+    """Measure all contestants. The first one is the ceiling."""
     done: dict[str, list[Round]] = {name: [] for name in contestants}
     for number in range(rounds):
         for name, contestant in contestants.items():
@@ -276,7 +276,7 @@ async def measure(
     for name, contestant in contestants.items():
         counting = Counting(f"counting-{name}-{sessions}")
         counted = await run(contestant, sessions, folder / f"{counting.name}.db", counting.name)
-        counted_steps = counted.steps + sessions  # the untimed first ones
+        counted_steps = counted.steps + sessions  # with the untimed first steps
         latencies = sorted(second for one in done[name] for second in one.latencies_s)
         speed = statistics.median(_speed(one) for one in done[name])
         points.append(
@@ -299,7 +299,7 @@ def _speed(one: Round) -> float:
     return one.steps / one.seconds
 
 
-# --- telling
+# --- output
 
 
 def table(points: Sequence[Point]) -> str:
@@ -318,8 +318,8 @@ def table(points: Sequence[Point]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the points there too")
-    parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to be measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the points to this file")
+    parser.add_argument("--folder", type=Path, default=Path(), help="a folder on the disk to measure")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sessions", default="1,10,100")
     chosen = parser.parse_args()

@@ -1,15 +1,15 @@
-"""The servers that `bench.streaming` compares, each in a process of its own:
+"""The servers that `bench.streaming` compares, each in its own process:
 `python -m bench.streaming_server NAME LENGTH,... FOLDER`.
 
-All of them take tokens by POST and give them to readers:
+All of them receive tokens by POST and send them to readers:
 
-`raw` is the least that Starlette under uvicorn can do: a list in memory and one wake-up per append; no ids, no journal.
-`midstream` is the real thing: a token that is posted is what a model says next in an open turn, which our runtime
-journals in SQLite and our own endpoints (`/v1/sessions/{id}/events`, `/stream`) send, framed as for everybody.
+`raw` is the minimum with Starlette and uvicorn: a list in memory and one wake-up per append, without ids and journal.
+`midstream` is the product: a posted token is the next text of a model in an open turn. The engine journals it in
+SQLite, and the endpoints (`/v1/sessions/{id}/events`, `/stream`) send it as usual.
 
-A POST is answered when the token was handed to the model, whose words nobody acknowledges; with `?journaled` when it is
-in the journal. A body is one JSON string, or a list of them, each a token. Both run on uvloop and httptools, with the
-garbage collector set as `midstream serve` sets it; `midstream` is served as that command does it.
+The response to a POST comes when the model has the token; with `?journaled`, when it is in the journal. A body is one
+JSON string, or a list of them, each a token. Both servers run on uvloop and httptools, with the garbage collector set
+as `midstream serve` sets it.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ from midstream.store.contract import Batch, Store
 from midstream.store.sqlite import SQLiteStore
 
 TOKEN_CHARS = 48
-"""Of a token; with its quotes it is the 50 bytes that a post carries."""
+"""Characters of a token; with its quotes it has 50 bytes."""
 READ_AT_ONCE = 2000
 NO_LIMITS = Limits(connections_max=0x10000)
 REPLAYED = "replayed"
-"""Name of the sessions that are there from the beginning, followed by how many events their turn has."""
+"""Prefix of the names of the sessions that exist from the start; the number of their events follows."""
 
 
 # --- the ceiling ---
 
 
 class Log:
-    """Events of one stream, and who waits for more."""
+    """Events of one stream, and the readers that wait for more."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._waiting: list[asyncio.Future[None]] = []
 
     def extend(self, events: Sequence[bytes]) -> None:
-        """Append, then wake everybody."""
+        """Append events, then wake all readers."""
         self._events += events
         waiting, self._waiting = self._waiting, []
         for each in waiting:
@@ -78,7 +78,7 @@ class Log:
                 each.set_result(None)
 
     async def follow(self, position: int) -> AsyncIterator[bytes]:
-        """Yield what there is, and what comes."""
+        """Yield the existing events, and those that follow."""
         while True:
             if more := self._events[position : position + READ_AT_ONCE]:
                 position += len(more)
@@ -90,13 +90,13 @@ class Log:
 
 
 class Raw:
-    """Streams in memory."""
+    """A server of streams in memory."""
 
     def __init__(self) -> None:
         self._logs: dict[str, Log] = {}
 
     async def serve(self) -> None:
-        """Serve on a free port and say which, under uvicorn as it comes."""
+        """Serve on a free port with the defaults of uvicorn, and print the port."""
         path = "/s/{name}"
         app = Starlette(
             routes=[
@@ -112,7 +112,7 @@ class Raw:
         await uvicorn.Server(config).serve(sockets=[listener])
 
     async def begin(self, request: Request) -> Response:
-        """Make a stream."""
+        """Create a stream."""
         self._logs[request.path_params["name"]] = Log()
         return Response(status_code=201)
 
@@ -124,12 +124,12 @@ class Raw:
         return Response(status_code=204)
 
     async def follow(self, request: Request) -> Response:
-        """Send what is there and what comes."""
+        """Send the existing events, and those that follow, by SSE."""
         log, position = self._logs[request.path_params["name"]], int(request.query_params.get("from", "0"))
         return StreamingResponse(log.follow(position), media_type="text/event-stream")
 
     async def follow_by_socket(self, socket: WebSocket) -> None:
-        """Send what is there and what comes, until the reader goes, who says nothing."""
+        """Send the existing events, and those that follow, until the reader disconnects."""
         log, position = self._logs[socket.path_params["name"]], int(socket.query_params["from"])
         await socket.accept()
         sending = asyncio.create_task(_send(socket, log.follow(position)))
@@ -145,27 +145,27 @@ async def _send(socket: WebSocket, events: AsyncIterator[bytes]) -> None:
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-# --- ours ---
+# --- midstream ---
 
 
 class Feed:
-    """What a model is to say next."""
+    """The next tokens of a model."""
 
     def __init__(self) -> None:
         self._tokens: deque[str] = deque()
         self._arrival: asyncio.Future[None] | None = None
-        self.is_asked = asyncio.Event()
-        """Whether somebody reads it."""
+        self.is_read = asyncio.Event()
+        """Set when the model reads the feed."""
 
     def put(self, tokens: Sequence[str]) -> None:
-        """Let the model say this."""
+        """Add tokens."""
         self._tokens += tokens
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
     async def events(self) -> AsyncIterator[ModelEvent]:
-        """Yield what is put, for ever."""
-        self.is_asked.set()
+        """Yield the tokens, without end."""
+        self.is_read.set()
         while True:
             while self._tokens:
                 yield TextDelta(self._tokens.popleft())
@@ -173,39 +173,39 @@ class Feed:
             await self._arrival
 
 
-class Fed:
-    """A model that says what is posted."""
+class FeedModel:
+    """A model that returns the posted tokens."""
 
-    name = "fed"
+    name = "feed"
 
     def __init__(self) -> None:
         self.feeds: dict[str, Feed] = {}
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Say what is posted for this session."""
+        """Return the tokens that are posted for this session."""
         return self.feeds[request.session].events()
 
 
 class Midstream:
-    """Our app beside the two requests that feed its model."""
+    """midstream's app with two more requests, which feed its model."""
 
     def __init__(self, store: Path | Store) -> None:
-        self._model = Fed()
+        self._model = FeedModel()
         self._app: App = asgi(Agent(self._model), store=store, limits=NO_LIMITS, allow_unauthenticated=True)
         place = "/s/{name}"
         self._feeding = Starlette(
-            routes=[Route(place, self.start_turn, methods=["PUT"]), Route(place, self.say, methods=["POST"])]
+            routes=[Route(place, self.start_turn, methods=["PUT"]), Route(place, self.feed, methods=["POST"])]
         )
 
         self.world, self.requires_authentication, self.open_streams = self._app.world, False, 0
         self.start, self.drain, self.stop = self._app.start, self._app.drain, self._app.stop
 
     async def serve(self) -> None:
-        """Serve on a free port and say which, as `midstream serve` does."""
+        """Serve on a free port as `midstream serve` does, and print the port."""
         await serve(self, port=0, on_listening=lambda url: print(url.rpartition(":")[2], flush=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve what feeds the model; the rest is our app's."""
+        """Serve the requests that feed the model; pass all others to midstream's app."""
         is_feeding = scope.get("path", "").startswith("/s/")
         await (self._feeding if is_feeding else self._app)(scope, receive, send)
 
@@ -214,22 +214,22 @@ class Midstream:
         return await self.begin(request.path_params["name"])
 
     async def begin(self, name: str) -> Response:
-        """Open a turn; answer when the model was asked."""
+        """Begin a turn; respond when the model reads its feed."""
         await self._app.start()
         feed = self._model.feeds[name] = Feed()
         runner = await self._app.host.session(name, create=True)
         await runner.submit(SendMessage(UserMessage.of("go")))
-        await feed.is_asked.wait()
+        await feed.is_read.wait()
         return Response(str(runner.newest), status_code=201)
 
-    async def say(self, request: Request) -> Response:
-        """Let the model say one token, or several."""
+    async def feed(self, request: Request) -> Response:
+        """Feed the model with one token, or several."""
         name = request.path_params["name"]
-        said = _tokens.decode(await request.body())
+        tokens = _tokens.decode(await request.body())
         runner = self._app.host.awake(name)
         assert runner is not None
         position = runner.newest.position
-        self._model.feeds[name].put([said] if isinstance(said, str) else said)
+        self._model.feeds[name].put([tokens] if isinstance(tokens, str) else tokens)
         if request.scope["query_string"]:
             await runner.wait(position)
         return Response(status_code=204)
@@ -239,7 +239,7 @@ _tokens: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(str | list
 
 
 async def store_turn(path: Path, count: int) -> None:
-    """Store a session whose one turn has `count` events of the model, each of them a record."""
+    """Store a session with one turn of `count` deltas, each in its own record."""
     store = SQLiteStore(path)
     await store.open()
     name = f"{REPLAYED}{count}"
@@ -260,7 +260,7 @@ async def store_turn(path: Path, count: int) -> None:
 
 
 def main() -> None:
-    """Serve on a free port of loopback and say which."""
+    """Serve on a free port of the loopback interface, and print the port."""
     name, lengths, folder = sys.argv[1:]
     path = Path(folder) / "bench.db"
     if name == "raw":

@@ -1,4 +1,4 @@
-"""What `bench.streaming` speaks: bare sockets, so that the load costs less than the servers it measures."""
+"""Clients of `bench.streaming` on plain sockets, so that the load costs less than the measured servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UPGRADE = (
 
 
 def token() -> bytes:
-    """Return a token, 50 bytes of JSON, that says when it was made."""
+    """Return a token: 50 bytes of JSON with the time of its creation."""
     return b'"@%020d%b"' % (time.monotonic_ns(), b"." * 27)
 
 
@@ -36,13 +36,13 @@ def _request(method: bytes, path: str, body: bytes = b"", headers: bytes = b"") 
 
 
 class Wire(Struct, frozen=True):
-    """How one kind of server is asked.
+    """Requests of one kind of server.
 
     Args:
         stream: Path of a stream, to begin it and to append to it.
-        reading: What is asked to follow it, with the query; {after} stands for the last event that is known.
-        beginning: What `after` is to read from the start.
-        is_socket: It is read over a WebSocket.
+        reading: Path and query to follow it; {after} is the last received event.
+        beginning: The value of `after` to read from the start.
+        is_socket: Whether it is read over a WebSocket.
     """
 
     stream: str
@@ -51,7 +51,7 @@ class Wire(Struct, frozen=True):
     is_socket: bool = False
 
     def begin(self, name: str) -> bytes:
-        """Return the request that makes a stream."""
+        """Return the request that creates a stream."""
         return _request(b"PUT", self.stream.format(name=name))
 
     def append(self, name: str, body: bytes, query: str = "") -> bytes:
@@ -59,7 +59,7 @@ class Wire(Struct, frozen=True):
         return _request(b"POST", self.stream.format(name=name) + query, body)
 
     def follow(self, name: str, after: str = "") -> bytes:
-        """Return what a reader sends."""
+        """Return the request of a reader."""
         path = self.reading.format(name=name, after=after or self.beginning)
         return _request(b"GET", path, headers=_UPGRADE if self.is_socket else b"")
 
@@ -72,10 +72,10 @@ REFERENCE = Wire("/v1/stream/{name}", "/v1/stream/{name}?offset={after}&live=sse
 
 
 class Sender(asyncio.Protocol):
-    """A connection that asks one thing at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self) -> None:
-        self._got = b""
+        self._buffer = b""
         self._answer: asyncio.Future[bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -84,9 +84,9 @@ class Sender(asyncio.Protocol):
         self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """Take an answer; its body is short."""
-        self._got += data
-        head, end, body = self._got.partition(b"\r\n\r\n")
+        """Take a response with a short body."""
+        self._buffer += data
+        head, end, body = self._buffer.partition(b"\r\n\r\n")
         if not end or self._answer is None:
             return
         found = re.search(rb"(?i)content-length: *(\d+)", head)
@@ -94,22 +94,22 @@ class Sender(asyncio.Protocol):
             return
         if b"chunked" in head.lower() and not body.endswith(b"0\r\n\r\n"):
             return
-        self._got = b""
+        self._buffer = b""
         answer, self._answer = self._answer, None
         if int(head[9:12]) < 300:  # noqa: PLR2004
             answer.set_result(head + end + body)
         else:
             answer.set_exception(RuntimeError(repr(head + end + body)))
 
-    def ask(self, request: bytes) -> asyncio.Future[bytes]:
-        """Ask; the answer is the whole response."""
+    def send(self, request: bytes) -> asyncio.Future[bytes]:
+        """Send a request; the future has the whole response."""
         self._answer = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answer
 
 
-class Seen:
-    """What some readers have read together."""
+class Received:
+    """Counts the tokens that several readers have read together."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -121,7 +121,7 @@ class Seen:
         self._enough: asyncio.Future[None] | None = None
 
     def add(self, count: int, size: int) -> None:
-        """Count tokens."""
+        """Count tokens and bytes."""
         self.tokens += count
         self.bytes += size
         self.last = time.monotonic()
@@ -129,7 +129,7 @@ class Seen:
             self._enough.set_result(None)
 
     async def until(self, wanted: int, within_s: float = 60.0) -> None:
-        """Wait until this many tokens were read in all."""
+        """Wait until this many tokens were read in total."""
         if self.tokens >= wanted:
             return
         self._wanted, self._enough = wanted, asyncio.get_running_loop().create_future()
@@ -138,11 +138,11 @@ class Seen:
 
 
 class Reader(asyncio.Protocol):
-    """Follows a stream; it counts tokens, or notes when each was made and came."""
+    """Follows a stream. It counts tokens, and measures the latency of each if `is_timed`."""
 
-    def __init__(self, asked: bytes, seen: Seen, *, is_timed: bool) -> None:
-        self._asked = asked
-        self._seen = seen
+    def __init__(self, request: bytes, received: Received, *, is_timed: bool) -> None:
+        self._request = request
+        self._received = received
         self.is_timed = is_timed
         self._rest = b""
         self._is_answered = False
@@ -150,32 +150,32 @@ class Reader(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self.transport = cast("asyncio.Transport", transport)
-        self.transport.write(self._asked)
+        self.transport.write(self._request)
 
     def stall(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self.transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         if not self._is_answered:
             self._is_answered = True
-            self._seen.answered += 1
+            self._received.answered += 1
         count = data.count(b"@")
         if self.is_timed:
             now = time.monotonic_ns()
             text = self._rest + data
-            self._seen.latencies_ns += [now - int(each) for each in STAMP.findall(text)]
+            self._received.latencies_ns += [now - int(each) for each in STAMP.findall(text)]
             last = text.rfind(b"@")
             self._rest = text[last:] if last > len(text) - STAMP_BYTES else b""
-        self._seen.add(count, len(data))
+        self._received.add(count, len(data))
 
 
 class Server:
-    """A server in a process of its own, alone on a core.
+    """A server in its own process, alone on a core.
 
     Args:
-        command: Prints the port, and serves until it is killed.
+        command: A program that prints its port, and serves until it is killed.
     """
 
     def __init__(self, name: str, wire: Wire, command: Sequence[str], *, core: int) -> None:
@@ -187,17 +187,17 @@ class Server:
         self.port = int(self._process.stdout.readline())
 
     def cpu_s(self) -> float:
-        """Return the seconds on a core so far, all threads."""
+        """Return the CPU seconds so far, of all threads."""
         tasks = Path(f"/proc/{self._process.pid}/task")
         return sum(int((each / "schedstat").read_text().split()[0]) for each in tasks.iterdir()) / 1e9
 
     def resident_mib(self) -> float:
-        """Return the memory it has."""
+        """Return the resident memory."""
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * PAGE_MIB
 
     @contextlib.contextmanager
     def at_real_time(self) -> Iterator[None]:
-        """Let neither it nor the load wait for what else runs here: for latencies at a low rate."""
+        """Give the server and the load a real-time priority, so that other work does not delay them."""
         _schedule(self._process.pid, os.SCHED_RR, 10)
         try:
             yield
@@ -205,22 +205,22 @@ class Server:
             _schedule(self._process.pid, os.SCHED_OTHER, 0)
 
     def stop(self) -> None:
-        """End it."""
+        """Kill the server."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
 
     async def sender(self) -> Sender:
-        """Connect."""
+        """Connect a sender."""
         _, sender = await asyncio.get_running_loop().create_connection(Sender, "127.0.0.1", self.port)
         return sender
 
     async def reader(
-        self, wire: Wire, name: str, seen: Seen, *, after: str = "", is_timed: bool = False
+        self, wire: Wire, name: str, received: Received, *, after: str = "", is_timed: bool = False
     ) -> Reader:
-        """Connect and follow a stream."""
-        make = lambda: Reader(wire.follow(name, after), seen, is_timed=is_timed)  # noqa: E731
+        """Connect a reader, and follow a stream."""
+        make = lambda: Reader(wire.follow(name, after), received, is_timed=is_timed)  # noqa: E731
         _, reader = await asyncio.get_running_loop().create_connection(make, "127.0.0.1", self.port)
         return reader
 
@@ -228,5 +228,5 @@ class Server:
 def _schedule(server: int, policy: int, priority: int) -> None:
     for process in (server, os.getpid()):
         for thread in Path(f"/proc/{process}/task").iterdir():
-            with contextlib.suppress(OSError):  # not permitted here: the figures are noisier
+            with contextlib.suppress(OSError):  # without permission the figures are noisier
                 os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))

@@ -1,7 +1,7 @@
-"""How soon a new process carries on after a SIGKILL: from its start to the first recovered record.
+"""Time for a new process to continue after a SIGKILL: from its start to the first recovered record.
 
-A child holds a session in the middle of a turn and is killed; another child is started, and says when it began to
-run, when it began to open the store, and when the journal held its first record.
+A child process has a session in the middle of a turn. The bench kills it and starts another child, which reports when
+its own code began, and when the journal had its first record.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Takeover(msgspec.Struct):
 
     rounds: int
     from_exec_ms: float
-    """Since the process was started by the operating system: the interpreter and all imports are in it."""
+    """Time from the start of the process, with the interpreter and all imports."""
     from_main_ms: float
-    """Since our code ran: opening the store, folding, claiming, the first synced append."""
+    """Time from the child's own code: opening the store, folding, claiming, the first synced append."""
     worst_from_main_ms: float
 
 
-async def _own(path: str) -> None:
+async def _run_child(path: str) -> None:
     from midstream.engine.agent import Agent  # noqa: PLC0415
     from midstream.engine.host import Host  # noqa: PLC0415
-    from midstream.history.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
+    from midstream.history.messages import UserMessage  # noqa: PLC0415 - the imports of the child are measured
     from midstream.session.turn.commands import SendMessage  # noqa: PLC0415
     from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415
     from midstream.testing.scripted_model import ScriptedModel, Stall  # noqa: PLC0415
@@ -71,7 +71,7 @@ def _kill(child: subprocess.Popen[str]) -> None:
 
 
 def measure(folder: Path) -> Takeover:
-    """Kill and take over `ROUNDS` times."""
+    """Kill and recover `ROUNDS` times."""
     from_exec, from_main = [], []
     for number in range(ROUNDS):
         path = folder / f"takeover-{number}.db"
@@ -98,4 +98,4 @@ def run(folder: Path) -> Takeover:
 
 
 if __name__ == "__main__":
-    asyncio.run(_own(sys.argv[1]))
+    asyncio.run(_run_child(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What a turn costs at the end of a long session: bytes and syncs of turn 1 to 1000, which must not grow."""
+"""Cost of a turn in a long session: bytes and syncs of turns 1 to 1000, which must not grow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from midstream.testing import run_turn
 
 TURNS = 1000
 WINDOW = 100
-"""Turns averaged into one point: checkpoints come every few dozen turns."""
+"""Turns in one average. SQLite makes a checkpoint every few dozen turns."""
 WORDS = (
     "A short answer of about a hundred characters, as a person would get it in a conversation like this one. "
 )
 
 
 class Window(msgspec.Struct):
-    """The average of some turns."""
+    """Averages over `WINDOW` turns."""
 
     first: int
     last: int
@@ -38,14 +38,14 @@ class Brief:
     name = "brief"
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:  # noqa: ARG002 - the protocol
-        """Say it."""
+        """Return the answer word by word."""
         for word in WORDS.split(" "):
             yield TextDelta(word + " ")
         yield Finished()
 
 
 async def measure(folder: Path) -> list[Window]:
-    """Run one session of `TURNS` turns and return what each window of it wrote."""
+    """Run one session of `TURNS` turns; return the bytes and syncs of each window."""
     counting = Counting("counting-turns")
     host = Host(Agent(Brief()), SQLiteStore(folder / "turns.db", vfs=counting.name))
     await host.start()

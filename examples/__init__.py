@@ -1,1 +1,1 @@
-"""Small programs that the documentation shows; tests run them."""
+"""Small programs of the documentation. Tests run them."""

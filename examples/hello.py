@@ -1,7 +1,7 @@
 """The agent of the README: `midstream serve hello:agent`."""
 
 from midstream import Agent, tool
-from midstream.testing import ScriptedModel, calls, text  # a scripted model, without a key; see "Models"
+from midstream.testing import ScriptedModel, calls, text  # a scripted model, which needs no key; see "Models"
 
 
 @tool(has_effects=False)

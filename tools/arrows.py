@@ -1,7 +1,7 @@
-"""A contract for import-linter: a module may be imported directly only by its named homes.
+"""A contract for import-linter: only the named homes may import a module directly.
 
-import-linter's own `protected` contract refuses to run while a named module is imported by nobody. An
-optional package is exactly that until its adapter is written, so this one takes absence for obedience.
+import-linter's own `protected` contract fails if no module imports a named module. That is the normal state of an
+optional package before its adapter is written, so this contract accepts it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class Homes(Contract):
-    """Each entry of `homes` reads `what: who, who`; a name stands for itself and all below it.
+    """Import contract. Each entry of `homes` is `imported: importer, importer`.
 
-    `package.__init__` stands for that one file.
+    A name includes all modules below it; `package.__init__` is that one file.
     """
 
     type_name = "homes"
     homes = fields.ListField(subfield=fields.StringField())
 
-    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002, FBT001 - their interface
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002, FBT001 - the interface of import-linter
         strays = [
             stray
-            for line in self.homes  # type: ignore[attr-defined] # a field becomes its value
+            for line in self.homes  # type: ignore[attr-defined] # import-linter replaces the field by its value
             for stray in _strays(graph, *_parse(line))
         ]
         return ContractCheck(kept=not strays, metadata={"strays": strays})
@@ -35,17 +35,17 @@ class Homes(Contract):
 
 
 def _parse(line: str) -> tuple[str, tuple[str, ...]]:
-    what, _, homes = line.partition(":")
-    return what.strip(), tuple(home.strip() for home in homes.split(",") if home.strip())
+    imported, _, homes = line.partition(":")
+    return imported.strip(), tuple(home.strip() for home in homes.split(",") if home.strip())
 
 
-def _strays(graph: ImportGraph, what: str, homes: tuple[str, ...]) -> list[str]:
+def _strays(graph: ImportGraph, protected: str, homes: tuple[str, ...]) -> list[str]:
     return [
         f"{importer} -> {imported} (line {_lines(graph, importer, imported)})"
         for imported in sorted(graph.modules)
-        if _is_in(imported, what)
+        if _is_in(imported, protected)
         for importer in sorted(graph.find_modules_that_directly_import(imported))
-        if not any(_is_in(importer, home) for home in (what, *homes))
+        if not any(_is_in(importer, home) for home in (protected, *homes))
     ]
 
 

@@ -1,7 +1,7 @@
-"""Run commands beside one another: `python tools/beside.py "make types" "make hooks" -- pytest -n 3`.
+"""Run commands concurrently: `python tools/others.py "make types" "make hooks" -- pytest -n 3`.
 
-The last command, behind `--`, is shown as it runs. The output of each other one is shown whole
-when all have ended, before the closing line of the last. The exit code is 1 if one of them failed.
+The output of the last command, after `--`, is printed while it runs. The output of each other command is printed when
+all commands have ended, before the last line of the last command. The exit code is 1 if a command failed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import IO
 ENDS_WITHIN_S = 10.0
 
 
-def run(beside: list[str], last: list[str]) -> int:
-    """Run all commands at once; return 0 if all of them succeeded, and 1 otherwise."""
+def run(others: list[str], last: list[str]) -> int:
+    """Run all commands concurrently; return 0 if all of them succeeded, and 1 otherwise."""
     with ExitStack() as stack:
-        started = [(line, *stack.enter_context(_started(line))) for line in beside]
+        started = [(line, *stack.enter_context(_start(line))) for line in others]
         shown = subprocess.Popen(last, stdout=subprocess.PIPE)
         stack.callback(_end, shown)
         closing = _show(shown)
@@ -38,8 +38,8 @@ def run(beside: list[str], last: list[str]) -> int:
 
 
 @contextmanager
-def _started(line: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Start a command, and yield it with the file of its output."""
+def _start(line: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """Start a command; yield the process and the file of its output."""
     with tempfile.TemporaryFile() as file:
         process = subprocess.Popen(
             shlex.split(line), stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
@@ -51,18 +51,18 @@ def _started(line: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
 
 
 def _show(process: subprocess.Popen[bytes]) -> bytes:
-    """Pass on the output of a process to its end, but for its last line, which is returned."""
+    """Print the output of a process until it ends, except its last line, which is returned."""
     assert process.stdout is not None
-    held = b""
+    last_line = b""
     for line in process.stdout:
-        sys.stdout.buffer.write(held)
+        sys.stdout.buffer.write(last_line)
         sys.stdout.flush()
-        held = line
-    return held
+        last_line = line
+    return last_line
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that still runs."""
+    """Stop a process that still runs."""
     if process.poll() is not None:
         return
     process.terminate()

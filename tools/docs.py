@@ -1,11 +1,11 @@
-"""Keep the documentation true: write its generated blocks anew, and look for references to nothing.
+"""Generate blocks of the documentation, and report dead references.
 
     python tools/docs.py            write the blocks, then report
     python tools/docs.py --check    report only; a stale block is a problem too
 
-A generated block stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`; the names are the
-keys of `GENERATORS`. Checked are relative links with their anchors, and every path of this repository that
-stands in backticks, also as `tests/a/test_b.py::test_name`.
+A generated block is between `<!-- generated: NAME -->` and `<!-- end of generated -->`; the names are the keys of
+`GENERATORS`. The check includes relative links with their anchors, and all paths of this repository in backticks, also
+with a test name: `tests/a/test_b.py::test_name`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_targets() -> str:
 
 
 def error_codes() -> str:
-    from midstream import errors  # noqa: PLC0415 - the links can be checked without the package
+    from midstream import errors  # noqa: PLC0415 - links are checked without the package too
 
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
     rows = "".join(
@@ -70,7 +70,7 @@ def provider_errors() -> str:
 
 
 PUBLIC_PACKAGES = ("client", "models", "tools", "history", "store", "agents", "server", "dialects", "testing")
-"""Packages with public names, beside `midstream` itself."""
+"""Packages with public names, besides `midstream` itself."""
 
 
 def public_names() -> str:
@@ -108,7 +108,7 @@ VALUES = {
 
 
 def example(name: str) -> str:
-    """Return a program of `examples/` without its docstring, as people copy it beside `hello.py`."""
+    """Return a program of `examples/` without its docstring, for a copy in the folder of `hello.py`."""
     code = (ROOT / "examples" / f"{name}.py").read_text().replace("from examples.", "from ")
     return f"```python\n{code.partition(chr(10) * 2)[2].lstrip()}```\n"
 
@@ -118,7 +118,7 @@ DELIVERY = "median time from the POST of a token to its delivery to a reader, wi
 
 
 def numbers() -> str:
-    """Return what `make bench` and `make fault` found last, in a few rows."""
+    """Return the main results of the last `make bench` and `make fault`."""
     steps = {(row["name"], row["sessions"]): row for row in _result("steps")}
     one, hundred, loop = steps["loop", 1], steps["store", 100], steps["loop", 100]
     turns, takeover = _result("turns"), _result("takeover")
@@ -159,13 +159,13 @@ def numbers() -> str:
             f"{min(whole):.0f} to {max(whole):.0f} ms CPU"
         ),
         "repair of the same histories, with every fourth result lost": f"{min(broken):.0f} to {max(broken):.0f} ms CPU",
-        **_ahead(),
+        **_quadratic_peers(),
     }
     return _table(rows)
 
 
 def real_agents() -> str:
-    """Return what `make agents` found last: a row for each situation, a column for each program."""
+    """Return the results of the last `make agents`: a row for each situation, a column for each program."""
     table: dict[str, dict[str, dict[str, list[str]]]] = _result("agents")
     names = list(dict.fromkeys(name for cells in table.values() for name in cells))
     head = f"| situation | {' | '.join(f'`{program}`' for program in table)} |\n"
@@ -184,7 +184,7 @@ def _agent_cell(cell: dict[str, list[str]] | None) -> str:
 
 
 def chaos_run() -> str:
-    """Return what `make chaos` did last, and what came of it."""
+    """Return the faults and the results of the last `make chaos`."""
     run = _result("chaos")
     verdict, ways = run["verdict"], run["reconnects_by_transport"]
     by_way = ", ".join(f"{way} {count:,}" for way, count in ways.items())
@@ -206,7 +206,7 @@ def chaos_run() -> str:
         f" ({verdict['stopped']} / {verdict['interrupted']})",
         "events in the journals / shown to clients": f"{verdict['events']:,} / {verdict['shown']:,}",
         "executions of tools with effects": f"{verdict['executions']:,}",
-        "calls that stay unknown, since whoever ran them was killed or stopped": f"{verdict['unknown']:,}",
+        "calls that stay unknown, as the process that ran them was killed or stopped": f"{verdict['unknown']:,}",
         "**events lost / duplicated**": f"**{verdict['lost']} / {verdict['duplicated']}**",
         "**repeated executions**": f"**{verdict['repeated']}**",
     }
@@ -227,7 +227,7 @@ def _crash_heads(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def durable_crashes_postgresql() -> str:
-    """Return the results of SIGKILL on PostgreSQL, as `make bench-durable ARGS="--store postgresql"` found last."""
+    """Return the results of SIGKILL on PostgreSQL, from the last `make bench-durable ARGS="--store postgresql"`."""
     rows = _result("durable_postgresql")
     heads = _crash_heads(rows)
     lines = [f"| | {' | '.join(heads)} |", "| --- |" + " --- |" * len(heads)]
@@ -242,7 +242,7 @@ def durable_crashes_postgresql() -> str:
 
 
 def durable_crashes() -> str:
-    """Return what SIGKILL did to everybody, as `make bench-durable` found last."""
+    """Return the results of SIGKILL for each contestant, from the last `make bench-durable`."""
     rows = _result("durable")
     heads = _crash_heads(rows)
     lines = [f"| | {' | '.join(heads)} | model calls |", "| --- |" + " --- |" * (len(heads) + 1)]
@@ -255,7 +255,7 @@ def durable_crashes() -> str:
 
 
 def durable_costs() -> str:
-    """Return what a step cost everybody, as `make bench-durable` found last."""
+    """Return the cost of a step for each contestant, from the last `make bench-durable`."""
     lines = ["| | CPU ms | ms | syncs | KB written |", "| --- | --- | --- | --- | --- |"]
     for row in _result("durable"):
         syncs, size = row["syncs_per_step"], row["bytes_per_step"]
@@ -267,7 +267,7 @@ def durable_costs() -> str:
 
 
 def stream_commands() -> str:
-    """Return what durable commands cost beside the reference of Durable Streams, as `make bench-streams` found last."""
+    """Return the cost of durable commands and of the Durable Streams reference, from the last `make bench-streams`."""
     lines = ["| | | per core-second | of the reference | per second | p50 ms | syncs each | refused |"]
     lines.append("| --- |" + " --- |" * 7)
     for row in _result("commands"):
@@ -286,7 +286,7 @@ def stream_commands() -> str:
 
 
 def stream_costs() -> str:
-    """Return what an event costs the whole server, two ways each, as `make bench` found last."""
+    """Return the cost of an event for the whole server, in two cases each, from the last `make bench`."""
     lines = ["| microseconds of CPU, whole server | first | second | ratio |", "| --- | --- | --- | --- |"]
     lines += [
         f"| {row['what']} | {row['usual_us']:.1f} | {row['other_us']:.1f} | {row['ratio']:.2f} |"
@@ -296,7 +296,7 @@ def stream_costs() -> str:
 
 
 def idle_readers() -> str:
-    """Return what waiting readers cost, as `make bench` found last."""
+    """Return the cost of idle readers, from the last `make bench`."""
     heads = ("readers", "sessions", "KiB each", "cores for their heartbeats", "connects per core-second")
     lines = [f"| {' | '.join(heads)} | one event to all of one session |", "| --- |" + " --- |" * 5]
     lines += [
@@ -308,18 +308,18 @@ def idle_readers() -> str:
 
 
 def streaming() -> str:
-    """Return what streaming costs everybody, as `make bench ARGS=streaming` found last, beside raw Starlette."""
+    """Return the cost of streaming for each server, from the last `make bench ARGS=streaming`."""
     rows = _result("streaming")
     names = list(dict.fromkeys(row["server"] for row in rows))
     by = {(row["what"], row["server"]): row for row in rows}
     lines = [f"| | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
     for what in dict.fromkeys(row["what"] for row in rows):
-        cells = [_streamed(by.get((what, name))) for name in names]
+        cells = [_stream_cell(by.get((what, name))) for name in names]
         lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _streamed(row: dict[str, Any] | None) -> str:
+def _stream_cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
     digits = 0 if abs(row["value"]) >= 1000 else 2  # noqa: PLR2004
@@ -329,7 +329,7 @@ def _streamed(row: dict[str, Any] | None) -> str:
 
 @cache
 def turn_machine() -> str:
-    """Return the states of a turn and what leads from one to another, as the search of the tests finds them."""
+    """Return the states of a turn and their transitions, from the search of the tests."""
     sys.path.append(str(ROOT))
     from tests.session.edges import diagram, explored  # noqa: PLC0415 - see error_codes
 
@@ -338,7 +338,7 @@ def turn_machine() -> str:
 
 @cache
 def stream_machines() -> str:
-    """Return the states of both halves of the stream protocol, as a search of their code finds them."""
+    """Return the states of both halves of the stream protocol, from a search of their code."""
     sys.path.append(str(ROOT))
     from tests.protocol import halves  # noqa: PLC0415 - see error_codes
 
@@ -348,7 +348,7 @@ def stream_machines() -> str:
 
 @cache
 def stream_errors() -> str:
-    """Return what a client does about each error of the wire, as a client of ours does it."""
+    """Return the reaction of midstream's client to each error frame."""
     sys.path.append(str(ROOT))
     from tests.protocol import halves  # noqa: PLC0415 - see error_codes
 
@@ -356,7 +356,7 @@ def stream_errors() -> str:
 
 
 def _wire(name: str) -> str:
-    """Return a table of what goes over the wire."""
+    """Return a table of frames, payloads or records."""
     sys.path.append(str(ROOT))
     from tests.protocol import tables  # noqa: PLC0415 - see error_codes
 
@@ -369,8 +369,8 @@ PEERS = {"LiteLLM to Anthropic": "LiteLLM, conversion to Anthropic's format"}
 """Names of the bench that need more words on a page."""
 
 
-def _ahead() -> dict[str, str]:
-    """One row for each peer and hard shape on which it goes quadratic."""
+def _quadratic_peers() -> dict[str, str]:
+    """Return one row for each peer and each hard shape for which its time is quadratic."""
     return {
         f"{row['shape']}, {row['messages']:,} messages: {PEERS.get(row['who'], row['who'])}": (
             f"{row['cpu_ms']:,.0f} ms: {row['ahead']:,.0f} times as long as `repair` ({row['midstream_ms']:.0f} ms)"
@@ -380,7 +380,7 @@ def _ahead() -> dict[str, str]:
     }
 
 
-def _result(name: str) -> Any:  # noqa: ANN401 - whatever that bench measures
+def _result(name: str) -> Any:  # noqa: ANN401 - results differ between benches
     return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())["result"]
 
 
@@ -423,7 +423,7 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 def with_fresh_blocks(text: str) -> str:
-    """Return a page's text with its generated blocks made anew; an unknown name is left alone."""
+    """Return a page's text with fresh generated blocks. A block with an unknown name is unchanged."""
 
     def fresh(block: re.Match[str]) -> str:
         generate = GENERATORS.get(block["name"])
@@ -434,12 +434,12 @@ def with_fresh_blocks(text: str) -> str:
 
 
 def problems(page: Path, root: Path = ROOT) -> list[str]:
-    """Say which blocks of a page are stale or unknown, and what it refers to that is not there."""
+    """Return the stale and unknown blocks of a page, and its dead references."""
     return [*wrong_blocks(page, root), *dead_references(page, root)]
 
 
 def wrong_blocks(page: Path, root: Path = ROOT) -> Iterator[str]:
-    """Say which generated blocks of a page are stale or unknown."""
+    """Yield the stale and unknown generated blocks of a page."""
     text = page.read_text(encoding="utf-8")
     name = page.relative_to(root).as_posix()
     for block in BLOCK.finditer(text):
@@ -450,14 +450,14 @@ def wrong_blocks(page: Path, root: Path = ROOT) -> Iterator[str]:
 
 
 def dead_references(page: Path, root: Path = ROOT) -> Iterator[str]:
-    """Say what a page refers to that is not there."""
+    """Yield the references of a page to missing files, anchors and tests."""
     prose = FENCE.sub("", page.read_text(encoding="utf-8"))
     name = page.relative_to(root).as_posix()
     for target in LINK.findall(INLINE_CODE.sub("", prose)):
-        if not _is_elsewhere(target) and not _leads_somewhere(page, target):
+        if not _is_external(target) and not _exists(page, target):
             yield f"{name}: the link {target!r} leads nowhere"
     for code in INLINE_CODE.findall(prose):
-        if REPOSITORY_PATH.fullmatch(code) and not _is_there(root, code):
+        if REPOSITORY_PATH.fullmatch(code) and not _is_in_repository(root, code):
             yield f"{name}: there is no `{code}`"
 
 
@@ -465,7 +465,7 @@ OPENAPI = ROOT / "docs" / "reference" / "openapi.json"
 
 
 def openapi() -> str:
-    """Return the description of the HTTP interface as the file in `docs/reference` holds it."""
+    """Return the OpenAPI description of the HTTP interface, as stored in `docs/reference`."""
     from midstream.server.api.route_table import document  # noqa: PLC0415 - see error_codes
 
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
@@ -492,11 +492,11 @@ def _first_line(documented: object) -> str:
     return (inspect.getdoc(documented) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
 
 
-def _is_elsewhere(target: str) -> bool:
+def _is_external(target: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*:", target) is not None
 
 
-def _leads_somewhere(page: Path, target: str) -> bool:
+def _exists(page: Path, target: str) -> bool:
     path, _, anchor = target.partition("#")
     there = page.parent / path if path else page
     if not there.exists():
@@ -505,7 +505,7 @@ def _leads_somewhere(page: Path, target: str) -> bool:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Return a page's anchors as GitHub makes them: repeated headings get a number."""
+    """Return the anchors of a page by the rules of GitHub: repeated headings get a number."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     anchors = set(ANCHOR.findall(text))
     for heading in HEADING.findall(text):
@@ -515,7 +515,7 @@ def _anchors(page: Path) -> set[str]:
     return anchors
 
 
-def _is_there(root: Path, code: str) -> bool:
+def _is_in_repository(root: Path, code: str) -> bool:
     path, _, test = code.partition("::")
     there = root / path
     if not test:

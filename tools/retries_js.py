@@ -1,4 +1,4 @@
-"""Write the retry constants of the JavaScript client from `midstream.retries`.
+"""Generate the retry constants of the JavaScript client from `midstream.retries`.
 
 python tools/retries_js.py
 """
@@ -15,16 +15,20 @@ CONSTANTS = (
     (
         "RECONNECT_FIRST_MS",
         retries.RECONNECT_BACKOFF.first_s,
-        "Longest pause before the second reconnect; the first one is made at once, and chance decides the rest.",
+        "Longest pause before the second reconnect. The first one has no pause; pauses are random.",
     ),
     (
         "RECONNECT_MOST_MS",
         retries.RECONNECT_BACKOFF.most_s,
-        "Longest pause before any reconnect: it doubles up to this.",
+        "Longest pause before any reconnect. Pauses double up to this.",
     ),
-    ("RETRY_AFTER_MAX_MS", retries.RETRY_AFTER_MAX_S, "Longest pause that a server can ask for."),
-    ("STOPPED_PATIENCE_MS", retries.STOPPED_PATIENCE_S, "How long the end of a stopped turn is tried for."),
-    ("HEARTBEAT_MAX_MS", HEARTBEAT_S_MAX, "Longest interval between heartbeats that is accepted."),
+    ("RETRY_AFTER_MAX_MS", retries.RETRY_AFTER_MAX_S, "Longest pause that a server can request."),
+    (
+        "STOPPED_PATIENCE_MS",
+        retries.STOPPED_PATIENCE_S,
+        "Time for which a client reconnects for the end of a cancelled turn.",
+    ),
+    ("HEARTBEAT_MAX_MS", HEARTBEAT_S_MAX, "Longest accepted interval between heartbeats."),
 )
 
 
@@ -34,7 +38,7 @@ def text() -> str:
     for name, seconds, meaning in CONSTANTS:
         lines += ["", f"/** {meaning} */", f"export const {name} = {round(seconds * 1000)};"]
     missed = retries.HEARTBEATS_MISSED_MAX
-    lines += ["", "/** Missing heartbeats before a connection counts as dead. */"]
+    lines += ["", "/** Missing heartbeats after which a connection counts as dead. */"]
     lines += [f"export const HEARTBEATS_MISSED_MAX = {missed};", ""]
     return "\n".join(lines)
 

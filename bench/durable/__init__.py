@@ -1,1 +1,1 @@
-"""Durable agents beside one another: effects that happen twice after SIGKILL, and what a step costs."""
+"""Comparison of durable agents: repeated effects after SIGKILL, and the cost of a step."""

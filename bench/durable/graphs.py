@@ -24,11 +24,11 @@ def contestant_with(guard_of: Any) -> Contestant:
             return await play.work(name)
 
         async def model(state: MessagesState) -> dict[str, Any]:
-            asked = sum(len(each.tool_calls) for each in state["messages"] if isinstance(each, AIMessage))
+            requested = sum(len(each.tool_calls) for each in state["messages"] if isinstance(each, AIMessage))
             results = [str(each.content) for each in state["messages"] if isinstance(each, ToolMessage)]
             calls = [
                 {"name": "act", "id": name, "args": {"name": name, "text": STEP_ARGUMENT}}
-                for name in play.calls(asked, results)
+                for name in play.calls(requested, results)
             ]
             return {"messages": [AIMessage("" if calls else ANSWER, tool_calls=calls)]}
 
@@ -46,9 +46,9 @@ def contestant_with(guard_of: Any) -> Contestant:
 
             async def turn(session: str) -> str:
                 config = {"configurable": {"thread_id": session}, "recursion_limit": 1000}
-                given = None if play.is_resumed else {"messages": [HumanMessage("go")]}
+                input_given = None if play.is_resumed else {"messages": [HumanMessage("go")]}
                 async with guard.run(session) if guard else nullcontext():
-                    ended = await compiled.ainvoke(given, config, durability="sync")
+                    ended = await compiled.ainvoke(input_given, config, durability="sync")
                 return str(ended["messages"][-1].content)
 
             yield turn
@@ -58,7 +58,7 @@ def contestant_with(guard_of: Any) -> Contestant:
 
 @asynccontextmanager
 async def _saver(play: Play) -> AsyncIterator[Any]:
-    """The checkpointer, as its documentation opens it."""
+    """Open the checkpointer as its documentation does."""
     if not play.database:
         async with AsyncSqliteSaver.from_conn_string(str(play.folder / "graph.db")) as saver:
             yield saver

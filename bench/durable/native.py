@@ -1,4 +1,4 @@
-"""midstream's own loop."""
+"""The loop of midstream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midstream.tools.function_tools import tool
 
 
 class PlayedModel:
-    """Asks for what the play has next."""
+    """Returns the next calls of the play."""
 
     name = "played"
 
@@ -41,7 +41,7 @@ class PlayedModel:
 
 @asynccontextmanager
 async def native(play: Play) -> AsyncIterator[Turn]:
-    """A host carries on by itself."""
+    """Run turns on a host, which recovers by itself."""
 
     @tool
     async def act(name: str, text: str) -> str:  # noqa: ARG001 - it has the size of a real argument

@@ -21,11 +21,13 @@ SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "require
 
 @asynccontextmanager
 async def noeta(play: Play) -> AsyncIterator[Turn]:
-    """Its lease of the dead process lasts 600 s; it is expired by hand here."""
+    """Run turns with noeta-sdk. The lease of a dead process lasts 600 s; the bench expires it."""
 
     def respond(request: Any) -> Any:
-        asked = sum(isinstance(block, ToolUseBlock) for each in request.messages for block in each.content)
-        names = play.calls(asked)
+        requested = sum(
+            isinstance(block, ToolUseBlock) for each in request.messages for block in each.content
+        )
+        names = play.calls(requested)
         if not names:
             return LLMResponse("end_turn", [TextBlock(ANSWER)])
         blocks = [ToolUseBlock(name, "act", {"name": name, "text": STEP_ARGUMENT}) for name in names]
@@ -33,7 +35,7 @@ async def noeta(play: Play) -> AsyncIterator[Turn]:
 
     @tool(name="act", version="1", risk_level="low", description="Act.", input_schema=SCHEMA)  # type: ignore[untyped-decorator, unused-ignore]
     def act(arguments: Any, _context: Any) -> Any:
-        result = asyncio.run(play.work(arguments["name"]))  # tools run in threads of their own
+        result = asyncio.run(play.work(arguments["name"]))  # tools run in other threads
         return ToolResult(success=True, output=result, summary="ok")
 
     storage = play.folder / "noeta.db"
@@ -47,14 +49,14 @@ async def noeta(play: Play) -> AsyncIterator[Turn]:
 
     async def turn(_session: str) -> str:
         if play.is_resumed:
-            return await _carried_on(client, storage)
+            return await _resume(client, storage)
         task = await asyncio.to_thread(client.start, goal="go")
         return ANSWER if ANSWER in str([str(each) for each in client.messages(task.task_id)]) else "none"
 
     yield turn
 
 
-async def _carried_on(client: Any, storage: Any) -> str:
+async def _resume(client: Any, storage: Any) -> str:
     with sqlite3.connect(storage) as db:
         db.execute("update dispatcher_tasks set lease_expires_at = 0 where status = 'leased'")
     task = client.task_streams()[0].task_id

@@ -16,7 +16,7 @@ TURNS_MAX = 1000
 
 
 class PlayedModel(Model):
-    """Asks for what the play has next."""
+    """Returns the next calls of the play."""
 
     def __init__(self, play: Play) -> None:
         self._play = play
@@ -42,7 +42,7 @@ def tool_of(play: Play) -> Any:
 
 @asynccontextmanager
 async def session(play: Play) -> AsyncIterator[Turn]:
-    """There is no way to resume: the application runs again on the same session."""
+    """Run turns with a session. The SDK cannot resume, so the application runs again with the same session."""
     set_tracing_disabled(True)
     agent = Agent(name="bench", model=PlayedModel(play), tools=[tool_of(play)])
 
@@ -56,7 +56,7 @@ async def session(play: Play) -> AsyncIterator[Turn]:
 
 @asynccontextmanager
 async def midstream(play: Play) -> AsyncIterator[Turn]:
-    """The same run in the same turn; nobody says whether it is the first time."""
+    """Run turns with midstream. A resumed run is the same call as the first one."""
     from midstream.frameworks.openai_agents import DurableAgents  # noqa: PLC0415 - only where it is measured
 
     set_tracing_disabled(True)

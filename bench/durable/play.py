@@ -1,7 +1,12 @@
-"""The same turn for every contestant: what the model asks for, what the tools do, and where the process dies.
+"""The same turn for every contestant: the calls of the model, the work of the tools, and the fault point.
 
-Scenario `seq`: the model asks for c1, c2, c3 one after the other. `par`: for p1, p2, p3 in one response. `steps`: for
-many calls one after the other that do nothing, to be timed. The ledger is the world outside: it counts effects.
+| scenario | calls |
+| --- | --- |
+| `seq` | c1, c2, c3, one after the other |
+| `par` | p1, p2, p3 in one response |
+| `steps` | many calls without work, one after the other, to be timed |
+
+The ledger represents the outside world: it counts effects.
 """
 
 from __future__ import annotations
@@ -20,14 +25,14 @@ STEP_ARGUMENT = "a" * 64
 STEP_RESULT = "r" * 200
 Where = Literal["", "in_model", "before_effect", "after_effect"]
 SETTLES_S = {"p2": 0.5, "p3": 1.5}
-"""Seconds that the calls of a batch take, so that p1 has ended, and is stored if it ever will be, when p2 dies."""
+"""Seconds that the calls of a batch take. p1 has ended, and its result can be stored, before the process dies in p2."""
 
 
 class Play:
-    """One contestant's world in one process.
+    """The model and the tools of one contestant in one process.
 
     Args:
-        database: URL of an empty PostgreSQL database for all that a contestant stores; "" means files in the folder.
+        database: URL of an empty PostgreSQL database for all data of a contestant; "" means files in the folder.
     """
 
     def __init__(
@@ -49,27 +54,29 @@ class Play:
         self._steps = steps
 
     def store(self, name: str) -> str:
-        """Return where midstream keeps its journals: a file of this name, or the database."""
+        """Return the location of midstream's journals: a file of this name, or the database."""
         return self.database or str(self.folder / name)
 
-    def calls(self, asked: int, results: Iterable[str] = ()) -> list[str]:
-        """Return the names of the calls in the model's next response, none for the answer. `asked` were before.
+    def calls(self, requested: int, results: Iterable[str] = ()) -> list[str]:
+        """Return the names of the calls in the model's next response, [] for the answer.
 
-        `results` are the texts of the results in the request; those of the last request are counted.
+        Args:
+            requested: The number of earlier calls.
+            results: The texts of the results in the request. Those of the last request are counted.
         """
         if self._scenario == "steps":
-            return [f"s{asked}"] if asked < self._steps else []
-        self._note(f"model {asked}")
+            return [f"s{requested}"] if requested < self._steps else []
+        self._note(f"model {requested}")
         for text in results:
-            self._note(f"seen {' '.join(text.split())}")
-        if self._dies == "in_model" and asked:
+            self._note(f"received {' '.join(text.split())}")
+        if self._dies == "in_model" and requested:
             _die()
         if self._scenario == "par":
-            return [] if asked else ["p1", "p2", "p3"]
-        return [f"c{asked + 1}"] if asked < 3 else []  # noqa: PLR2004 - see the text above
+            return [] if requested else ["p1", "p2", "p3"]
+        return [f"c{requested + 1}"] if requested < 3 else []  # noqa: PLR2004 - see the module's table
 
     async def work(self, name: str) -> str:
-        """Be the tool."""
+        """Run a tool call."""
         if self._scenario == "steps":
             return STEP_RESULT
         await asyncio.sleep(SETTLES_S.get(name, 0.0))
@@ -90,7 +97,7 @@ class Play:
 
 
 Turn = Callable[[str], Awaitable[str]]
-"""Runs, or carries on with, the turn of a session; returns the answer."""
+"""Runs or resumes the turn of a session; returns the answer."""
 Contestant = Callable[[Play], AbstractAsyncContextManager[Turn]]
 
 

@@ -1,4 +1,4 @@
-"""pydantic-ai alone and with what makes it durable: DBOS, StepPersistence, midstream."""
+"""pydantic-ai, alone and with libraries for durability: DBOS, StepPersistence, midstream."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def agent_of(
         results = [
             str(part.content) for each in messages for part in each.parts if isinstance(part, ToolReturnPart)
         ]
-        asked = sum(isinstance(part, ToolCallPart) for each in responses for part in each.parts)
-        names = play.calls(asked, results)
+        requested = sum(isinstance(part, ToolCallPart) for each in responses for part in each.parts)
+        names = play.calls(requested, results)
         calls: list[Any] = [
             ToolCallPart("act", {"name": name, "text": STEP_ARGUMENT}, name) for name in names
         ]
@@ -44,7 +44,7 @@ def agent_of(
 
 @asynccontextmanager
 async def alone(play: Play) -> AsyncIterator[Turn]:
-    """No persistence: the application can only start over."""
+    """Run turns without persistence: the application can only start again."""
     agent = agent_of(play)
 
     async def turn(_session: str) -> str:
@@ -55,7 +55,7 @@ async def alone(play: Play) -> AsyncIterator[Turn]:
 
 @asynccontextmanager
 async def midstream(play: Play) -> AsyncIterator[Turn]:
-    """The same run in the same turn; nobody says whether it is the first time."""
+    """Run turns with midstream. A resumed run is the same call as the first one."""
     from midstream.frameworks.pydantic_ai_durable import DurableTurns  # noqa: PLC0415 - not in every environment
 
     durable: DurableTurns[None] = DurableTurns(play.store("agent.db"))
@@ -91,7 +91,7 @@ def dbos(wrap_tools: Callable[[Any], Callable[[Any], Any]]) -> Contestant:
         async def workflow() -> str:
             return (await agent.run("go", usage_limits=LIMITS)).output
 
-        DBOS.launch()  # takes up what was interrupted
+        DBOS.launch()  # resumes interrupted workflows
 
         async def turn(session: str) -> str:
             if play.is_resumed:
@@ -107,7 +107,7 @@ def dbos(wrap_tools: Callable[[Any], Callable[[Any], Any]]) -> Contestant:
 
 @asynccontextmanager
 async def step_persistence(play: Play) -> AsyncIterator[Turn]:
-    """With `capture_frontier`, continued from the last snapshot without a new prompt."""
+    """Run turns with `capture_frontier`; continue from the last snapshot without a new prompt."""
     from pydantic_ai_harness import StepPersistence  # noqa: PLC0415 - not in every environment
     from pydantic_ai_harness.step_persistence import SqliteStepStore, continue_run  # noqa: PLC0415
 

@@ -1,1 +1,1 @@
-"""Durable commands and idle readers of a served process, beside the Durable Streams reference server."""
+"""Durable commands and idle readers of a server process, compared with the Durable Streams reference server."""

@@ -1,8 +1,8 @@
-"""Durable commands: what is acknowledged is on the disk. midstream beside the reference, by turns, on one disk.
+"""Durable commands, on disk when they are acknowledged: midstream and the reference, alternating, on one disk.
 
-A command of midstream's is the result of a client's tool: two records (that the command was taken, and what came of the
-call), decided, appended, synced, acknowledged, and every twentieth lets the model ask again. One of the reference is an
-append of the same 50 bytes. Writers wait for each ack before they send the next one.
+A command of midstream is the result of a client's tool. It is two records (`command_accepted` and `call_ended`), which
+are decided, appended, synced and acknowledged. Every twentieth command starts a model call. A command of the reference
+is an append of the same 50 bytes. A writer waits for each ack before the next command.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WELCOME = b'"type":"welcome"'
 SSE_WELCOME = b"event: welcome"
 ACK = b'"type":"ack"'
 ERROR = b'"type":"error"'
-ASKED = b'"type":"call_started"'
+CALL_STARTED = b'"type":"call_started"'
 ENDED = b'"type":"call_ended"'
 
 
@@ -46,15 +46,15 @@ class Figure(msgspec.Struct):
     writers: int
     per_core_s: float
     of_reference: float
-    """Median of the ratios within one round; 0 where the reference was not there."""
+    """Median of the ratios within one round; 0 without the reference."""
     per_s: float
     p50_ms: float
     refused: int
-    """Of all rounds."""
+    """Refused commands in all rounds."""
     syncs: float
-    """Syncs for one command, in a run of its own; below 0 where they cannot be counted."""
+    """Syncs per command, in a separate run; below 0 if they cannot be counted."""
     other_cores: float
-    """What else kept the machine busy, in cores."""
+    """Cores that other work on the machine used."""
 
 
 class Run(msgspec.Struct):
@@ -69,7 +69,7 @@ class Run(msgspec.Struct):
 
 
 class Writer:
-    """Says one command after the other, and counts those that were acknowledged and those that were not."""
+    """Sends one command after the other. `step` raises `RefusedError` if a command is refused."""
 
     def __init__(self, step: Callable[[], Awaitable[None]], close: Callable[[], None]) -> None:
         self.step = step
@@ -89,7 +89,7 @@ def _result(seqno: int, turn: int = 1) -> bytes:
 
 NOTE = '{"spec":{"name":"note","description":"","parameters":{"type":"object"}},"has_effects":false}'
 GO = '[{"type":"text","text":"go"}]'
-SAY = f'{{"type":"command","seqno":0,"payload":{{"type":"send","parts":{GO},"tools":[{NOTE}]}}}}'.encode()
+SEND = f'{{"type":"command","seqno":0,"payload":{{"type":"send","parts":{GO},"tools":[{NOTE}]}}}}'.encode()
 
 
 def _opening(stream: str) -> bytes:
@@ -98,40 +98,41 @@ def _opening(stream: str) -> bytes:
 
 
 async def websocket_writer(served: Served, session: str) -> Writer:
-    """Midstream by WebSocket."""
+    """Open a writer to midstream over a WebSocket."""
     target, opening = f"/v1/sessions/{session}/stream", _opening(f"k-{session}")
-    words = (ACK, ERROR, ASKED)
-    line = cast(
-        "wire.Socket", await wire.dial(served.port, lambda: wire.Socket(target, opening, WELCOME, *words))
+    searched = (ACK, ERROR, CALL_STARTED)
+    connection = cast(
+        "wire.Socket",
+        await wire.connect(served.port, lambda: wire.Socket(target, opening, WELCOME, *searched)),
     )
-    await line.until(WELCOME, 1)
+    await connection.until(WELCOME, 1)
     seqno = 0
 
     async def step() -> None:
         nonlocal seqno
-        text = _result(seqno) if seqno else SAY
+        text = _result(seqno) if seqno else SEND
         if seqno % CALLS == 1 or CALLS == 1:
-            await line.until(ASKED, CALLS * (1 + seqno // CALLS))
-        refused = line.seen[ERROR]
-        line.transport.write(wire.message(text))
+            await connection.until(CALL_STARTED, CALLS * (1 + seqno // CALLS))
+        refused = connection.counts[ERROR]
+        connection.transport.write(wire.message(text))
         seqno += 1
-        await line.until(ACK, seqno)
-        if line.seen[ERROR] > refused:
+        await connection.until(ACK, seqno)
+        if connection.counts[ERROR] > refused:
             raise wire.RefusedError
 
     await step()
-    return Writer(step, line.close)
+    return Writer(step, connection.close)
 
 
 async def post_writer(served: Served, session: str) -> Writer:
-    """Midstream by plain HTTP."""
-    line = wire.Kept(served.port)
+    """Open a writer to midstream over plain HTTP."""
+    connection = wire.HttpClient(served.port)
     target = f"/v1/sessions/{session}/commands"
     seqno = 0
 
     async def post(text: bytes) -> bytes:
         headers = {"x_idempotency_key": f"k-{session}", "x_idempotent_encryption_key": SECRET}
-        status, body = await line.ask(wire.request("POST", target, text, **headers))
+        status, body = await connection.send(wire.request("POST", target, text, **headers))
         if status != HTTPStatus.OK:
             raise wire.RefusedError(status, body)
         return body
@@ -141,26 +142,26 @@ async def post_writer(served: Served, session: str) -> Writer:
         if seqno % CALLS == 1:
             while b'"client"' not in await post(b'{"type":"ping"}'):
                 pass
-        await post(_result(seqno) if seqno else SAY)
+        await post(_result(seqno) if seqno else SEND)
         seqno += 1
 
     await step()
-    return Writer(step, line.close)
+    return Writer(step, connection.close)
 
 
 async def reference_writer(served: Served, session: str) -> Writer:
-    """The reference."""
-    line = wire.Kept(served.port)
+    """Open a writer to the reference."""
+    connection = wire.HttpClient(served.port)
     target = f"/v1/stream/{session}"
-    await line.ask(wire.request("PUT", target))
+    await connection.send(wire.request("PUT", target))
     body = f'{{"p":"{PAYLOAD}"}}'.encode()
 
     async def step() -> None:
-        status, answer = await line.ask(wire.request("POST", target, body))
+        status, answer = await connection.send(wire.request("POST", target, body))
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             raise wire.RefusedError(status, answer)
 
-    return Writer(step, line.close)
+    return Writer(step, connection.close)
 
 
 Open = Callable[[Served, str], Awaitable[Writer]]
@@ -170,7 +171,7 @@ Open = Callable[[Served, str], Awaitable[Writer]]
 
 
 @asynccontextmanager
-async def _metered(served: Served) -> AsyncIterator[Run]:
+async def _meter(served: Served) -> AsyncIterator[Run]:
     run = Run(
         0, served.cpu_s(), time.monotonic(), processes.others_busy_s(served.cpu_s() + time.process_time())
     )
@@ -180,79 +181,81 @@ async def _metered(served: Served) -> AsyncIterator[Run]:
     run.other_s = processes.others_busy_s(served.cpu_s() + time.process_time()) - run.other_s
 
 
-async def writing(served: Served, make: Open, writers: int, name: str) -> Run:
-    """Let so many writers write for `SECONDS`, each on a stream of its own."""
+async def measure_writers(served: Served, make: Open, writers: int, name: str) -> Run:
+    """Measure writers for `SECONDS`, each on its own stream."""
     ready: list[Writer] = []
     for start in range(0, writers, wire.BURST):
         numbers = range(start, min(start + wire.BURST, writers))
         ready += await asyncio.gather(*(make(served, f"{name}-{number}") for number in numbers))
-    took: list[float] = []
+    times_s: list[float] = []
     refused = 0
 
-    async def write(writer: Writer, until: float) -> None:
+    async def write(writer: Writer, end_at: float) -> None:
         nonlocal refused
-        while (began := time.monotonic()) < until:
+        while (began := time.monotonic()) < end_at:
             try:
                 await writer.step()
             except wire.RefusedError:
                 refused += 1
             else:
-                took.append(time.monotonic() - began)
+                times_s.append(time.monotonic() - began)
 
-    async with _metered(served) as run:
+    async with _meter(served) as run:
         await asyncio.gather(*(write(writer, time.monotonic() + SECONDS) for writer in ready))
     for writer in ready:
         writer.close()
-    run.done, run.refused, run.p50_ms = len(took), refused, statistics.median(took or [0.0]) * 1000
+    run.done, run.refused, run.p50_ms = len(times_s), refused, statistics.median(times_s or [0.0]) * 1000
     return run
 
 
-async def fanning(served: Served, who: Contestant, name: str) -> Run:
-    """Let one writer write for `SECONDS` under the eyes of `READERS`; count what reached them."""
+async def measure_fan_out(served: Served, who: Contestant, name: str) -> Run:
+    """Measure one writer with `READERS` readers for `SECONDS`; count the deliveries."""
     writer = await who.writer(served, name)
-    ready: list[wire.Searched] = []
+    ready: list[wire.CountingConnection] = []
     for _ in range(0, READERS, wire.BURST):
-        lines = [wire.dial(served.port, lambda: who.reader(name)) for _ in range(wire.BURST)]
-        ready += cast("list[wire.Searched]", await asyncio.gather(*lines))
-    await asyncio.gather(*(line.until(who.first, 1) for line in ready))
-    before = [line.seen[who.event] for line in ready]
-    async with _metered(served) as run, asyncio.timeout(PATIENCE_S):
-        until = time.monotonic() + SECONDS
-        while time.monotonic() < until:
+        connections = [wire.connect(served.port, lambda: who.reader(name)) for _ in range(wire.BURST)]
+        ready += cast("list[wire.CountingConnection]", await asyncio.gather(*connections))
+    await asyncio.gather(*(connection.until(who.first, 1) for connection in ready))
+    before = [connection.counts[who.event] for connection in ready]
+    async with _meter(served) as run, asyncio.timeout(PATIENCE_S):
+        end_at = time.monotonic() + SECONDS
+        while time.monotonic() < end_at:
             await writer.step()
             run.done += 1
         ends = zip(ready, before, strict=True)
-        await asyncio.gather(*(line.until(who.event, seen + run.done) for line, seen in ends))
-    for line in ready:
-        line.close()
+        await asyncio.gather(*(connection.until(who.event, seen + run.done) for connection, seen in ends))
+    for connection in ready:
+        connection.close()
     writer.close()
     run.done *= READERS
     return run
 
 
 class Contestant(msgspec.Struct):
-    """A server and a way to it."""
+    """A server with a kind of writer and a kind of reader."""
 
     name: str
     start: Callable[[Path], Served | None]
     writer: Open
-    reader: Callable[[str], wire.Searched]
+    reader: Callable[[str], wire.CountingConnection]
     first: bytes
-    """What a reader sees first."""
+    """Bytes that a reader receives first."""
     event: bytes
-    """What it sees once for each command."""
+    """Bytes that a reader receives once for each command."""
 
 
-def _websocket_reader(session: str) -> wire.Searched:
+def _websocket_reader(session: str) -> wire.CountingConnection:
     return wire.Socket(f"/v1/sessions/{session}/stream", _opening(""), WELCOME, ENDED)
 
 
-def _sse_reader(session: str) -> wire.Searched:
-    return wire.Searched(wire.request("GET", f"/v1/sessions/{session}/events"), SSE_WELCOME, ENDED)
+def _sse_reader(session: str) -> wire.CountingConnection:
+    return wire.CountingConnection(wire.request("GET", f"/v1/sessions/{session}/events"), SSE_WELCOME, ENDED)
 
 
-def _reference_reader(stream: str) -> wire.Searched:
-    return wire.Searched(wire.request("GET", f"/v1/stream/{stream}?offset=-1&live=sse"), b"200 OK", b'"p":')
+def _reference_reader(stream: str) -> wire.CountingConnection:
+    return wire.CountingConnection(
+        wire.request("GET", f"/v1/stream/{stream}?offset=-1&live=sse"), b"200 OK", b'"p":'
+    )
 
 
 CONTESTANTS = (
@@ -263,26 +266,27 @@ CONTESTANTS = (
 
 
 async def _round(served: Served, who: Contestant) -> dict[tuple[str, int], Run]:
-    # The reference is not itself again after 500 streams: that comes last.
+    # The reference is slower after 500 streams, so they come last.
     runs = {
-        ("commands", count): await writing(served, who.writer, count, f"w{count}") for count in WRITERS[:-1]
+        ("commands", count): await measure_writers(served, who.writer, count, f"w{count}")
+        for count in WRITERS[:-1]
     }
-    runs["deliveries", 1] = await fanning(served, who, "fan")
-    runs["commands", WRITERS[-1]] = await writing(served, who.writer, WRITERS[-1], "last")
+    runs["deliveries", 1] = await measure_fan_out(served, who, "fan")
+    runs["commands", WRITERS[-1]] = await measure_writers(served, who.writer, WRITERS[-1], "last")
     return runs
 
 
-def _counted(who: Contestant, folder: Path) -> dict[int, float]:
-    """Return the syncs for one command, for each number of writers."""
+def _count_syncs(who: Contestant, folder: Path) -> dict[int, float]:
+    """Return the syncs per command, for each number of writers."""
     if who.name == "reference":
         return {}
     served = processes.midstream(folder, "counting")
     try:
 
         async def count(writers: int) -> float:
-            before = int(served.ask("syncs"))
-            run = await writing(served, who.writer, writers, f"s{writers}")
-            return (int(served.ask("syncs")) - before) / run.done
+            before = int(served.query("syncs"))
+            run = await measure_writers(served, who.writer, writers, f"s{writers}")
+            return (int(served.query("syncs")) - before) / run.done
 
         return {writers: asyncio.run(count(writers)) for writers in WRITERS}
     finally:
@@ -290,7 +294,7 @@ def _counted(who: Contestant, folder: Path) -> dict[int, float]:
 
 
 def measure(folder: Path) -> list[Figure]:
-    """Measure all contestants, by turns."""
+    """Measure all contestants, alternating."""
     processes.allow_files(4 * max(WRITERS))
     found: dict[str, list[dict[tuple[str, int], Run]]] = {}
     with processes.on_last_core():
@@ -303,7 +307,7 @@ def measure(folder: Path) -> list[Figure]:
                     found.setdefault(who.name, []).append(asyncio.run(_round(served, who)))
                 finally:
                     served.stop()
-        syncs = {who.name: _counted(who, folder / f"{who.name}-counted") for who in CONTESTANTS}
+        syncs = {who.name: _count_syncs(who, folder / f"{who.name}-counted") for who in CONTESTANTS}
     return [
         _figure(what, name, rounds, found.get("reference"), syncs[name])
         for what in found["WebSocket"][0]

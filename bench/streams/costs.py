@@ -1,4 +1,4 @@
-"""What an event costs the whole server: under the operator's key or not, in a long stream, and among many others."""
+"""Cost of an event for the whole server: with an operator's key or without, in a long stream, and among many others."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import msgspec
 
 from bench.streams import processes, wire
 from bench.streams.commands import SECRET, WELCOME, Writer, websocket_writer
-from bench.streams.idle import connected
+from bench.streams.idle import connect_readers
 from bench.streams.processes import Served
 from bench.streams.server import WORD
 
 WINDOWS = 7
 COMMANDS = 300
-"""Commands of one window."""
+"""Commands in one window."""
 WARM = 100
 """Commands of a writer before it is measured."""
 LONG = 7_000
-"""Commands of the long stream before it is measured; a stream takes 10,000."""
+"""Commands of the long stream before it is measured. A stream accepts 10,000."""
 OTHERS = 1000
-"""Sessions beside the measured one, each with an open turn and a reader."""
+"""Other sessions, each with an open turn and a reader."""
 WORDS = 20_000
 PATIENCE_S = 120.0
 
 
 class Figure(msgspec.Struct):
-    """Microseconds of the server's processor time for one event, two ways; medians over windows that take turns."""
+    """Microseconds of the server's CPU time for one event, in two cases; medians over alternating windows."""
 
     what: str
     usual_us: float
@@ -40,10 +40,10 @@ class Figure(msgspec.Struct):
 
 
 Window = Callable[[], Awaitable[float]]
-"""Returns microseconds for one event."""
+"""Returns the microseconds for one event."""
 
 
-async def _beside(what: str, usual: Window, other: Window) -> Figure:
+async def _compare(what: str, usual: Window, other: Window) -> Figure:
     pairs = [(await usual(), await other()) for _ in range(WINDOWS)]
     return Figure(
         what,
@@ -68,7 +68,7 @@ async def _warm(served: Served, session: str, count: int = WARM) -> Writer:
 
 
 def _commands(served: Served, name: str) -> Window:
-    """Return windows of commands, each in a session of its own."""
+    """Return windows of commands, each in its own session."""
     sessions = iter(range(WINDOWS))
 
     async def window() -> float:
@@ -81,25 +81,26 @@ def _commands(served: Served, name: str) -> Window:
 
 
 def _words(served: Served) -> Window:
-    """Return windows of words, each a turn of its own before one reader."""
+    """Return windows of words, each in its own turn with one reader."""
     sessions = iter(range(WINDOWS))
 
     async def window() -> float:
         session = f"words-{next(sessions)}"
         opening = f'{{"type":"open","stream":"k-{session}","secret":"{SECRET}"}}'.encode()
         target, word = f"/v1/sessions/{session}/stream", WORD[:1].encode()
-        line = cast(
-            "wire.Socket", await wire.dial(served.port, lambda: wire.Socket(target, opening, WELCOME, word))
+        connection = cast(
+            "wire.Socket",
+            await wire.connect(served.port, lambda: wire.Socket(target, opening, WELCOME, word)),
         )
-        await line.until(WELCOME, 1)
-        said = f'[{{"type":"text","text":"{WORDS}"}}]'
-        command = f'{{"type":"command","seqno":0,"payload":{{"type":"send","parts":{said}}}}}'.encode()
+        await connection.until(WELCOME, 1)
+        parts = f'[{{"type":"text","text":"{WORDS}"}}]'
+        command = f'{{"type":"command","seqno":0,"payload":{{"type":"send","parts":{parts}}}}}'.encode()
         cpu_s = served.cpu_s()
-        line.transport.write(wire.message(command))
+        connection.transport.write(wire.message(command))
         async with asyncio.timeout(PATIENCE_S):
-            await line.until(word, WORDS)
+            await connection.until(word, WORDS)
         spent_s = served.cpu_s() - cpu_s
-        line.close()
+        connection.close()
         return spent_s / WORDS * 1e6
 
     return window
@@ -107,25 +108,25 @@ def _words(served: Served) -> Window:
 
 async def _encryption(plain: Served, encrypted: Served) -> list[Figure]:
     return [
-        await _beside(
+        await _compare(
             "command, plain / under the operator's key", _commands(plain, "e"), _commands(encrypted, "e")
         ),
-        await _beside("word, plain / under the operator's key", _words(plain), _words(encrypted)),
+        await _compare("word, plain / under the operator's key", _words(plain), _words(encrypted)),
     ]
 
 
 async def _length(served: Served) -> Figure:
     long = await _warm(served, "long", LONG)
     what = f"command, in a new stream / after {LONG:,} in the same one"
-    return await _beside(what, _commands(served, "new"), lambda: _spent_us(served, long.step, COMMANDS))
+    return await _compare(what, _commands(served, "new"), lambda: _spent_us(served, long.step, COMMANDS))
 
 
 async def _crowd(alone: Served, crowded: Served) -> Figure:
     for number in range(OTHERS):
         (await websocket_writer(crowded, f"idle-{number}")).close()
-    readers = await connected(crowded, "WebSocket", OTHERS, OTHERS)
+    readers = await connect_readers(crowded, "WebSocket", OTHERS, OTHERS)
     one, other = await _warm(alone, "one"), await _warm(crowded, "one")
-    figure = await _beside(
+    figure = await _compare(
         f"command, alone / among {OTHERS:,} sessions with open turns and readers",
         lambda: _spent_us(alone, one.step, COMMANDS),
         lambda: _spent_us(crowded, other.step, COMMANDS),
@@ -136,7 +137,7 @@ async def _crowd(alone: Served, crowded: Served) -> Figure:
 
 
 def measure(folder: Path) -> list[Figure]:
-    """Measure, each pair of servers side by side."""
+    """Measure the cases of each figure, alternating."""
     processes.allow_files(8 * OTHERS)
     servers = [processes.midstream(folder / "plain"), processes.midstream(folder / "encrypted", "encrypted")]
     try:

@@ -1,4 +1,4 @@
-"""Thousands of readers who wait: what each holds in memory, what their heartbeats cost, how soon a word reaches all."""
+"""Thousands of idle readers: memory of each, cost of their heartbeats, and time until an event reaches all."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bench.streams.processes import Served
 
 READERS = 5000
 SESSIONS = (1, 1000)
-"""How many sessions they follow."""
+"""Numbers of sessions that the readers follow."""
 QUIET_S = 25.0
-"""Seconds in which only heartbeats go out: two of each reader, and a ping of the WebSocket layer."""
+"""Seconds in which only heartbeats are sent: two to each reader, and a ping of the WebSocket layer."""
 EVENTS = 20
-"""Events that are sent to all of one session."""
+"""Events that are sent to all readers of one session."""
 PATIENCE_S = 120.0
 HEARTBEAT = b'"heartbeat"'
 
@@ -34,53 +34,55 @@ class Figure(msgspec.Struct):
     connects_per_core_s: float
     bytes_per_reader: float
     idle_cores: float
-    """Share of a core that their heartbeats cost."""
+    """Share of a core that heartbeats use."""
     heartbeats: float
-    """Heartbeats that each of them was sent in a minute."""
+    """Heartbeats to each reader per minute."""
     reach_all_ms: float
-    """Milliseconds of processor time until one event has reached all readers of one session."""
+    """Milliseconds of CPU time until one event has reached all readers of one session."""
     reach_all_wall_ms: float
 
 
-async def connected(served: Served, transport: str, sessions: int, readers: int) -> list[wire.Searched]:
-    """Open readers, some at a time; return them when all were welcomed."""
-    lines: list[wire.Searched] = []
+async def connect_readers(
+    served: Served, transport: str, sessions: int, readers: int
+) -> list[wire.CountingConnection]:
+    """Open readers in bursts; return them when all have their welcome."""
+    connections: list[wire.CountingConnection] = []
     for start in range(0, readers, wire.BURST):
         names = [f"idle-{number % sessions}" for number in range(start, start + wire.BURST)]
-        lines += await asyncio.gather(*(_reader(served, transport, name) for name in names))
-    return lines
+        connections += await asyncio.gather(*(_reader(served, transport, name) for name in names))
+    return connections
 
 
-async def _reader(served: Served, transport: str, session: str) -> wire.Searched:
+async def _reader(served: Served, transport: str, session: str) -> wire.CountingConnection:
     target = f"/v1/sessions/{session}"
     if transport == "SSE":
-        hello = wire.request("GET", f"{target}/events")
-        made = wire.Searched(hello, SSE_WELCOME, ENDED, HEARTBEAT)
+        opening = wire.request("GET", f"{target}/events")
+        made = wire.CountingConnection(opening, SSE_WELCOME, ENDED, HEARTBEAT)
     else:
         made = wire.Socket(f"{target}/stream", b'{"type":"open"}', WELCOME, ENDED, HEARTBEAT)
-    line = cast("wire.Searched", await wire.dial(served.port, lambda: made))
-    await line.until(SSE_WELCOME if transport == "SSE" else WELCOME, 1)
-    return line
+    connection = cast("wire.CountingConnection", await wire.connect(served.port, lambda: made))
+    await connection.until(SSE_WELCOME if transport == "SSE" else WELCOME, 1)
+    return connection
 
 
-async def measured(served: Served, transport: str, sessions: int) -> Figure:
-    """Open the readers, let them wait, let something be said."""
+async def measure_readers(served: Served, transport: str, sessions: int) -> Figure:
+    """Open the readers, measure them while they are idle, and send events."""
     writers = [await post_writer(served, f"idle-{number}") for number in range(sessions)]
     await writers[0].step()
-    served.ask("collect")
+    served.query("collect")
     before, cpu_s = served.resident_bytes(), served.cpu_s()
-    lines = await connected(served, transport, sessions, READERS)
+    connections = await connect_readers(served, transport, sessions, READERS)
     connecting_s = served.cpu_s() - cpu_s
-    cpu_s, beats = served.cpu_s(), _beats(lines)
+    cpu_s, beats = served.cpu_s(), _beats(connections)
     await asyncio.sleep(QUIET_S)
     idle_cores = (served.cpu_s() - cpu_s) / QUIET_S
-    beats = _beats(lines) - beats
+    beats = _beats(connections) - beats
     grown = served.resident_bytes() - before
-    spent_s, wall_s = await _reach(served, writers[0], lines[::sessions])
-    if any(line.is_lost for line in lines):
-        raise wire.RefusedError("a reader was sent away")
-    for line in lines:
-        line.close()
+    spent_s, wall_s = await _reach(served, writers[0], connections[::sessions])
+    if any(connection.is_lost for connection in connections):
+        raise wire.RefusedError("the server closed the connection of a reader")
+    for connection in connections:
+        connection.close()
     for writer in writers:
         writer.close()
     return Figure(
@@ -96,20 +98,25 @@ async def measured(served: Served, transport: str, sessions: int) -> Figure:
     )
 
 
-def _beats(lines: list[wire.Searched]) -> int:
-    return sum(line.seen[HEARTBEAT] for line in lines)
+def _beats(connections: list[wire.CountingConnection]) -> int:
+    return sum(connection.counts[HEARTBEAT] for connection in connections)
 
 
-async def _reach(served: Served, writer: Writer, lines: list[wire.Searched]) -> tuple[float, float]:
-    """Return CPU seconds and seconds until an event has reached all of these, the medians of `EVENTS`."""
+async def _reach(
+    served: Served, writer: Writer, connections: list[wire.CountingConnection]
+) -> tuple[float, float]:
+    """Return the CPU seconds and the seconds until an event has reached all readers: medians of `EVENTS`."""
     spent, walls = [], []
     for _ in range(EVENTS):
-        counts = [line.seen[ENDED] + 1 for line in lines]
+        counts = [connection.counts[ENDED] + 1 for connection in connections]
         cpu_s, began = served.cpu_s(), time.monotonic()
         async with asyncio.timeout(PATIENCE_S):
             await writer.step()
             await asyncio.gather(
-                *(line.until(ENDED, count) for line, count in zip(lines, counts, strict=True))
+                *(
+                    connection.until(ENDED, count)
+                    for connection, count in zip(connections, counts, strict=True)
+                )
             )
         walls.append(time.monotonic() - began)
         spent.append(served.cpu_s() - cpu_s)
@@ -117,7 +124,7 @@ async def _reach(served: Served, writer: Writer, lines: list[wire.Searched]) -> 
 
 
 def measure(folder: Path) -> list[Figure]:
-    """Measure each kind in a fresh server."""
+    """Measure each kind of reader with a new server."""
     processes.allow_files(2 * READERS)
     figures = []
     with processes.on_last_core():
@@ -125,7 +132,7 @@ def measure(folder: Path) -> list[Figure]:
             for sessions in SESSIONS:
                 served = processes.midstream(folder / f"{transport}-{sessions}")
                 try:
-                    figures.append(asyncio.run(measured(served, transport, sessions)))
+                    figures.append(asyncio.run(measure_readers(served, transport, sessions)))
                 finally:
                     served.stop()
     return figures

@@ -1,4 +1,4 @@
-"""A server in a process of its own, on the first core, and what it spends there."""
+"""A server in its own process on the first core, and its CPU time and memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _IDLE, _WAITING = 3, 4
-"""Where `/proc/stat` says how long the processors had nothing to do."""
+"""Fields of `/proc/stat` with the idle time of the processors."""
 _FIRST_CORE = min(os.sched_getaffinity(0))
 REFERENCE = Path(__file__).with_name("reference.mjs")
 NODE_FOLDER = "DURABLE_STREAMS"
-"""Environment: the folder with `node_modules/@durable-streams/server` (`make bench-streams`)."""
+"""Environment variable with the folder of `node_modules/@durable-streams/server` (`make bench-streams`)."""
 
 
 class Served:
-    """A server that tells its port in its first line, and answers each further line with a line.
+    """A server process. It prints its port in the first line, and answers each line of input with one line.
 
     Args:
-        command: What to run.
-        folder: Where it may write; made if it is missing.
+        command: The command to run.
+        folder: A folder for its files, created if it is missing.
     """
 
     def __init__(self, command: list[str], folder: Path) -> None:
@@ -41,24 +41,24 @@ class Served:
         os.sched_setaffinity(self._process.pid, {_FIRST_CORE})
         self.port = int(self._line())
 
-    def ask(self, word: str) -> str:
-        """Send a line, and return the line that answers it."""
+    def query(self, word: str) -> str:
+        """Send a line; return the line that answers it."""
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
         return self._line()
 
     def cpu_s(self) -> float:
-        """Return the seconds of a processor it has had so far, all its threads and the kernel's work for it."""
-        # The kernel's name for the clock of another process: see `clock_getcpuclockid(3)`.
+        """Return the CPU seconds so far, of all threads, user and system."""
+        # The id of the CPU clock of another process: see `clock_getcpuclockid(3)`.
         return time.clock_gettime((~self._process.pid << 3) | 2)
 
     def resident_bytes(self) -> int:
-        """Return how much memory it has."""
+        """Return the resident memory."""
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
     def stop(self) -> None:
-        """Kill it."""
+        """Kill the server."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -76,20 +76,20 @@ def midstream(folder: Path, *options: str) -> Served:
 
 
 def reference(folder: Path) -> Served | None:
-    """Start the Durable Streams server, file-backed in `folder`; None where it is not installed."""
+    """Start the Durable Streams server with its files in `folder`; return None if it is not installed."""
     if NODE_FOLDER not in os.environ:
         return None
     return Served(["node", str(REFERENCE)], folder)
 
 
 def others_busy_s(own_s: float) -> float:
-    """Return how long the whole machine has been busy so far, without `own_s` seconds of it."""
+    """Return the busy seconds of the whole machine so far, minus `own_s`."""
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(fields) - fields[_IDLE] - fields[_WAITING]) / os.sysconf("SC_CLK_TCK") - own_s
 
 
 def allow_files(count: int) -> None:
-    """Let this process and its children open so many files, if the system's own limit does."""
+    """Raise the limit of open files for this process and its children, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
@@ -97,7 +97,7 @@ def allow_files(count: int) -> None:
 
 @contextmanager
 def on_last_core() -> Iterator[None]:
-    """Leave the first core to the server."""
+    """Move this process to the last core, so that the server has the first one."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:

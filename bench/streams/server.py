@@ -1,9 +1,10 @@
 """The midstream server of `bench.streams`: `python -m bench.streams.server FOLDER [OPTION ...]`.
 
-It runs as under `midstream serve`. Its model asks for `CALLS` calls of the client's tool `note`, again and again: each
-result is one durable command. A message that is a number makes it say as many words instead. Options: `encrypted` puts
-the operator's key before the store, `counting` counts syncs. It tells its port, and then answers each line:
-`syncs` with how many there were, `collect` when the garbage was collected.
+It runs as under `midstream serve`. Each response of its model requests `CALLS` calls of the client's tool `note`. Each
+result is one durable command. If the message is a number, the model returns this number of words instead.
+
+The option `encrypted` encrypts the store with an operator's key; `counting` counts syncs. The server prints its port.
+Then it answers each line of input: `syncs` with the number of syncs, `collect` after a garbage collection.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ CALLS = 20
 """Calls of one response."""
 WORD = "@".ljust(50, ".")
 WORDS_AT_ONCE = 20
-"""Words after which the model lets others work."""
+"""Words after which the model yields to other tasks."""
 
 
-class Asker:
-    """The model."""
+class BenchModel:
+    """The model of the server."""
 
-    name = "asker"
+    name = "bench"
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Say as many words as the last message wants, or ask for calls."""
+        """Return the requested number of words, or tool calls."""
         last = request.history.entries[-1]
-        if isinstance(last, UserMessage) and (said := _text_of(last)).isdecimal():
-            for number in range(int(said)):
+        if isinstance(last, UserMessage) and (message := _text_of(last)).isdecimal():
+            for number in range(int(message)):
                 if number % WORDS_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 yield TextDelta(WORD)
@@ -83,7 +84,9 @@ async def _serve(folder: Path, options: list[str]) -> None:
         print(url.rpartition(":")[2], flush=True)
         threading.Thread(target=answer, daemon=True).start()
 
-    await serve(asgi(Agent(Asker()), store=store, allow_unauthenticated=True), port=0, on_listening=listening)
+    await serve(
+        asgi(Agent(BenchModel()), store=store, allow_unauthenticated=True), port=0, on_listening=listening
+    )
 
 
 if __name__ == "__main__":

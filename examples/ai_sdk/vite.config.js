@@ -1,11 +1,11 @@
 import react from "@vitejs/plugin-react";
 import { defineConfig } from "vite";
 
-// One origin for the page and for `midstream serve`, as behind a proxy in production: a page of another origin needs
-// `--allow-origin`. So the server has to see the host name that the browser has.
+// The page and `midstream serve` have one origin, as behind a proxy in production. A page of another origin needs
+// `--allow-origin`. So the proxy must pass on the host name of the browser.
 const target = process.env.MIDSTREAM_URL ?? "http://127.0.0.1:8000";
 
-// Vite's proxy leaves the browser waiting when the server's line breaks in the middle of an answer.
+// If the connection to the server is lost in the middle of an answer, Vite's proxy does not close the response by itself.
 const configure = (proxy) =>
   proxy.on("proxyRes", (answer, _, response) => answer.once("close", () => answer.complete || response.destroy()));
 

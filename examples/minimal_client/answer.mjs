@@ -1,4 +1,4 @@
-/** The text of an answer, from the events of a `Stream`: `shown` has the pieces of each response, by its number. */
+/** Fold the events of a `Stream` into the text of an answer. `shown` has the pieces of each response by its number. */
 
 const GO_ON = "[The turn was interrupted here. Go on where you stopped.]";
 
@@ -9,7 +9,7 @@ export function textOf(shown) {
   return pieces.reduce((text, piece) => text + between(text, piece) + piece, "");
 }
 
-/** Return what is shown after one more event. A call within a response begins another piece. */
+/** Return `shown` after one more event. A call within a response begins another piece. */
 export function show(shown, { record, gone, session }, turn) {
   if (gone) return {};
   if (session) return session.turns === turn ? ofSession(session) : {};

@@ -3,8 +3,8 @@
  *
  *     node --experimental-websocket examples/minimal_client/ask.mjs http://127.0.0.1:8000 my-session "Hello" ./state
  *
- * The same command again continues what an earlier process left in the folder. Once the answer is whole, it prints it.
- * From version 22 on, Node needs no flag. A server that requires a token gets it from MIDSTREAM_TOKEN='ORIGIN TOKEN', and no other server does.
+ * Run the same command again to continue the stream of an earlier process. Once the answer is whole, the command prints it.
+ * From version 22 on, Node needs no flag. MIDSTREAM_TOKEN='ORIGIN TOKEN' has the token for one server; no other server gets it.
  */
 import fs from "node:fs";
 import { join } from "node:path";
@@ -14,8 +14,8 @@ import { Checkpoint, write } from "./checkpoint.mjs";
 import { Stream } from "./stream.mjs";
 
 const [url, session, text, folder] = process.argv.slice(2);
-const [origin, word] = (process.env.MIDSTREAM_TOKEN ?? "").split(" ");
-const token = word && new URL(url).origin === origin ? word : "";
+const [origin, secret] = (process.env.MIDSTREAM_TOKEN ?? "").split(" ");
+const token = secret && new URL(url).origin === origin ? secret : "";
 const checkpoint = new Checkpoint(folder);
 const answerFile = join(folder, "answer.txt");
 
@@ -32,7 +32,7 @@ function ask(kept) {
     },
     onended(code) {
       if (code === null) {
-        write(answerFile, textOf(shown)); // before the checkpoint goes
+        write(answerFile, textOf(shown)); // before the checkpoint is deleted
         print();
       } else {
         console.error(`The stream ended with ${code}.`);

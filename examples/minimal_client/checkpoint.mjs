@@ -1,12 +1,12 @@
-/** What a client has on disk. A write is there before the next action. */
+/** The data of a client on disk. Each write is on disk before the next action. */
 import { randomBytes } from "node:crypto";
 import fs from "node:fs";
 import { join } from "node:path";
 
-/** A stream that was written to longer ago cannot be resumed any more. */
+/** A stream whose last write is older cannot be resumed. */
 export const LOOK_BACK_MS = 2 * 3600 * 1000;
 
-/** Replace a file in one step. It is on disk before this returns. */
+/** Replace a file atomically. It is on disk before this function returns. */
 export function write(file, text) {
   const descriptor = fs.openSync(`${file}.new`, "w", 0o600);
   fs.writeSync(descriptor, text);
@@ -15,7 +15,7 @@ export function write(file, text) {
   fs.renameSync(`${file}.new`, file);
 }
 
-/** What one stream stores in a folder: its checkpoint and, in a file of its own, its secret. */
+/** The stored state of one stream in a folder: its checkpoint, and its secret in a separate file. */
 export class Checkpoint {
   constructor(folder) {
     fs.mkdirSync(folder, { recursive: true });
@@ -32,7 +32,7 @@ export class Checkpoint {
     this.save({ session, key, connection: 0, ...commands, ...events });
     return this.load();
   }
-  /** Return what an earlier process left; null where that is nothing, or cannot be resumed. */
+  /** Return the stored state of an earlier process; null if there is none, or if it cannot be resumed. */
   load() {
     if (!fs.existsSync(this.file) || !fs.existsSync(this.secretFile)) return this.remove();
     const kept = JSON.parse(fs.readFileSync(this.file, "utf8"));

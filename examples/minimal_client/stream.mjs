@@ -1,15 +1,15 @@
 /**
- * One stream of the stream protocol, written from docs/spec/minimal-client.md, without a dependency. Each event comes
- * once, through lost connections and the deaths of this process and of the server. `ask.mjs` is a program with it.
+ * One stream of the stream protocol, written from docs/spec/minimal-client.md, without a dependency. Each event is delivered
+ * once, also after lost connections and kills of this process and of the server. `ask.mjs` is a program that uses it.
  */
 import { LOOK_BACK_MS as PATIENCE_MS } from "./checkpoint.mjs";
 
 const words = (text) => new Set(text.split(" "));
 const FRAMES = words("welcome ack events gone snapshot heartbeat");
 const OVER = words("completed cancelled failed interrupted ended");
-/** Ends after which the checkpoint stays. */
-const KEEPS = words("access connection_lost events_lost internal record_undecodable stream_fenced unauthorized");
-/** With `call_started`: records that are on the server's disk before a client receives them (STREAM-100). */
+/** Codes of errors after which the checkpoint stays. */
+const RESUMABLE = words("access connection_lost events_lost internal record_undecodable stream_fenced unauthorized");
+/** Types of records, besides `call_started`, that are on the server's disk before a client receives them (STREAM-100). */
 const PROMISED = words(
   "epoch_started stream_opened command_accepted message_accepted message_queued message_withdrawn turn_resumed " +
     "turn_ended question_answered answer_used cancel_requested transcript_accepted",
@@ -25,15 +25,15 @@ function parse(id) {
   return { id: `${epoch}-${position}`, epoch: Number(epoch), position: Number(position) };
 }
 
-/** `onevents` gets the events that are new; `handled` stores that those up to one of them need not come again. */
+/** One stream. `onevents` receives new events; call `handled` with the last handled one, which is not delivered again. */
 export class Stream {
   phase = "waiting"; // then connecting, opening, live; ended
-  code = null; // why it ended; null where it ended well
+  code = null; // the error code that ended it, or null
   isDegraded = false;
   failures = 0; // connections lost in a row
   #lostAt = 0;
-  #end = null; // the event at which it ended well
-  #handled; // the last event that needs not come again
+  #end = null; // the event at which it ended without an error
+  #handled; // the last handled event
   #socket = null;
   #timer;
 
@@ -55,7 +55,7 @@ export class Stream {
     this.#save({ unacked: { ...unacked, [n]: CANCEL }, next_seqno: n + 1 });
     this.#sendCommands();
   }
-  /** Leave. The turn goes on, and the checkpoint stays. */
+  /** End the connection. The turn continues, and the checkpoint stays. */
   detach() {
     if (this.phase === "live") this.#socket.send(CLOSE);
     this.#stop(null);
@@ -65,7 +65,7 @@ export class Stream {
     if (this.checkpoint.isThere) this.checkpoint.save(this.kept);
   }
 
-  /** After this time connect, or drop the silent connection. There is one timer. */
+  /** Set the only timer: when it fires, connect, or drop the silent connection. */
   #within(ms) {
     this.clock.clear(this.#timer);
     this.#timer = this.clock.set(() => (this.phase === "waiting" ? this.#connect() : this.#lost()), ms);
@@ -77,13 +77,13 @@ export class Stream {
     if (this.token) this.#openByTicket(this.kept.connection);
     else this.#openSocket("");
   }
-  /** A WebSocket can show no token: a ticket that was requested with it opens one connection (STREAM-71). */
+  /** Open a connection with a ticket, as a WebSocket sends no token (STREAM-71). */
   async #openByTicket(connection) {
     const headers = { authorization: `Bearer ${this.token}`, "content-type": "application/json" };
     const request = { method: "POST", redirect: "error", headers, body: '{"action":"speak"}' };
     const answer = await fetch(`${this.url}/v1/sessions/${this.kept.session}/tickets`, request).catch(() => null);
     const { word, code, retry, retry_after_s } = (await answer?.json().catch(() => null)) ?? {};
-    if (this.phase !== "connecting" || this.kept.connection !== connection) return; // it came too late
+    if (this.phase !== "connecting" || this.kept.connection !== connection) return; // the connection has ended since
     if (word) this.#openSocket(`?ticket=${word}`);
     else if (code) this.#refused({ code, retry, retry_after_s });
     else this.#lost();
@@ -136,9 +136,9 @@ export class Stream {
     this.#disconnect();
     Object.assign(this, { phase: "ended", code });
     this.onended(code);
-    if (code !== null && !KEEPS.has(code)) this.checkpoint.remove();
+    if (code !== null && !RESUMABLE.has(code)) this.checkpoint.remove();
   }
-  /** End well at an event. The checkpoint goes when the application has handled it. */
+  /** End without an error at an event. The checkpoint is deleted when the application has handled it. */
   #finish(id) {
     this.#socket.send(CLOSE);
     this.#end = id;
@@ -146,7 +146,7 @@ export class Stream {
     if (this.#handled === id) this.checkpoint.remove();
   }
 
-  /** A frame is taken by the method of its name. */
+  /** Take a frame: call the method with the name of its type. */
   #receive(text) {
     try {
       const frame = JSON.parse(text);
@@ -161,7 +161,7 @@ export class Stream {
     }
     if (this.phase === "live" || this.phase === "opening") this.#within(this.silenceMs);
   }
-  /** The turn had ended before this connection (STREAM-26). */
+  /** End if the turn had ended before this connection (STREAM-26). */
   #finishIfOver() {
     const isHere = this.overBy !== null && !this.isMoving && this.at.position >= this.overBy.position;
     if (isHere && this.kept.acked === this.kept.next_seqno) this.#finish(this.at.id);
@@ -220,7 +220,7 @@ export class Stream {
     if (isOwn && type === "command_accepted") this.#acknowledge((n) => n <= seqno);
     return this.isBegun && (isOwn || (turn ?? this.kept.turn) === this.kept.turn);
   }
-  /** Whether an event stands in the place of what the server had on its disk (STREAM-100, STREAM-105). */
+  /** Return whether an event replaces another one that was on the server's disk (STREAM-100, STREAM-105). */
   #isReplaced(at, record) {
     const promised = this.kept.promised && parse(this.kept.promised);
     const isOther = promised && at.position === promised.position && at.epoch !== promised.epoch;

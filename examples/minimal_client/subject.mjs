@@ -1,5 +1,5 @@
 /**
- * The client as `midstream conformance --client` drives it: requests and answers are JSON lines on stdin and stdout.
+ * The client for `midstream conformance --client`: requests and answers are JSON lines on stdin and stdout.
  *
  *     midstream conformance --transport websocket --client "node --experimental-websocket subject.mjs"
  */
@@ -8,7 +8,7 @@ import { createInterface } from "node:readline";
 import { Checkpoint } from "./checkpoint.mjs";
 import { Stream } from "./stream.mjs";
 
-/** A clock that goes on when it is told to, to the next thing that is due. */
+/** A clock that advances on request to the next timer. */
 const clock = {
   time: 0,
   timers: new Map(),
@@ -25,7 +25,7 @@ const clock = {
     clock.timers.delete(timer);
     act?.();
   },
-  goOn() {
+  advance() {
     const [timer, next] = [...clock.timers].sort(([, one], [, other]) => one.at - other.at)[0] ?? [];
     if (next === undefined) return;
     clock.time = Math.max(clock.time, next.at);
@@ -33,7 +33,7 @@ const clock = {
   },
 };
 
-/** Frames that were received in this process, and sent on the newest connection. */
+/** The numbers of frames received in this process, and sent on the newest connection. */
 const frames = { heard: 0, said: 0 };
 globalThis.WebSocket = class extends WebSocket {
   constructor(address) {
@@ -47,12 +47,12 @@ globalThis.WebSocket = class extends WebSocket {
   }
 };
 
-const told = [];
+const events = [];
 let stream;
 let setup;
 
 function run(kept) {
-  const onevents = (events) => told.push(...events.map(({ id, gone }) => (gone ? "forget" : id)));
+  const onevents = (received) => events.push(...received.map(({ id, gone }) => (gone ? "forget" : id)));
   stream = new Stream(setup.url, setup.checkpoint, kept, { onevents, clock, chance: () => 0.5 });
 }
 
@@ -70,14 +70,14 @@ const methods = {
   },
   detach: () => stream.detach(),
   handled: ({ event_id }) => stream.handled(event_id),
-  pass_time: () => clock.goOn(),
+  pass_time: () => clock.advance(),
   async look() {
     await new Promise(setImmediate);
     const { phase, code, failures, isDegraded, checkpoint, kept } = stream;
     return {
       phase: phase === "opening" ? "connecting" : phase,
       code,
-      told,
+      told: events,
       is_acknowledged: kept.acked === kept.next_seqno,
       is_reconnecting: failures > 0 && phase !== "live" && phase !== "ended",
       is_degraded: isDegraded,

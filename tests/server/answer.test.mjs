@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { AnswerText, completed } from "../../src/midstream/server/static/client/answer.js";
+import { AnswerText, completedText } from "../../src/midstream/server/static/client/answer.js";
 
 const begun = { type: "message_accepted", turn: 1 };
 const attempt = (number, response = 1) => ({ type: "attempt_started", turn: 1, response, attempt: number });
@@ -116,9 +116,9 @@ test("a snapshot stands for the answer so far, and the next turn begins anew", (
 
 test("only a turn that completed has an answer; every other end throws its reason", () => {
   const last = (record) => ({ ...event(record), transcript: "so far" });
-  assert.equal(completed("s", last(ended())), "so far");
+  assert.equal(completedText("s", last(ended())), "so far");
   const failed = last(ended("failed", { code: "model_rejected", message: "no such model" }));
-  assert.throws(() => completed("s", failed), {
+  assert.throws(() => completedText("s", failed), {
     name: "TurnFailedError",
     code: "turn_failed",
     status: "failed",
@@ -126,11 +126,11 @@ test("only a turn that completed has an answer; every other end throws its reaso
     transcript: "so far",
     message: "turn 1 of session 's' was not completed (failed): no such model [model_rejected]",
   });
-  assert.throws(() => completed("s", last(ended("cancelled"))), { code: "turn_failed", status: "cancelled" });
+  assert.throws(() => completedText("s", last(ended("cancelled"))), { code: "turn_failed", status: "cancelled" });
   const withdrawn = last({ type: "message_withdrawn", number: 2 });
-  assert.throws(() => completed("s", withdrawn), { code: "turn_failed", status: "withdrawn" });
+  assert.throws(() => completedText("s", withdrawn), { code: "turn_failed", status: "withdrawn" });
   const snapshot = { type: "snapshot", transcript: "so far", session: { last: "interrupted" } };
-  assert.throws(() => completed("s", snapshot), { code: "turn_failed", status: "interrupted" });
-  assert.equal(completed("s", { ...snapshot, session: { last: "completed" } }), "so far");
-  for (const cut of [null, last(delta("x"))]) assert.throws(() => completed("s", cut), { code: "connection_lost" });
+  assert.throws(() => completedText("s", snapshot), { code: "turn_failed", status: "interrupted" });
+  assert.equal(completedText("s", { ...snapshot, session: { last: "completed" } }), "so far");
+  for (const cut of [null, last(delta("x"))]) assert.throws(() => completedText("s", cut), { code: "connection_lost" });
 });

@@ -5,9 +5,9 @@ import { test } from "node:test";
 
 import { connect, randomText } from "../../src/midstream/server/static/client/midstream.js";
 import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
-import { refusalOf } from "../../src/midstream/server/static/client/lines.js";
-import { SharedLine } from "../../src/midstream/server/static/client/shared.js";
-import { MidstreamError, Stream, backoffMs, parseEventId, mended } from "../../src/midstream/server/static/client/stream.js";
+import { refusalOf } from "../../src/midstream/server/static/client/connections.js";
+import { SharedConnection } from "../../src/midstream/server/static/client/shared.js";
+import { MidstreamError, Stream, backoffMs, parseEventId, restoreCommands } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
 
@@ -38,7 +38,7 @@ const ended = { type: "turn_ended", turn: 1, status: "completed", at: 2 };
 /** A stream that has said "hi" and has been welcomed. */
 function saying(kept = {}, said = welcome()) {
   const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null, ...kept }, NOW);
-  stream.say("hi", NOW);
+  stream.send("hi", NOW);
   const written = stream.take().writes;
   open(stream);
   const opening = stream.take().frames;
@@ -48,7 +48,7 @@ function saying(kept = {}, said = welcome()) {
 
 function open(stream, now = NOW) {
   stream.tick(Math.max(now, stream.deadlineAt));
-  stream.opened(now);
+  stream.beginConnection(now);
 }
 
 function textsOf(taken) {
@@ -73,7 +73,7 @@ test("playback after a reconnect sends the very same string, and only what is no
   stream.abort(0, NOW);
   const [abort] = stream.take().frames;
   stream.receive('{"type":"ack","seqno":0}', NOW);
-  stream.lost(0, NOW);
+  stream.endConnection(0, NOW);
   open(stream);
   assert.deepEqual(stream.take().frames.slice(1), [abort]);
   stream.receive(welcome({ acked: 1 }), NOW);
@@ -123,7 +123,7 @@ test("when the newest epoch began is kept, and one that began another time shows
     open(stream);
     stream.receive(welcome({ event_id: "1-9", resume_from: "1-4", acked: 1, turn: 1, began_at }), NOW);
     assert.equal(stream.error?.code, code);
-    assert.equal(stream.isKept, true);
+    assert.equal(stream.isStored, true);
   }
 });
 
@@ -226,8 +226,8 @@ test("a stream whose turn had ended where the snapshot stands ends with it, and 
   assert.equal(stream.phase, "live");
   stream.receive('{"type":"snapshot","event_id":"1-9","session":{},"is_over":true}', NOW);
   assert.equal(stream.phase, "ended");
-  stream.finished();
-  assert.deepEqual(stream.take().writes.at(-1), { op: "forget", key: "k" });
+  stream.markHandled();
+  assert.deepEqual(stream.take().writes.at(-1), { op: "delete", key: "k" });
 });
 
 test("the end of its own turn ends the stream, which is forgotten when it was handled", () => {
@@ -244,11 +244,11 @@ test("the end of its own turn ends the stream, which is forgotten when it was ha
   );
   assert.deepEqual(taken.frames, ['{"type":"close"}']);
   assert.equal(
-    taken.writes.some((write) => write.op === "forget"),
+    taken.writes.some((write) => write.op === "delete"),
     false,
   );
-  stream.finished();
-  assert.deepEqual(stream.take().writes, [{ op: "forget", key: "k" }]);
+  stream.markHandled();
+  assert.deepEqual(stream.take().writes, [{ op: "delete", key: "k" }]);
 });
 
 test("a stream taken up after its turn had ended ends at once", () => {
@@ -291,28 +291,28 @@ test("refusals that will not change end the stream with their code", () => {
     );
     assert.equal(stream.phase, "ended");
     assert.equal(stream.error.code, code);
-    const forgets = stream.take().writes.some((write) => write.op === "forget");
+    const forgets = stream.take().writes.some((write) => write.op === "delete");
     assert.equal(forgets, !["stream_fenced", "unauthorized"].includes(code));
   }
 });
 
 test("a secret that was refused is not shown again, and another one is", () => {
   const refusal = { type: "error", code: "wrong_secret", message: "no", retry: "never" };
-  const onALine = (stream) => stream.receive(JSON.stringify(refusal), NOW) && stream.lost(0, NOW);
-  const overHttp = (stream) => stream.lost(0, NOW, { error: new MidstreamError("wrong_secret", "no") });
+  const onALine = (stream) => stream.receive(JSON.stringify(refusal), NOW) && stream.endConnection(0, NOW);
+  const overHttp = (stream) => stream.endConnection(0, NOW, { error: new MidstreamError("wrong_secret", "no") });
   for (const refused of [onALine, overHttp]) {
     const { stream } = saying();
     refused(stream);
     assert.deepEqual([stream.phase, stream.deadlineAt], ["waiting", NOW]);
-    stream.unlock({ secret: "y" }, NOW);
+    stream.showSecrets({ secret: "y" }, NOW);
     stream.take();
     open(stream);
     const { secret, old_secret } = JSON.parse(stream.take().frames[0]);
     assert.deepEqual([secret, old_secret], ["y", "x"]);
     refused(stream);
-    stream.unlock({ secret: "y" }, NOW);
+    stream.showSecrets({ secret: "y" }, NOW);
     assert.deepEqual([stream.phase, stream.error.code], ["ended", "wrong_secret"]);
-    assert.deepEqual(stream.take().writes.at(-1), { op: "forget", key: "k" });
+    assert.deepEqual(stream.take().writes.at(-1), { op: "delete", key: "k" });
   }
 });
 
@@ -320,7 +320,7 @@ test("a server that drains is tried again, not before it says", () => {
   const { stream } = saying();
   const refusal = { type: "error", code: "draining", message: "bye", retry: "later", retry_after_s: 3 };
   assert.equal(stream.receive(JSON.stringify(refusal), NOW), true);
-  stream.lost(0.5, NOW);
+  stream.endConnection(0.5, NOW);
   assert.equal(stream.phase, "waiting");
   assert.equal(stream.deadlineAt, NOW + 3000);
 });
@@ -330,17 +330,17 @@ test("what was stopped is not tried for longer than half a minute, once the serv
   stream.abort(0, NOW);
   const failAt = (now) => {
     open(stream, now);
-    stream.lost(0, now);
+    stream.endConnection(0, now);
   };
   for (const after of [0, 31_000]) failAt(NOW + after);
   assert.equal(stream.phase, "waiting"); // the stop has not arrived: it is sent until it has
   open(stream, NOW + 32_000);
   stream.receive(welcome({ acked: 2, turn: 1, turn_status: "running" }), NOW + 32_000);
-  stream.lost(0, NOW + 33_000);
+  stream.endConnection(0, NOW + 33_000);
   for (const after of [33_000, 34_000, 36_000, 40_000, 48_000]) failAt(NOW + after);
   assert.deepEqual([stream.phase, stream.deadlineAt], ["waiting", NOW + 63_000]); // the last try, and not one at 64_000
   failAt(NOW + 63_000);
-  assert.deepEqual([stream.phase, stream.error.code, stream.isKept], ["ended", "connection_lost", true]);
+  assert.deepEqual([stream.phase, stream.error.code, stream.isStored], ["ended", "connection_lost", true]);
 });
 
 test("a stop waits for the next try only as long as the server asked", () => {
@@ -351,11 +351,11 @@ test("a stop waits for the next try only as long as the server asked", () => {
     const { stream } = saying();
     let now = NOW;
     for (let lost = 0; lost < 5; lost += 1) {
-      stream.lost(0, now, { notBefore: now + askedMs });
+      stream.endConnection(0, now, { notBefore: now + askedMs });
       open(stream, now);
       now += 10_000;
     }
-    stream.lost(0, now, { notBefore: now + askedMs });
+    stream.endConnection(0, now, { notBefore: now + askedMs });
     assert.equal(stream.deadlineAt, now + 16_000);
     stream.abort(0, now);
     assert.equal(stream.deadlineAt, now + dueMs);
@@ -365,12 +365,12 @@ test("a stop waits for the next try only as long as the server asked", () => {
 test("a degraded server is told once and never tried again", () => {
   const { stream } = saying({}, welcome({ is_degraded: true, reason: "memory only" }));
   assert.equal(
-    stream.take().writes.some((write) => write.op === "forget"),
+    stream.take().writes.some((write) => write.op === "delete"),
     true,
   );
   stream.abort(0, NOW);
   assert.deepEqual(stream.take().writes, []);
-  stream.lost(0, NOW);
+  stream.endConnection(0, NOW);
   assert.equal(stream.error.code, "connection_lost");
 });
 
@@ -408,17 +408,17 @@ test("the first reconnect is at once, later ones wait up to 1, 2, 4 .. 30 s, pro
   );
   assert.equal(backoffMs(3, 0.75), 1000);
   const { stream } = saying();
-  stream.lost(0, NOW);
+  stream.endConnection(0, NOW);
   assert.equal(stream.deadlineAt, NOW);
   open(stream);
-  stream.lost(0, NOW);
+  stream.endConnection(0, NOW);
   assert.equal(stream.deadlineAt, NOW + 1000);
   stream.wake(NOW);
   assert.equal(stream.deadlineAt, NOW);
   open(stream);
   stream.receive(welcome(), NOW);
   stream.receive(events(["1-2", accepted()]), NOW);
-  stream.lost(0, NOW);
+  stream.endConnection(0, NOW);
   assert.equal(stream.deadlineAt, NOW);
 });
 
@@ -426,12 +426,12 @@ test("no pause is longer than the server was away, also after short ones by chan
   const { stream } = saying();
   let now = NOW;
   for (let failures = 0; failures < 6; failures += 1) {
-    stream.lost(0.95, now); // all within a quarter of a second
+    stream.endConnection(0.95, now); // all within a quarter of a second
     now = stream.deadlineAt;
     open(stream, now);
   }
   assert.ok(now < NOW + 300);
-  stream.lost(0, now);
+  stream.endConnection(0, now);
   assert.equal(stream.deadlineAt, now + 1000);
 });
 
@@ -457,7 +457,7 @@ test("whatever comes off the wire, receive does not throw", () => {
 
 test("a message larger than a frame is refused with nothing changed", () => {
   const stream = new Stream({ session: "s", key: "k" }, NOW);
-  assert.throws(() => stream.say("é".repeat(600_000), NOW), { code: "frame_too_large" });
+  assert.throws(() => stream.send("é".repeat(600_000), NOW), { code: "frame_too_large" });
   assert.equal(stream.isAcknowledged, true);
   assert.deepEqual(stream.take().writes, []);
 });
@@ -631,17 +631,17 @@ test("a message that was written but never sent is sent by the next page", async
 
   const server = new SmallServer();
   const second = await clientOf(server, { storage });
-  assert.equal((await second.unsent("s")).text, "hello");
-  assert.equal((await second.unsent("s")).stream, null);
-  assert.equal(await second.unsent("t"), null);
+  assert.equal((await second.findUnsent("s")).text, "hello");
+  assert.equal((await second.findUnsent("s")).stream, null);
+  assert.equal(await second.findUnsent("t"), null);
   const [stream, ...others] = await second.resumeInterrupted({ session: "s" });
-  assert.equal((await second.unsent("s")).stream, stream);
+  assert.equal((await second.findUnsent("s")).stream, stream);
   assert.deepEqual(others, []);
   assert.equal(stream.pendingText, "hello");
   const said = [];
   for await (const { record } of stream) if (record.type === "delta") said.push(record.text);
   assert.equal(said.join(""), "the quick brown fox jumps over the lazy dog");
-  assert.equal(await second.unsent("s"), null);
+  assert.equal(await second.findUnsent("s"), null);
 });
 
 test("the page after a reload goes on after the last event it had shown", async () => {
@@ -676,7 +676,7 @@ test("leaving the loop detaches: the message still arrives and nothing is kept",
   const storage = new MemoryStorage();
   const client = await clientOf(server, { storage });
   const stream = client.send("s", "hello");
-  stream.detach();
+  stream.abandon();
   await stream.accepted;
   assert.equal(await stream.ended, null);
   assert.equal(server.received.length, 1);
@@ -723,7 +723,7 @@ test("a follower sees what others cause, and stops when its loop is left", async
   }
   assert.equal(types.length, server.journal.length - 1);
   assert.equal(await follower.ended, null);
-  speaker.leave();
+  speaker.detach();
 });
 
 test("a reader that does not keep up costs its place and no memory: the rest is asked for later", async () => {
@@ -783,7 +783,7 @@ test("what a person says beside messages has its form on the wire", () => {
   assert.deepEqual(payloadOf((stream) => stream.resume(4, NOW)), { type: "resume", turn: 4 });
   assert.deepEqual(payloadOf((stream) => stream.withdraw(0, NOW)), { type: "withdraw" });
   assert.deepEqual(payloadOf((stream) => stream.withdraw(2, NOW)), { type: "withdraw", number: 2 });
-  assert.equal(payloadOf((stream) => stream.say("hi", NOW, "refuse")).when_busy, "refuse");
+  assert.equal(payloadOf((stream) => stream.send("hi", NOW, "refuse")).when_busy, "refuse");
 });
 
 test("an answer names what the question named, and nothing else of it", async () => {
@@ -872,7 +872,7 @@ test("a tab that is owed a snapshot keeps its own connection until the snapshot 
   const leader = new BroadcastChannel("midstream ws://x/shared");
   try {
     const socket = { send() {}, isClosed: false, close() { this.isClosed = true; } };
-    const shared = new SharedLine("ws://x/shared", () => socket);
+    const shared = new SharedConnection("ws://x/shared", () => socket);
     shared.send('{"type":"open","event_id":"1-2","snapshots":"gone"}');
     const probe = new BroadcastChannel("midstream ws://x/shared");
     const told = new Promise((resolve) => (probe.onmessage = resolve));
@@ -913,15 +913,15 @@ test("who answers where the server was will go again, and who never met it is to
   const missing = await refusalOf(new Response("404 page not found", { status: 404 }));
   const stranger = new Stream({ session: "s", key: "k", secret: "x", cursor: null }, NOW);
   open(stranger);
-  stranger.lost(0, NOW, { error: missing });
+  stranger.endConnection(0, NOW, { error: missing });
   assert.deepEqual([stranger.phase, stranger.error.code], ["ended", "not_found"]);
   const kept = new Stream({ session: "s", key: "k", secret: "x", cursor: "1-1", life: 0 }, NOW);
   for (const stream of [saying().stream, kept]) {
     open(stream);
-    stream.lost(0, NOW, { error: missing });
+    stream.endConnection(0, NOW, { error: missing });
     assert.deepEqual([stream.phase, stream.trouble.code], ["waiting", "not_found"]);
     open(stream);
-    stream.lost(0, NOW, { error: await refusalOf(new Response("", { status: 403 })) });
+    stream.endConnection(0, NOW, { error: await refusalOf(new Response("", { status: 403 })) });
     assert.deepEqual([stream.phase, stream.error.code], ["ended", "access"]);
   }
 });
@@ -932,12 +932,12 @@ test("a bug of the server ends the stream at once, over each transport, and the 
   const frame = { type: "error", code: "internal", message: "a bug", retry: "never" };
   for (const meet of [
     (stream) => stream.receive(JSON.stringify(frame), NOW),
-    (stream) => stream.lost(0, NOW, { error: new MidstreamError("internal", "a bug", "never") }),
+    (stream) => stream.endConnection(0, NOW, { error: new MidstreamError("internal", "a bug", "never") }),
   ]) {
     const { stream } = saying();
     meet(stream);
     assert.deepEqual([stream.phase, stream.error.code, stream.error.message], ["ended", "internal", "a bug"]);
-    assert.equal(stream.isKept, true);
+    assert.equal(stream.isStored, true);
   }
 });
 
@@ -945,7 +945,7 @@ test("a stall budget below the interval of heartbeats is kept: what the turn wai
   for (const [waiting_on, isStalled] of [["tool", true], ["person", false]]) {
     const kept = { session: "s", key: "k", secret: "x", cursor: null };
     const stream = new Stream(kept, NOW, { stallAfterMs: 3000 });
-    stream.say("hi", NOW);
+    stream.send("hi", NOW);
     open(stream);
     stream.receive(welcome(), NOW);
     stream.take();
@@ -964,7 +964,7 @@ test("a lost command costs what stood in it: an outcome of no call has its numbe
   const abort = { seqno: 2, frame: '{"type":"command","seqno":2,"payload":{"type":"cancel"}}' };
   for (const lost of [[], [{ seqno: 1, frame: "{" }]]) {
     for (const [acked, sent] of [[1, [1, 2]], [2, [2]], [3, []]]) {
-      const whole = mended({ ...kept, commands: [...lost, abort] });
+      const whole = restoreCommands({ ...kept, commands: [...lost, abort] });
       assert.equal(whole.damage, "");
       const stream = new Stream(whole, NOW);
       stream.take();
@@ -978,5 +978,5 @@ test("a lost command costs what stood in it: an outcome of no call has its numbe
       assert.equal(stream.phase, "live");
     }
   }
-  assert.match(mended({ ...kept, cursor: null, acked: 0, nextSeqno: 1, commands: [] }).damage, /^command 0 is missing/);
+  assert.match(restoreCommands({ ...kept, cursor: null, acked: 0, nextSeqno: 1, commands: [] }).damage, /^command 0 is missing/);
 });

@@ -13,7 +13,7 @@ const END = { id: "1-10", record: { type: "turn_ended", turn: 3, status: "comple
 
 function open(stream) {
   stream.tick(stream.deadlineAt);
-  stream.opened(NOW);
+  stream.beginConnection(NOW);
 }
 
 // --- what was kept -------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ test("commands that cannot be read any more are never skipped: that is told, wit
     const harm = ({ commands: [command] }) =>
       frame ? [{ op: "command", value: { ...command, frame } }] : [{ op: "acked", key: command.key, accepted: 1 }];
     const { client, storage, said } = await afterHarm(harm);
-    assert.equal(await client.unsent("s"), null);
+    assert.equal(await client.findUnsent("s"), null);
     const [stream] = await client.resumeInterrupted();
     const told = [];
     for await (const event of stream) told.push(event.type === "record" ? event.id : event.type);
@@ -66,11 +66,11 @@ test("commands that cannot be read any more are never skipped: that is told, wit
 test("a stream whose secret is gone, and its session's, is shown in the same way", async () => {
   const { client } = await afterHarm(
     ({ streams: [stream], commands: [command] }) => [
-      { op: "forget", key: stream.key },
+      { op: "delete", key: stream.key },
       { op: "stream", value: stream },
       { op: "command", value: command },
     ],
-    { sessionSecret: async () => null },
+    { updateSecret: async () => null },
   );
   const [stream] = await client.resumeInterrupted();
   assert.equal(stream.damage, "its secret is gone");
@@ -81,7 +81,7 @@ test("a stream whose secret is gone, and its session's, is shown in the same way
 
 test("numbers of connections go on above those of the page before, and are written down first", async () => {
   const first = new Stream({ session: "s", key: "k", secret: "x" }, NOW);
-  first.say("hi", NOW);
+  first.send("hi", NOW);
   open(first);
   const [opened] = first.take().frames;
   const next = new Stream({ ...first.record(), secret: "x", commands: [] }, NOW);
@@ -130,7 +130,7 @@ async function until(isSo) {
   }
 }
 
-const keptOf = (storage, session) => storage.sessionSecret("http://x", session, (kept) => kept);
+const keptOf = (storage, session) => storage.updateSecret("http://x", session, (kept) => kept);
 const WELCOME = { type: "welcome", event_id: "1-9", resume_from: "1-9", acked: 0, status: "completed" };
 
 test("a session has one secret, whichever tab asks first, for its streams, readers and sub-agents", async (t) => {
@@ -154,14 +154,14 @@ test("a reader shows what is known, or a word in its place, and draws nothing", 
   assert.equal("secret" in (await one.opened), false);
   other.client.follow("s", "0-0", { word: "viewer-1" });
   assert.equal((await other.opened).secret, "viewer-1");
-  assert.equal(await storage.sessionSecret("http://x", "s", (kept) => kept), null);
+  assert.equal(await storage.updateSecret("http://x", "s", (kept) => kept), null);
 });
 
 /** Keep a stream as a page of before sessions had secrets left it, or without its secret. */
 async function leftBehind(writes) {
   const storage = new MemoryStorage();
   const stream = new Stream({ session: "s", key: "k" });
-  stream.say("hello", 0);
+  stream.send("hello", 0);
   const [command, { value }] = stream.take().writes;
   await storage.apply([command, { op: "stream", value: { ...value, url: "http://x", touchedAt: Date.now() } }, ...writes]);
   return storage;
@@ -247,7 +247,7 @@ test("a stream whose secret was changed while it was shown goes on, and one that
   let isChanged = false;
   const answer = ({ secret }) => {
     if (secret === "right") return [{ ...WELCOME, is_encrypted: true }];
-    if (!isChanged) storage.sessionSecret("http://x", "s", () => ({ secret: "right" }));
+    if (!isChanged) storage.updateSecret("http://x", "s", () => ({ secret: "right" }));
     isChanged = true;
     return [refusal];
   };
@@ -376,7 +376,7 @@ test("while another tab holds what is kept nobody waits for it but who must, and
     return read(...asked);
   };
   storage.load = held(storage.load.bind(storage));
-  storage.sessionSecret = held(storage.sessionSecret.bind(storage));
+  storage.updateSecret = held(storage.updateSecret.bind(storage));
   const taken = [];
   const makeSocket = () => {
     const line = { close() {}, send: (text) => openings.push(JSON.parse(text)) };
@@ -387,7 +387,7 @@ test("while another tab holds what is kept nobody waits for it but who must, and
   const next = await connect({ url: "http://x", storage, makeSocket, oninterrupted: (stream) => taken.push(stream.session) });
   t.after(() => next.close());
   const stream = next.send("new", "hi");
-  await assert.rejects(next.unsent("s"), { code: "storage", retry: "later" });
+  await assert.rejects(next.findUnsent("s"), { code: "storage", retry: "later" });
   assert.deepEqual([taken, openings, stream.connection.phase], [[], [], "connecting"]);
   isHeld = false;
   await until(() => taken.length === 1 && openings.length >= 2);
@@ -412,7 +412,7 @@ test("what is declared is there, and what is there is declared", async () => {
   const client = await connect({ url: "http://x", storage: new MemoryStorage(), makeSocket: () => ({ close() {}, send() {} }) });
   for (const [name, one] of [["Client", client], ["LiveStream", client.follow("s")]]) {
     const found = [...Object.getOwnPropertyNames(Object.getPrototypeOf(one)), ...Object.keys(one)];
-    const there = found.filter((member) => !["constructor", "unlock", "yieldTo"].includes(member));
+    const there = found.filter((member) => !["constructor", "showSecrets", "endWith"].includes(member));
     assert.deepEqual(there.sort(), [...declaredOf(name)].sort());
     if (name === "LiveStream") {
       const [, state] = /interface Connection \{([^}]*)\}/.exec(declared);

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { sleepTeller } from "../../src/midstream/server/static/client/lifecycle.js";
-import { HttpLine } from "../../src/midstream/server/static/client/http.js";
+import { createSleepDetector } from "../../src/midstream/server/static/client/lifecycle.js";
+import { HttpConnection } from "../../src/midstream/server/static/client/http.js";
 import { connect } from "../../src/midstream/server/static/client/midstream.js";
 import { MemoryStorage } from "../../src/midstream/server/static/client/storage.js";
 
@@ -159,8 +159,8 @@ test("everything that wakes a page at once is one ping, or one try", async () =>
 
 test("a page that rests has no line and no timer, and goes on once", async () => {
   const page = await new Page().open();
-  page.client.rest();
-  page.client.rest();
+  page.client.disconnect();
+  page.client.disconnect();
   await page.settle();
   assert.equal(page.line.isClosed, true);
   assert.equal(page.stream.connection.retryAt, null);
@@ -169,7 +169,7 @@ test("a page that rests has no line and no timer, and goes on once", async () =>
   page.client.wake();
   await page.settle();
   assert.equal(page.lines.length, 1);
-  await Promise.all([page.client.goOn(), page.client.goOn()]);
+  await Promise.all([page.client.reconnect(), page.client.reconnect()]);
   await page.settle();
   assert.deepEqual([page.lines.length, page.stream.connection.phase], [2, "live"]);
 });
@@ -177,7 +177,7 @@ test("a page that rests has no line and no timer, and goes on once", async () =>
 test("sleep is told by clocks that differ, lateness of a page that is looked at, and nothing else", () => {
   const now = { wall: 0, own: 0 };
   let isHidden = false;
-  const slept = sleepTeller({ wall: () => now.wall, own: () => now.own, isHidden: () => isHidden });
+  const slept = createSleepDetector({ wall: () => now.wall, own: () => now.own, isHidden: () => isHidden });
   const after = (wall, own) => {
     now.wall += wall;
     now.own += own;
@@ -195,7 +195,7 @@ test("sleep is told by clocks that differ, lateness of a page that is looked at,
 
 test("a turn that says nothing for a minute has stalled, once, and never because the page slept", async () => {
   const page = await new Page().open();
-  page.stream.leave();
+  page.stream.detach();
   page.stream = page.client.send("s", "hi");
   await page.settle();
   const stalled = () => page.stream.connection.isStalled;
@@ -222,7 +222,7 @@ test("a turn that says nothing for a minute has stalled, once, and never because
 
 test("the server's reports of a silence do not end it", async () => {
   const page = await new Page().open();
-  page.stream.leave();
+  page.stream.detach();
   page.stream = page.client.send("s", "hi");
   await page.settle();
   const stalled = () => page.stream.connection.isStalled;
@@ -256,7 +256,7 @@ test("what goes up over plain HTTP shows the number of its connection, and a rea
       const polled = { frames: [{ type: "welcome", resume_from: "1-1" }], more: address.endsWith("n=0") };
       return address.endsWith("/commands") ? new Response(null, { status: 204 }) : Response.json(polled);
     });
-    const line = new HttpLine("http://x/v1/sessions/s", "poll");
+    const line = new HttpConnection("http://x/v1/sessions/s", "poll");
     line.send(JSON.stringify(opening));
     line.send(PING);
     assert.equal((await asked.promise)["x-idempotency-connection"], number);

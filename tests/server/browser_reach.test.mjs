@@ -12,15 +12,15 @@ const WELCOME = '{"type":"welcome","stream":"k","event_id":"1-1","resume_from":"
 
 function saying(kept = {}) {
   const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null, ...kept }, 0, LIMITS);
-  stream.say("hi", 0);
+  stream.send("hi", 0);
   return stream;
 }
 
 /** Fail each connection until `to`; return when the stream ended, or null. */
 function failing(stream, from, to) {
   for (let now = from; now <= to; now += 100) {
-    if (stream.tick(now)) stream.lost(1, now, { error: new MidstreamError("connection_lost", "refused", "later") });
-    if (stream.wantsSocket) stream.lost(1, now, { error: new MidstreamError("connection_lost", "refused", "later") });
+    if (stream.tick(now)) stream.endConnection(1, now, { error: new MidstreamError("connection_lost", "refused", "later") });
+    if (stream.isConnectionWanted) stream.endConnection(1, now, { error: new MidstreamError("connection_lost", "refused", "later") });
     if (stream.phase === "ended") return now;
   }
   return null;
@@ -31,14 +31,14 @@ test("a server that was never reached is given up after the limit, and the messa
   assert.equal(failing(stream, 0, 60_000), 20_000);
   assert.equal(stream.error.code, "connection_lost");
   assert.match(stream.error.message, /^no connection to the server within 20 s \(last: refused\): check its address and scheme/);
-  assert.equal(stream.take().writes.some(({ op }) => op === "forget"), false);
+  assert.equal(stream.take().writes.some(({ op }) => op === "delete"), false);
 });
 
 test("a connection that nobody answers is given up after the limit too", () => {
   const stream = saying();
   stream.tick(0);
   assert.equal(stream.phase, "connecting");
-  stream.opened(0);
+  stream.beginConnection(0);
   assert.equal(stream.dueAt, 20_000);
   stream.tick(20_000);
   assert.equal(stream.error.code, "connection_lost");
@@ -47,9 +47,9 @@ test("a connection that nobody answers is given up after the limit too", () => {
 test("a server that was reached once is tried again for as long as patience lasts", () => {
   const stream = saying();
   stream.tick(0);
-  stream.opened(0);
+  stream.beginConnection(0);
   stream.receive(WELCOME, 0);
-  stream.lost(1, 0);
+  stream.endConnection(1, 0);
   assert.equal(failing(stream, 0, 600_000), null);
   assert.equal(stream.isReconnecting, true);
 });

@@ -122,9 +122,9 @@ async def test_a_loop_that_is_left_or_let_go_and_a_follower_throw_nothing(tmp_pa
     body = """
   const failed = await shown(client.send("s1", "fail"));
   const follower = client.follow("s1", "0-0");
-  const followed = await shown(follower, ({ last }) => last === "turn_ended" && follower.detach());
+  const followed = await shown(follower, ({ last }) => last === "turn_ended" && follower.abandon());
   const stream = client.send("s1", "wait");
-  const left = await shown(stream, ({ transcript }) => transcript && stream.leave());
+  const left = await shown(stream, ({ transcript }) => transcript && stream.detach());
   return { failed: failed.error.status, followed, left: left.error };
 """
     found = await _played(body, tmp_path)

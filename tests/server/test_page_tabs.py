@@ -51,11 +51,11 @@ LEADS = """(name) => new Promise((resolve) => {
 STOPPED_IN_ITS_CHANGES = """async () => {
   const { IndexedStorage } = await import("/static/client/storage.js");
   const storage = await IndexedStorage.open();
-  for (const key of ["one", "other"]) storage.apply([{ op: "forget", key }]);
+  for (const key of ["one", "other"]) storage.apply([{ op: "delete", key }]);
   storage.load();
-  storage.remember("elsewhere", null);
-  storage.worked("elsewhere");
-  storage.sessionSecret("elsewhere", "s", (kept) => kept);
+  storage.storeTransport("elsewhere", null);
+  storage.loadTransport("elsewhere");
+  storage.updateSecret("elsewhere", "s", (kept) => kept);
   debugger;
 }"""
 HOLD = """(stores) => new Promise((resolve) => {

@@ -1,10 +1,10 @@
-/** `midstream.js` as the subject of a `WireTrial`: what an application would do, and a clock that stands still. */
+/** `midstream.js` as the subject of a `WireTrial`: the calls of an application, and a clock that advances on request. */
 
-import { HttpLine } from "./client/http.js";
+import { HttpConnection } from "./client/http.js";
 import { connect } from "./client/midstream.js";
 import { IndexedStorage } from "./client/storage.js";
 
-/** Goes on when it is told to, to the next thing that is due. */
+/** A clock that advances on request to the next timer. */
 class StandingClock {
   #now = 0;
   #timers = new Map();
@@ -23,7 +23,7 @@ class StandingClock {
     this.#timers.delete(timer);
   }
 
-  goOn() {
+  advance() {
     const [timer, next] = [...this.#timers].sort(([, one], [, other]) => one.at - other.at)[0] ?? [];
     if (next === undefined) return;
     this.#timers.delete(timer);
@@ -32,16 +32,16 @@ class StandingClock {
   }
 }
 
-/** A line that counts. */
-class CountedLine {
+/** A connection that counts its frames. */
+class CountedConnection {
   said = 0;
 
-  constructor(line, counts) {
-    this.line = line;
-    line.onopen = (event) => this.onopen?.(event);
-    line.onheard = (event) => this.onheard?.(event);
-    line.onclose = (event) => this.onclose?.(event);
-    line.onmessage = (event) => {
+  constructor(connection, counts) {
+    this.connection = connection;
+    connection.onopen = (event) => this.onopen?.(event);
+    connection.onbytes = (event) => this.onbytes?.(event);
+    connection.onclose = (event) => this.onclose?.(event);
+    connection.onmessage = (event) => {
       counts.heard += 1;
       this.onmessage?.(event);
     };
@@ -49,18 +49,18 @@ class CountedLine {
 
   send(frame) {
     this.said += 1;
-    this.line.send(frame);
+    this.connection.send(frame);
   }
 
   close() {
-    this.line.close();
+    this.connection.close();
   }
 }
 
 export class Trial {
   #clock = new StandingClock();
   #counts = { heard: 0 };
-  #line = null;
+  #connection = null;
   #given = [];
   #asking = null;
 
@@ -70,9 +70,9 @@ export class Trial {
     this.storage = await IndexedStorage.open();
     const makeSocket = (address) => {
       const http = address.replace(/^ws/, "http").replace(/\/stream$/, "");
-      const line = transport === "websocket" ? new WebSocket(address) : new HttpLine(http, transport);
-      this.#line = new CountedLine(line, this.#counts);
-      return this.#line;
+      const connection = transport === "websocket" ? new WebSocket(address) : new HttpConnection(http, transport);
+      this.#connection = new CountedConnection(connection, this.#counts);
+      return this.#connection;
     };
     const chance = () => 0;
     this.client = await connect({ makeSocket, chance, clock: this.#clock, storage: this.storage });
@@ -94,12 +94,12 @@ export class Trial {
   }
 
   detach() {
-    this.stream.leave();
+    this.stream.detach();
   }
 
   async handled(id) {
     while (this.#given.at(-1)?.id !== id) await this.#next();
-    this.#next().catch(() => {}); // to ask for the next one is to be done with this one
+    this.#next().catch(() => {}); // a request for the next event marks this one as handled
   }
 
   #next() {
@@ -111,7 +111,7 @@ export class Trial {
   }
 
   passTime() {
-    this.#clock.goOn();
+    this.#clock.advance();
   }
 
   async seen() {
@@ -131,11 +131,11 @@ export class Trial {
       is_degraded: isDegraded,
       is_kept: streams.some((kept) => kept.key === this.stream.key),
       heard: this.#counts.heard,
-      said: this.#line?.said ?? 0,
+      said: this.#connection?.said ?? 0,
     };
   }
 
-  /** A page that is killed has no last words. */
+  /** Do not close the client when the page is killed. */
   die() {
     this.client.close = () => {};
   }

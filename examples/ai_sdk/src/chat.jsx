@@ -15,7 +15,7 @@ export function Chat({ id, messages: earlier }) {
     sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithApprovalResponses,
     onFinish: ({ isDisconnect }) => setIsCut(isDisconnect),
   });
-  // The connection broke. The server continues the answer; the page reads it again until it has ended.
+  // After a lost connection the answer continues at the server. Read it again until it has ended.
   useEffect(() => {
     if (!isCut || status !== "error") return;
     const timer = setTimeout(resumeStream, RETRY_MS);
@@ -29,7 +29,7 @@ export function Chat({ id, messages: earlier }) {
     sendMessage({ text: input });
     setInput("");
   };
-  // Closing the stream does not stop the turn; this does.
+  // A closed stream does not cancel the turn. This request cancels it.
   const stop = () => fetch(`/v1/sessions/${id}/cancel`, { method: "POST", headers: { "x-midstream": "1" } });
   return (
     <>

@@ -1,7 +1,7 @@
 import { createRoot } from "react-dom/client";
 import { Chat } from "./chat.jsx";
 
-// The chat's id is its session's. It stands in the address, so that a reload and a second tab show the same chat.
+// The id of the chat is the id of its session. It is in the address, so that a reload and a second tab show the same chat.
 const id = location.hash.slice(1) || crypto.randomUUID();
 location.hash = id;
 

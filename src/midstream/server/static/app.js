@@ -1,13 +1,14 @@
 /**
- * The chat page: which session is shown, what it is fed from, and what a person can do.
+ * The chat page: the displayed session, the source of its events, and the actions of a person.
  *
- * One session is shown at a time, and one source feeds it: the stream of an own message while its turn runs, else
- * a follower. Both give the same records, which the transcript applies by event id, so that changing from one to
- * the other neither loses nor repeats anything.
+ * The page displays one session at a time, from one source: the stream of an own message while its turn runs, else a
+ * reader. Both deliver the same records, which the transcript applies by event id. So a change of the source neither loses
+ * nor repeats an event.
  */
 
 import { MidstreamError, TurnFailedError, connect, randomText } from "./client/midstream.js";
-import { BASE, WRONG_SECRET, answered } from "./requests.js";
+import { FINAL_RETRIES, WRONG_SECRET } from "./client/stream.js";
+import { BASE, contentOf } from "./requests.js";
 import { SessionList } from "./session_list.js";
 import { Transcript } from "./transcript.js";
 import { TurnView, element, textOf } from "./view.js";
@@ -15,24 +16,24 @@ import { visible } from "./visible.js";
 
 /** Sessions with more records than this are opened from a snapshot instead of from their whole journal. */
 const RECORDS_READ_MAX = 5000;
-/** How often a page asks whether another one has begun the session that is shown. */
-const LOOK_EVERY_MS = 2000;
-/** The second click of a double click on Send comes within this time, where Stop has appeared. */
+/** Interval of the requests whether another page has begun the displayed session. */
+const CHECK_EVERY_MS = 2000;
+/** Longest time from a click on Send to the second click of a double click, which hits Stop. */
 const DOUBLE_CLICK_MS = 700;
 /** The event id before all others. */
 const BEGINNING = "0-0";
 const CUT_MS = 2500;
-/** Shown while no agent that may continue the open turn is served (TURN-86, TURN-90). */
+/** Notice while no served agent may continue the open turn (TURN-86, TURN-90). */
 const HELD_TURN =
   "This turn waits: another agent began it, or its tools are not served any more. Serve that agent, stop the turn, or " +
-  "continue it with the agent of now (Continue).";
-/** Errors of a store that takes nothing now: someone has to free it. */
+  "continue it with the agent that is served now (Continue).";
+/** Codes of errors of a store that accepts no appends now. A person has to free it. */
 const OUTAGES = new Set(["store_busy", "store_full"]);
-/** A connection made within this time is no news. */
+/** Time after which a connection that is being made is displayed. */
 const PATIENCE_MS = 250;
 const TITLE_CHARS = 80;
 const NEAR_END_PX = 80;
-/** Records that change the list of sessions. */
+/** Types of records that change the list of sessions. */
 const LISTED = new Set([
   "message_accepted",
   "turn_resumed",
@@ -41,21 +42,19 @@ const LISTED = new Set([
   "question_answered",
   "question_closed",
 ]);
-const STRANGER =
+const NOT_LOGGED_IN =
   "This server does not know this browser. Run \u201cmidstream login\u201d beside it, and open the link it prints.";
-/** Refusals that the same request would meet again. */
-const FINAL = new Set(["never", "ask"]);
 const UNSENT_BEFORE =
-  "The message before has not reached the server yet. This one stays in the box: send it when that has arrived.";
+  "The previous message has not reached the server yet. This one stays in the box: send it when that has arrived.";
 const KEPT_HERE = "Kept here until the server has it";
-/** Records that bring something to read. */
-const READ = new Set(["delta", "message_accepted", "question_asked", "response_completed", "call_ended", "child_delta", "turn_ended"]);
-/** Records with which a message is shown: as a turn, or in the queue. */
-const SAID = new Set(["message_accepted", "message_queued"]);
+/** Types of records with something to read. */
+const HAS_NEWS = new Set(["delta", "message_accepted", "question_asked", "response_completed", "call_ended", "child_delta", "turn_ended"]);
+/** Types of records that display a message: as a turn, or in the queue. */
+const SHOWS_MESSAGE = new Set(["message_accepted", "message_queued"]);
 const LOCKED =
-  "There is nothing here that this browser can open. A session that was begun in another browser opens only there.";
-/** In the place of what another tab does not let this one read. */
-const HELD = Symbol("held");
+  "There is nothing here that this browser can open. A session that began in another browser opens only there.";
+/** Stands for stored data that another tab blocks. */
+const BLOCKED = Symbol("blocked");
 const SUGGESTIONS = [
   "Tell me a long story about a river.",
   "Count from one to fifty, one number a line.",
@@ -67,29 +66,29 @@ const find = (id) => document.getElementById(id);
 class Page {
   #client = null;
   #session = "";
-  #visit = 0; // raised by every change of session: what belongs to an older visit is dropped
+  #visit = 0; // incremented by every change of session; results of an older visit are dropped
   #transcript = new Transcript();
   #views = new Map();
   #source = null;
   #isKnown = false; // the server has this session
-  #isLost = false; // the server had it and has it no longer
-  #isShut = false; // the server refuses to show it
-  #isOpening = false; // what is known of it is being loaded
-  #wakeLoad = () => {}; // ends the wait before the next try of loading it
-  #lookedAt = 0; // when the server was last asked whether the session has begun
-  #drafts = new Map(); // what stands in the box of other sessions
-  #clickedAt = -Infinity; // when Send was clicked
-  #hasNews = false; // something came that a reader further up has not seen
-  #isLocked = false; // the server opens it to no secret that this browser has, or there is no such session
-  #unborn = new Set(); // sessions made here in which nothing was said yet
-  #pending = null; // {text, key, stream, node} of a message that is neither a turn nor in the queue yet
-  #isStopping = false; // a stop was asked for and the turn has not ended
-  #cuts = []; // this page's losses of the line, {from, to} in ms here
-  #skewMs = -Infinity; // the server's clock minus this one: the way here only makes it look smaller
+  #isLost = false; // the server no longer has the session
+  #isRefused = false; // the server refuses to return the session
+  #isOpening = false; // the session is being loaded
+  #wakeLoad = () => {}; // ends the pause before the next try to load the session
+  #checkedAt = 0; // the time of the last request whether the session has begun
+  #drafts = new Map(); // unsent texts in the input of other sessions
+  #clickedAt = -Infinity; // the time of the last click on Send
+  #hasNews = false; // new content is below the visible part
+  #isLocked = false; // no secret of this browser opens the session, or there is no such session
+  #empty = new Set(); // new sessions of this page without a message
+  #pending = null; // {text, key, stream, node} of a message that is neither a turn nor in the queue
+  #isStopping = false; // a cancel was sent and the turn has not ended
+  #cuts = []; // lost connections of this page, {from, to} in ms of this clock
+  #skewMs = -Infinity; // the server's clock minus this clock; the largest value is the best, as latency reduces it
   #dirty = new Set();
   #isDrawing = false;
   #connection = { phase: "ended", retryAt: null };
-  #trouble = ""; // the notice of the server's trouble that is shown
+  #trouble = ""; // the displayed notice about the server's trouble
   #lightTimer = null;
   #sessions = new SessionList(() => ({ session: this.#session, isAsking: this.#transcript.asking.length > 0 }));
   #shownQueue = "";
@@ -97,7 +96,7 @@ class Page {
   #actions = {
     answer: (child, question, choice, more) =>
       this.#client.answer(child || this.#session, question, choice, more),
-    stored: () => this.#client.unsent(this.#session), // a read waits for the writes before it
+    whenStored: () => this.#client.findUnsent(this.#session), // a read waits for earlier writes
     resume: (turn) => (this.#isHeld(turn) ? this.#continueHeld(turn) : this.#resume(turn)),
   };
 
@@ -105,11 +104,11 @@ class Page {
     await this.#logIn();
     this.#client = await connect({
       url: BASE,
-      onstate: (connection, stream) => this.#heard(connection, stream),
+      onstate: (connection, stream) => this.#showConnection(connection, stream),
     });
     if (!this.#client.isDurable)
-      this.#tell(
-        "This browser keeps nothing for pages: a message that is not sent yet would not survive a reload.",
+      this.#showNotice(
+        "This browser stores nothing for pages: an unsent message would not survive a reload.",
       );
     this.#listen();
     for (const text of SUGGESTIONS) {
@@ -119,16 +118,16 @@ class Page {
       find("suggestions").append(button);
     }
     await this.#open();
-    await this.#tellStranger();
-    this.#takeUp();
+    await this.#checkLogin();
+    this.#resumeOthers();
     setInterval(() => this.#tick(), 500);
   }
 
-  /** Send the unsent words of other sessions, and of this one where another tab held them so far. */
-  async #takeUp() {
+  /** Send the unsent messages of other sessions, and those of this session that another tab had. */
+  async #resumeOthers() {
     for (const stream of await this.#interrupted()) {
-      if (stream.damage) stream.leave();
-      else if (stream.session !== this.#session || this.#source !== null) stream.detach();
+      if (stream.damage) stream.detach();
+      else if (stream.session !== this.#session || this.#source !== null) stream.abandon();
       else {
         this.#feedFrom(stream);
         this.#settlePending(stream);
@@ -146,16 +145,16 @@ class Page {
     }
   }
 
-  /** The link that the server printed brings a word that is good for one login; it must not stay in the address. */
+  /** Log in with the token of the server's login link, and remove the token from the address. */
   async #logIn() {
-    const brought = new URLSearchParams(location.hash.slice(1));
-    const login = brought.get("login");
-    const session = encodeURIComponent(brought.get("open") ?? "");
+    const parameters = new URLSearchParams(location.hash.slice(1));
+    const login = parameters.get("login");
+    const session = encodeURIComponent(parameters.get("open") ?? "");
     if (login !== null) {
       history.replaceState(null, "", session ? `#${session}` : location.pathname);
       const answer = await this.#postLogin({ login });
       if (answer.status !== 409) return;
-      // Somebody else is logged in here: a link must not change that by itself.
+      // Another principal is logged in here. Only the person may change that.
       const { detail } = await answer.json();
       if (window.confirm(`${visible(detail)}.\n\nLog in with the link instead?`))
         await this.#postLogin({ login, replace: true });
@@ -171,12 +170,12 @@ class Page {
     });
   }
 
-  async #tellStranger() {
-    const known = await fetch(`${BASE}/v1/sessions?limit=1`, { cache: "no-store" }).catch(() => null);
-    if (known?.status === 401) this.#tell(STRANGER);
+  async #checkLogin() {
+    const response = await fetch(`${BASE}/v1/sessions?limit=1`, { cache: "no-store" }).catch(() => null);
+    if (response?.status === 401) this.#showNotice(NOT_LOGGED_IN);
   }
 
-  // --- which session ---
+  // --- the session ---
 
   async #open() {
     const named = sessionIn(location.hash.slice(1));
@@ -185,51 +184,51 @@ class Page {
       return this.#open();
     }
     const visit = (this.#visit += 1);
-    this.#source?.detach();
+    this.#source?.abandon();
     this.#source = null;
     this.#keepDraft(named);
     this.#session = named;
-    this.#isKnown = this.#isLost = this.#isLocked = this.#isShut = false;
+    this.#isKnown = this.#isLost = this.#isLocked = this.#isRefused = false;
     this.#isOpening = true;
     this.#showPending(null);
     this.#reset(new Transcript());
-    this.#showAll(); // from here on somebody may speak, also while the rest of this is under way
+    this.#showAll(); // from here on a person may send, also while the rest of this method waits
     this.#showLight();
     this.#sessions.refresh();
-    const isNew = this.#unborn.has(named);
-    const unsent = isNew ? null : await this.#client.unsent(named).catch(unlessHeld(HELD));
+    const isNew = this.#empty.has(named);
+    const unsent = isNew ? null : await this.#client.findUnsent(named).catch(ifBlocked(BLOCKED));
     if (visit !== this.#visit) return undefined;
     const loaded = isNew ? null : await this.#loadBehind(unsent, visit);
     if (visit !== this.#visit) return undefined;
     if (loaded !== null) {
-      this.#source?.detach(); // spoke before the cursor was known: its events begin somewhere later
+      this.#source?.abandon(); // it was sent before the cursor was known, so its events begin too late
       this.#source = null;
       this.#isKnown = true;
       this.#reset(loaded);
     }
     const after = this.#isKnown ? this.#transcript.cursor : null;
     const streams =
-      unsent === HELD ? [] : await this.#client.resumeInterrupted({ session: named, after }).catch(unlessHeld([]));
-    // A message that was withdrawn while nobody looked has a stream, and no turn will ever be its own.
-    const isWaited = ({ pendingText, key, damage }) =>
+      unsent === BLOCKED ? [] : await this.#client.resumeInterrupted({ session: named, after }).catch(ifBlocked([]));
+    // A message that was withdrawn while no page was open has a stream, and never gets a turn.
+    const isWanted = ({ pendingText, key, damage }) =>
       damage || pendingText !== null || this.#transcript.isPartial || this.#transcript.hasStream(key);
-    for (const stream of streams) if (!isWaited(stream)) stream.detach();
-    const [own, ...others] = streams.filter((stream) => stream.isHeard);
-    for (const other of others) other.detach();
-    if (visit !== this.#visit) return own?.detach();
+    for (const stream of streams) if (!isWanted(stream)) stream.abandon();
+    const [own, ...others] = streams.filter((stream) => stream.isActive);
+    for (const other of others) other.abandon();
+    if (visit !== this.#visit) return own?.abandon();
     if (own) this.#feedFrom(own);
     else if (this.#isKnown && this.#source === null) this.#feedFrom(this.#client.follow(named, after));
     this.#settlePending(own);
     this.#isOpening = false;
     this.#showAll();
     this.#scrollToEnd();
-    if (this.#isLocked && this.#pending === null && this.#source === null) this.#tell(LOCKED);
+    if (this.#isLocked && this.#pending === null && this.#source === null) this.#showNotice(LOCKED);
     return undefined;
   }
 
   #newSession() {
     const session = `s-${randomText(12)}`;
-    this.#unborn.add(session);
+    this.#empty.add(session);
     return session;
   }
 
@@ -239,45 +238,45 @@ class Page {
     this.#write(this.#drafts.get(named) ?? "");
   }
 
-  /** Another tab, or another person, may begin the session that is shown: then it is opened. */
-  async #look() {
+  /** Open the displayed session once another tab or another person has begun it. */
+  async #checkForSession() {
     const isIdle = this.#source === null && this.#pending === null && !this.#isKnown && !this.#isOpening;
-    if (!isIdle || this.#isLost || this.#isLocked || this.#isShut) return;
-    if (performance.now() - this.#lookedAt < LOOK_EVERY_MS) return;
-    this.#lookedAt = performance.now();
+    if (!isIdle || this.#isLost || this.#isLocked || this.#isRefused) return;
+    if (performance.now() - this.#checkedAt < CHECK_EVERY_MS) return;
+    this.#checkedAt = performance.now();
     const visit = this.#visit;
     const answer = await this.#client.fetch(this.#session).catch(() => null);
     if (!answer?.ok || visit !== this.#visit || this.#source !== null) return;
-    this.#unborn.delete(this.#session);
+    this.#empty.delete(this.#session);
     this.#open();
   }
 
-  /** Load the session; what was said in it and has not arrived is shown before the server is asked. */
+  /** Display the unsent message, and then load the session. */
   async #loadBehind(unsent, visit) {
-    if (this.#pending === null && unsent !== HELD) this.#showPending(unsent);
+    if (this.#pending === null && unsent !== BLOCKED) this.#showPending(unsent);
     return this.#load(visit);
   }
 
-  /** Return the session's transcript, or null where there is none yet. Tries until the server answers. */
+  /** Return the transcript of the session, or null if there is none. Retries until the server responds. */
   async #load(visit) {
     const session = this.#session;
     for (let wait = 500; visit === this.#visit; wait = Math.min(wait * 2, 8000)) {
       try {
-        const snapshot = await answered(await this.#client.fetch(session));
+        const snapshot = await contentOf(await this.#client.fetch(session));
         if (visit !== this.#visit) return null;
         if (snapshot === WRONG_SECRET) this.#isLocked = true;
         if (snapshot === null || snapshot === WRONG_SECRET) return null;
         if (Number(snapshot.event_id.split("-")[1]) > RECORDS_READ_MAX)
           return Transcript.fromSnapshot(snapshot);
         const transcript = new Transcript();
-        const records = await answered(await this.#client.fetch(session, "/records"), "text");
+        const records = await contentOf(await this.#client.fetch(session, "/records"), "text");
         for (const line of records.split("\n")) {
           if (line) transcript.apply(JSON.parse(line));
         }
         return transcript;
       } catch (error) {
         if (visit !== this.#visit) return null;
-        if (error instanceof MidstreamError && FINAL.has(error.retry)) return this.#shut(error);
+        if (error instanceof MidstreamError && FINAL_RETRIES.has(error.retry)) return this.#refuse(error);
         this.#connection = { phase: "waiting", retryAt: Date.now() + wait };
         this.#showLight();
         await new Promise((resolve) => {
@@ -289,16 +288,16 @@ class Page {
     return null;
   }
 
-  /** The server refuses to show the session, and will do so again. */
-  #shut(error) {
-    this.#isShut = true;
+  /** Display a final refusal of the server to return the session. */
+  #refuse(error) {
+    this.#isRefused = true;
     this.#connection = { phase: "ended", retryAt: null };
     this.#showLight();
     const advice = {
-      unauthorized: STRANGER,
+      unauthorized: NOT_LOGGED_IN,
       access: "You may not read this session. Log in as somebody who may, or choose another one.",
     };
-    this.#tell(advice[error.code] ?? `${error.message} (${error.code}). Choose another session, or begin a new one.`);
+    this.#showNotice(advice[error.code] ?? `${error.message} (${error.code}). Choose another session, or begin a new one.`);
     return null;
   }
 
@@ -306,7 +305,7 @@ class Page {
   #tryNow() {
     this.#client.wake();
     this.#wakeLoad();
-    if (this.#isShut) this.#open();
+    if (this.#isRefused) this.#open();
   }
 
   #reset(transcript) {
@@ -318,19 +317,19 @@ class Page {
     this.#resumable = null;
     if (this.#pending !== null && transcript.hasStream(this.#pending.key)) this.#showPending(null);
     find("turns").replaceChildren(...(this.#pending ? [this.#pending.node] : []));
-    this.#tell("");
+    this.#showNotice("");
     for (const turn of transcript.turns.values()) this.#dirty.add(turn);
     this.#draw();
   }
 
-  // --- what it is fed from ---
+  // --- the source of its events ---
 
   async #feedFrom(source) {
     const visit = this.#visit;
     const before = this.#source;
     this.#source = source;
-    if (before && before !== source) before.detach();
-    this.#heard(source.connection, source);
+    if (before && before !== source) before.abandon();
+    this.#showConnection(source.connection, source);
     this.#showAll();
     let isFinal = false;
     const isCurrent = () => visit === this.#visit && this.#source === source;
@@ -340,13 +339,13 @@ class Page {
         if (event.type === "gone" && !event.hasSnapshot) return void this.#open();
         if (event.type === "snapshot") this.#reset(Transcript.fromSnapshot(event.session));
         if (source.damage && event.type === "snapshot")
-          this.#tell("A message that was kept here cannot be read any more. It was not sent again: this is what the server has.");
+          this.#showNotice("A stored message cannot be read. It was not sent again. The page displays the session as the server has it.");
         if (event.type === "record") this.#apply(event);
       }
     } catch (error) {
       if (!isCurrent()) return;
       if (!(error instanceof MidstreamError)) throw error;
-      // A failed turn is shown with its words; a follower that is refused would be refused again.
+      // The transcript displays a failed turn. A reader that was refused is not started again.
       if (!(error instanceof TurnFailedError)) {
         this.#refused(error);
         isFinal = !source.key;
@@ -369,34 +368,34 @@ class Page {
     this.#isKnown = true;
     const turn = this.#transcript.apply(event);
     if (record.at) this.#skewMs = Math.max(this.#skewMs, record.at * 1000 - Date.now());
-    if (SAID.has(record.type) && record.stream && record.stream === this.#pending?.key) this.#showPending(null);
+    if (SHOWS_MESSAGE.has(record.type) && record.stream && record.stream === this.#pending?.key) this.#showPending(null);
     if (turn !== null) this.#dirty.add(turn);
-    this.#hasNews ||= READ.has(record.type);
+    this.#hasNews ||= HAS_NEWS.has(record.type);
     this.#draw();
     if (LISTED.has(record.type)) this.#sessions.refresh();
   }
 
-  /** Tell a refusal, and give back what was not said. */
+  /** Display a refusal, and put the unsent text back into the input. */
   #refused(error) {
-    const unsaid = this.#pending?.text;
+    const unsent = this.#pending?.text;
     this.#showPending(null);
-    if (unsaid && !find("text").value) this.#write(unsaid);
+    if (unsent && !find("text").value) this.#write(unsent);
     if (error.code === "session_not_found") {
       this.#isKnown = false;
       this.#isLost = true;
       for (const turn of this.#transcript.turns.values()) this.#dirty.add(turn);
       this.#draw();
-      this.#tell(
-        "The server no longer has this session. What you see is what this page had of it; begin a new one to go on.",
+      this.#showNotice(
+        "The server no longer has this session. The page displays what it had received. Begin a new session to continue.",
       );
-    } else if (error.code === "wrong_secret") this.#tell(LOCKED);
+    } else if (error.code === WRONG_SECRET) this.#showNotice(LOCKED);
     else if (error.code === "session_busy")
-      this.#tell(`${error.message} Your message was not sent; it is back in the box.`);
-    else if (error.code !== "stream_fenced") this.#tell(`${error.message} (${error.code})`);
+      this.#showNotice(`${error.message} Your message was not sent; it is back in the box.`);
+    else if (error.code !== "stream_fenced") this.#showNotice(`${error.message} (${error.code})`);
     this.#scrollToEnd();
   }
 
-  // --- what a person does ---
+  // --- the actions of a person ---
 
   #listen() {
     globalThis.addEventListener("hashchange", () => this.#open());
@@ -425,7 +424,7 @@ class Page {
     find("cut").addEventListener("click", () => this.#client.cut(CUT_MS));
     find("send").addEventListener("click", ({ detail }) => (this.#clickedAt = detail ? performance.now() : -Infinity));
     find("stop").addEventListener("click", ({ detail }) => {
-      // Stop appears where Send was: the second click of a double click is no wish to stop.
+      // Stop appears where Send was. The second click of a double click must not stop the turn.
       const isDouble = detail > 1 || (detail > 0 && performance.now() - this.#clickedAt < DOUBLE_CLICK_MS);
       if (!isDouble) this.#stop();
       find("text").focus();
@@ -454,9 +453,9 @@ class Page {
 
   #send() {
     const text = find("text").value;
-    if (!text.trim() || this.#isLost || this.#isShut) return;
-    if (this.#pending !== null) return this.#tell(UNSENT_BEFORE);
-    this.#tell("");
+    if (!text.trim() || this.#isLost || this.#isRefused) return;
+    if (this.#pending !== null) return this.#showNotice(UNSENT_BEFORE);
+    this.#showNotice("");
     let stream;
     try {
       stream = this.#client.send(this.#session, text, {
@@ -464,17 +463,17 @@ class Page {
       });
     } catch (error) {
       if (!(error instanceof MidstreamError)) throw error;
-      this.#tell(error.message);
+      this.#showNotice(error.message);
       return;
     }
-    this.#unborn.delete(this.#session);
+    this.#empty.delete(this.#session);
     this.#write("");
     this.#showPending({ text, key: stream.key, stream }, "Being kept here");
-    this.#tellKept(stream);
-    this.#tellRefusal(stream);
+    this.#watchStored(stream);
+    this.#watchRefusal(stream);
     this.#feedFrom(stream);
     this.#showAll();
-    find("text").focus(); // Send is gone
+    find("text").focus(); // the Send button is hidden now
     this.#scrollToEnd();
   }
 
@@ -486,14 +485,14 @@ class Page {
     this.#client.cancel(this.#session, turn).catch((error) => {
       if (visit !== this.#visit) return;
       this.#isStopping = false;
-      this.#tell(error.message);
+      this.#showNotice(error.message);
       this.#showAll();
     });
   }
 
-  /** Go on with a turn that was interrupted or failed. */
+  /** Resume a turn that was interrupted or failed. */
   #resume(turn) {
-    this.#tell("");
+    this.#showNotice("");
     this.#feedFrom(this.#client.resume(this.#session, { turn, after: this.#transcript.cursor }));
   }
 
@@ -505,11 +504,11 @@ class Page {
   #continueHeld(turn) {
     this.#client.continueHeld(this.#session, turn).then(
       () => {
-        this.#connection = { ...this.#connection, waitingOn: "" }; // the next heartbeat says what it waits for now
-        this.#tell("");
+        this.#connection = { ...this.#connection, waitingOn: "" }; // the next heartbeat has what it waits for now
+        this.#showNotice("");
         this.#draw();
       },
-      (error) => this.#tell(error.message),
+      (error) => this.#showNotice(error.message),
     );
   }
 
@@ -520,7 +519,7 @@ class Page {
       () => visit === this.#visit && !find("text").value && this.#write(textOf(queued.message)),
       (error) => {
         button.disabled = false;
-        if (visit === this.#visit) this.#tell(error.message);
+        if (visit === this.#visit) this.#showNotice(error.message);
       },
     );
   }
@@ -534,13 +533,13 @@ class Page {
     return !this.#isLost && (this.#pending !== null || this.#transcript.running !== null);
   }
 
-  // --- what is shown ---
+  // --- the display ---
 
-  /** Draw the turns that changed, once a frame however many words came. */
+  /** Draw the turns that changed, at most once for each animation frame. */
   #draw() {
     if (this.#isDrawing) return;
     this.#isDrawing = true;
-    // A tab that nobody looks at gets no frames, and its title says that somebody is waited for.
+    // A hidden tab gets no animation frames, and its title must still change when the turn waits for a person.
     if (document.hidden) setTimeout(() => this.#drawNow());
     else requestAnimationFrame(() => this.#drawNow());
   }
@@ -550,7 +549,7 @@ class Page {
     this.#isDrawing = false;
     const wasAtEnd = this.#isAtEnd();
     const { style, offsetHeight } = find("turns");
-    style.minHeight = wasAtEnd ? "" : `${offsetHeight}px`; // words that become void move no reader further up
+    style.minHeight = wasAtEnd ? "" : `${offsetHeight}px`; // removed void words must not move the visible part
     this.#markResumable();
     for (const turn of this.#dirty) this.#drawTurn(turn);
     this.#dirty.clear();
@@ -560,7 +559,7 @@ class Page {
   }
 
   #drawTurn(turn) {
-    if (this.#transcript.turns.get(turn.number) !== turn) return; // of the session shown before
+    if (this.#transcript.turns.get(turn.number) !== turn) return; // a turn of another session
     if (!this.#views.has(turn.number)) {
       const made = new TurnView(turn.number, this.#actions);
       this.#views.set(turn.number, made);
@@ -579,7 +578,7 @@ class Page {
     this.#views.get(turn.number).show(turn, cuts, toServer(Date.now()), canResume, this.#isLost);
   }
 
-  /** Only the last turn can go on: what was it and no longer is must be drawn anew. */
+  /** Mark the turns to draw if another turn is resumable than before. Only the last turn can be. */
   #markResumable() {
     const { resumable } = this.#transcript;
     for (const turn of [this.#resumable, resumable])
@@ -616,42 +615,42 @@ class Page {
     this.#isStopping &&= isBusy;
     find("stop").disabled = this.#isStopping || isCancelling;
     find("cut").disabled = this.#source === null;
-    find("text").disabled = find("send").disabled = this.#isLost || this.#isShut;
+    find("text").disabled = find("send").disabled = this.#isLost || this.#isRefused;
     find("turns").setAttribute("aria-busy", String(isBusy));
     const first = this.#transcript.turns.values().next().value;
     const title = textOf(first?.message).split("\n", 1)[0].slice(0, TITLE_CHARS);
     find("title").textContent = title || "New session";
     if (title) this.#sessions.entitle(this.#session, title);
-    const asks = this.#transcript.asking.length > 0 ? "Waiting for you: " : "";
-    document.title = title ? `${asks}${visible(title)} \u2013 midstream` : "midstream"; // nothing isolates it there
+    const prefix = this.#transcript.asking.length > 0 ? "Waiting for you: " : "";
+    document.title = title ? `${prefix}${visible(title)} \u2013 midstream` : "midstream"; // no markup isolates a title
   }
 
-  /** Show a message at once; it stays until the transcript has it, whatever becomes of the connection. */
+  /** Display a message at once. It stays until the transcript has it, also without a connection. */
   #showPending(message, state = KEPT_HERE) {
     this.#pending?.node.remove();
     this.#pending = null;
-    if (find("notice").textContent === UNSENT_BEFORE) this.#tell("");
+    if (find("notice").textContent === UNSENT_BEFORE) this.#showNotice("");
     if (message === null) return;
-    const said = element("div", "said", message.text);
-    said.dir = "auto";
+    const text = element("div", "said", message.text);
+    text.dir = "auto";
     const node = element(
       "article",
       "turn pending",
-      said,
+      text,
       element("footer", "foot", state),
     );
     this.#pending = { ...message, node };
     find("turns").append(node);
   }
 
-  /** Say that a reload keeps the message, once the browser has stored it: a reload before that loses it. */
-  #tellKept(stream) {
+  /** Display that the message survives a reload, once the browser has stored it. */
+  #watchStored(stream) {
     stream.settled.then(() => {
       if (this.#pending?.stream === stream) this.#pending.node.lastChild.textContent = KEPT_HERE;
     });
   }
 
-  /** Show what `stream`, of before a reload, has not sent yet, unless the transcript has it all the same. */
+  /** Display the unsent message of `stream`, from before a reload, unless the transcript has it. */
   #settlePending(stream) {
     const unsent = stream?.pendingText ?? null;
     if (unsent !== null && !this.#transcript.hasStream(stream.key))
@@ -659,23 +658,23 @@ class Page {
     if (this.#pending === null) return;
     const { key, stream: sending } = this.#pending;
     if (sending === null) return void this.#showPending(null); // another tab sends it
-    this.#tellRefusal(sending);
+    this.#watchRefusal(sending);
     if (!this.#transcript.isPartial) return;
-    // It does not know the streams of finished turns, and would not see that one of them was this one's.
+    // A partial transcript has no streams of finished turns, so it may have the message without its stream.
     sending.accepted.then(
       () => this.#pending?.key === key && this.#showPending(null),
-      () => {}, // `ended` tells it
+      () => {}, // `#watchRefusal` displays the error
     );
   }
 
-  /** A stream that nobody reads any more may be refused too. */
-  #tellRefusal(stream) {
+  /** Display a refusal of a stream that is not the source any more. */
+  #watchRefusal(stream) {
     stream.ended.then((error) => {
       if (error && stream !== this.#source && stream.key === this.#pending?.key) this.#refused(error);
     });
   }
 
-  #heard(connection, stream) {
+  #showConnection(connection, stream) {
     if (stream !== this.#source) return;
     this.#connection = connection;
     const open = this.#cuts.at(-1);
@@ -691,17 +690,17 @@ class Page {
     this.#showLight();
   }
 
-  /** Show why the server stores nothing now, such as a full disk, for as long as that is so. */
+  /** Display why the server stores nothing now, such as a full disk, until it stores again. */
   #showTrouble({ trouble, waitingOn }) {
     let words = "";
     if (OUTAGES.has(trouble?.code)) words = `${trouble.message} (${trouble.code}). Nothing is lost: this goes on by itself.`;
     else if (waitingOn === "agent") words = HELD_TURN;
     const shown = find("notice").textContent;
-    if (words ? shown !== words : shown && shown === this.#trouble) this.#tell(words);
+    if (words ? shown !== words : shown && shown === this.#trouble) this.#showNotice(words);
     this.#trouble = words;
   }
 
-  /** Green: live. Amber: on its way back, with the seconds to the next try. Grey: no network, or nothing to hear. */
+  /** Display the connection: green is live; amber is reconnecting, with the seconds to the next try; grey is offline or idle. */
   #showLight() {
     const { phase, retryAt } = this.#connection;
     clearTimeout(this.#lightTimer);
@@ -716,7 +715,7 @@ class Page {
     } else if (phase === "connecting") {
       this.#lightTimer = setTimeout(() => this.#setLight("reconnecting", "Connecting"), PATIENCE_MS);
       return;
-    } else return; // one source ended and the next begins
+    } else return; // between two sources
     this.#setLight(state, text);
   }
 
@@ -733,10 +732,10 @@ class Page {
     find("menu").setAttribute("aria-expanded", String(isShown));
   }
 
-  #tell(words) {
+  #showNotice(words) {
     find("notice").textContent = words;
     find("notice").hidden = !words;
-    if (words) find("notice").scrollIntoView({ block: "center" }); // never below the box one writes in
+    if (words) find("notice").scrollIntoView({ block: "center" }); // never below the input
   }
 
   #write(text) {
@@ -760,7 +759,7 @@ class Page {
     this.#showWayDown();
   }
 
-  /** Show the button that leads to the end: only what has come meanwhile is new. */
+  /** Display the button that scrolls to the end. Only content that came after scrolling up counts as new. */
   #showWayDown() {
     const isAtEnd = this.#isAtEnd();
     this.#hasNews &&= !isAtEnd;
@@ -768,9 +767,9 @@ class Page {
     find("to-end").textContent = this.#hasNews ? "New words below" : "To the end";
   }
 
-  /** While a turn runs its clock and its band go on, whether or not words come. */
+  /** Draw the time and the band of a running turn, also without new events. */
   #tick() {
-    this.#look();
+    this.#checkForSession();
     const running = this.#transcript.running;
     if (running === null || this.#isLost || document.visibilityState !== "visible") return;
     this.#dirty.add(running);
@@ -778,15 +777,15 @@ class Page {
   }
 }
 
-/** Return what answers `otherwise` where another tab holds this browser's database. */
-function unlessHeld(otherwise) {
+/** Return an error handler that returns `otherwise` if another tab blocks the database. */
+function ifBlocked(otherwise) {
   return (error) => {
     if (error.retry === "later") return otherwise;
     throw error;
   };
 }
 
-/** Return the session that an address names; what is no encoding stands for itself. */
+/** Return the session in a fragment of an address. An invalid encoding is used as it is. */
 function sessionIn(fragment) {
   try {
     return decodeURIComponent(fragment);

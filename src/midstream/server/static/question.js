@@ -1,8 +1,8 @@
 /**
- * What a call asks a person, as a card: what would happen, why somebody is asked, and the ways to answer.
+ * The card of an open question: the call, the reason of the question, and the choices.
  *
- * A card is made for one question and stays as it is until that is answered, so that nobody's half-written words are
- * lost when the transcript changes around it.
+ * A card belongs to one question and stays until the question is answered. So changes of the transcript do not discard a
+ * half-written answer.
  */
 
 import { element, indented } from "./view.js";
@@ -28,53 +28,53 @@ const HINTS = {
   question: "Your answer",
   doubt: "What came of it, if it happened (optional)",
 };
-/** Choices to which a person may add words. */
-const WITH_WORDS = new Set(["deny", "respond", "happened"]);
-/** Choices that run the call: possible once its whole arguments were on the screen. */
+/** Choices with an optional text. */
+const WITH_TEXT = new Set(["deny", "respond", "happened"]);
+/** Choices that run the call. They are enabled after the end of the arguments was visible. */
 const RUNS = new Set(["allow", "rerun", "edit"]);
 
-/** An answer that takes longer than this is on its way to a server that is away. */
+/** Time after which an unacknowledged answer is displayed as stored: the server may be away. */
 const SENT_WITHIN_MS = 600;
 
 /**
- * One open question; `answer(choice, {text, argumentsJson})` returns a promise that rejects where it is refused. `stored()`
- * resolves when this browser has stored the answers so far: a reload before that loses them.
+ * The card of one open question. `answer(choice, {text, argumentsJson})` returns a promise; it rejects if the answer is
+ * refused. `whenStored()` resolves when this browser has stored the answers so far. A reload before that loses them.
  */
 export class QuestionCard {
   #question;
   #answer;
-  #stored;
+  #whenStored;
   #words = element("input", "words-in");
   #edited = element("textarea", "edited");
   #shown = element("pre", "asked-arguments");
   #unseen = element("p", "unseen", "Scroll to the end of the arguments to decide.");
   #buttons = element("div", "choices");
   #problem = element("p", "problem");
-  #kept = element("p", "kept", "Your answer is kept here until the server has it.");
+  #storedNote = element("p", "kept", "Your answer is kept here until the server has it.");
   #isEditing = false;
   #isSeen = true;
   #isSending = false;
 
-  constructor(call, question, answer, stored) {
+  constructor(call, question, answer, whenStored) {
     this.#question = question;
     this.#answer = answer;
-    this.#stored = stored;
-    this.root = element("form", "question", element("h4", "", HEADS[question.kind] ?? "Somebody is asked"));
+    this.#whenStored = whenStored;
+    this.root = element("form", "question", element("h4", "", HEADS[question.kind] ?? "Question"));
     this.root.dataset.kind = question.kind;
     this.root.setAttribute("role", "group");
     this.root.setAttribute("aria-label", `${HEADS[question.kind] ?? "Question"} ${visible(call.name)}`);
     if (question.kind === "doubt") this.root.append(element("p", "why", DOUBT));
-    if (question.text) this.root.append(this.#prose(question.text));
+    if (question.text) this.root.append(this.#paragraph(question.text));
     this.#fill(call);
     this.root.addEventListener("submit", (event) => {
       event.preventDefault();
-      // Enter in the box of words: it never runs a call.
-      const choice = question.choices.find((each) => WITH_WORDS.has(each));
+      // Enter in the text input sends a text, and never runs a call.
+      const choice = question.choices.find((each) => WITH_TEXT.has(each));
       if (choice && this.#words.value.trim()) this.#send(choice);
     });
   }
 
-  #prose(text) {
+  #paragraph(text) {
     const made = element("p", "why", visible(text));
     made.dir = "auto";
     return made;
@@ -99,12 +99,12 @@ export class QuestionCard {
       const name = element("p", "asked-name", element("bdi", "", visible(call.name)));
       this.root.append(name, this.#shown, this.#unseen, this.#edited);
     }
-    if (choices.some((choice) => WITH_WORDS.has(choice))) this.root.append(this.#words);
+    if (choices.some((choice) => WITH_TEXT.has(choice))) this.root.append(this.#words);
     for (const choice of choices) this.#buttons.append(this.#button(LABELS[choice] ?? choice, choice));
     if (kind === "approval" && !isFixed) this.#buttons.append(this.#editButton());
-    this.#kept.hidden = true;
-    this.#kept.setAttribute("role", "status");
-    this.root.append(this.#buttons, this.#kept, this.#problem);
+    this.#storedNote.hidden = true;
+    this.#storedNote.setAttribute("role", "status");
+    this.root.append(this.#buttons, this.#storedNote, this.#problem);
     if (kind !== "question") this.#awaitEnd();
     if (expiresAt) {
       const until = new Date(expiresAt * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
@@ -112,9 +112,9 @@ export class QuestionCard {
     }
   }
 
-  /** Let the call run only after the end of its arguments was on the screen: the box scrolls, and so does the page. */
+  /** Enable the choices that run the call after the end of its arguments was visible. The box and the page may scroll. */
   #awaitEnd() {
-    this.#shown.tabIndex = 0; // so that keys scroll it
+    this.#shown.tabIndex = 0; // the keyboard can scroll it
     this.#shown.setAttribute("role", "group");
     this.#shown.setAttribute("aria-label", "Arguments");
     const end = element("span", "end");
@@ -173,17 +173,17 @@ export class QuestionCard {
   }
 
   #send(choice) {
-    const text = WITH_WORDS.has(choice) ? this.#words.value.trim() : "";
+    const text = WITH_TEXT.has(choice) ? this.#words.value.trim() : "";
     if (choice === "respond" && !text) return void this.#words.focus();
     let argumentsJson = null;
     if (choice === "allow" && this.#isEditing) {
       argumentsJson = objectIn(this.#edited.value);
-      if (argumentsJson === null) return void this.#tell("These arguments are no JSON object.");
+      if (argumentsJson === null) return void this.#showProblem("These arguments are no JSON object.");
     }
-    this.#tell("");
+    this.#showProblem("");
     this.#disable(true);
     this.#answer(choice, { text, argumentsJson }).catch((error) => {
-      this.#tell(`${error.message} (${error.code})`);
+      this.#showProblem(`${error.message} (${error.code})`);
       this.#disable(false);
     });
     return undefined;
@@ -191,25 +191,25 @@ export class QuestionCard {
 
   #disable(isSending) {
     this.#isSending = isSending;
-    this.#kept.hidden = true;
-    if (isSending) setTimeout(() => this.#tellKept(), SENT_WITHIN_MS);
+    this.#storedNote.hidden = true;
+    if (isSending) setTimeout(() => this.#showStored(), SENT_WITHIN_MS);
     this.root.classList.toggle("is-sending", isSending);
     for (const each of this.root.querySelectorAll("button, input, textarea"))
       each.disabled = isSending || (!this.#isSeen && RUNS.has(each.dataset.choice));
   }
 
-  #tellKept() {
-    const show = () => (this.#kept.hidden = !this.#isSending);
-    this.#stored().then(show, () => {}); // another tab holds the database: nothing is known of the answer
+  #showStored() {
+    const show = () => (this.#storedNote.hidden = !this.#isSending);
+    this.#whenStored().then(show, () => {}); // another tab blocks the database, so it is unknown whether the answer is stored
   }
 
-  #tell(words) {
+  #showProblem(words) {
     this.#problem.textContent = words;
     this.#problem.hidden = !words;
   }
 }
 
-/** What a question offers to choose from, if it does. */
+/** Return the options of a question, or []. */
 function optionsOf(call) {
   try {
     const { options } = JSON.parse(call.arguments);
@@ -219,7 +219,7 @@ function optionsOf(call) {
   }
 }
 
-/** What was written, where it is a JSON object; else null. */
+/** Return the trimmed text if it is a JSON object, else null. */
 function objectIn(text) {
   try {
     const value = JSON.parse(text);

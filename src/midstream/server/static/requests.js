@@ -1,19 +1,17 @@
-/** Plain requests of the page to its server. */
+/** HTTP requests of the page to its server. */
 
-import { refusalOf } from "./client/lines.js";
+import { refusalOf } from "./client/connections.js";
+import { WRONG_SECRET } from "./client/stream.js";
 
-/** The address under which the server of this page is. */
+/** The address of the server of this page. */
 export const BASE = new URL("..", import.meta.url).href.replace(/\/+$/, "");
-/** Stands in the place of what the server opens to no secret that this browser has. */
-export const WRONG_SECRET = "wrong_secret";
-
-/** Ask the server; null where there is no such thing. */
-export async function ask(path) {
-  return answered(await fetch(BASE + path, { cache: "no-store" }));
+/** Request a path; return the content of the response, or null if it does not exist. */
+export async function request(path) {
+  return contentOf(await fetch(BASE + path, { cache: "no-store" }));
 }
 
-/** Return what an answer says; null where there is no such thing, `WRONG_SECRET` where the session is locked. */
-export async function answered(response, kind = "json") {
+/** Return the content of a response; null if it does not exist, `WRONG_SECRET` if this browser has no secret that opens it. */
+export async function contentOf(response, kind = "json") {
   if (response.status === 404) return null;
   if (response.ok) return response[kind]();
   const refusal = await refusalOf(response);

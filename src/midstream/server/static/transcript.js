@@ -1,45 +1,31 @@
 /**
- * The records of a session, folded into what a person reads. Pure: no page, no clock.
+ * Fold the records of a session into its transcript. This module is pure: no page, no clock.
  *
- * A `Transcript` is fed events in order (`apply`) or begins from a server's snapshot (`fromSnapshot`). It keeps
- * the words of one attempt per response: when the model is asked again, what the cut attempt said is void and is
- * counted in `attempts`, so that a reader can be told.
+ * A `Transcript` takes events in order (`apply`), or begins from a snapshot (`fromSnapshot`). It has the text of one attempt
+ * for each response. When a new attempt begins, the text of the interrupted attempt is void, and `voided` counts it.
  */
 
 import { isOpening } from "./client/answer.js";
 import { parseEventId } from "./client/stream.js";
 
-/** What a call is doing, in the order of its life. */
-export const CALL_STATES = [
-  "planned",
-  "asking",
-  "running",
-  "doubt",
-  "ok",
-  "error",
-  "unknown",
-  "cancelled",
-  "denied",
-  "allowed",
-];
-/** The answers each kind of question takes. */
+/** The choices of each kind of question. */
 const CHOICES = { approval: ["allow", "deny"], question: ["respond"], doubt: ["happened", "rerun", "skip"] };
-/** Turns that ended so can go on, but for one code. */
-const LEFT = new Set(["interrupted", "failed"]);
-const NEVER_AGAIN = "model_calls_max";
+/** The statuses of turns that can be resumed, except with one code. */
+const RESUMABLE_STATUSES = new Set(["interrupted", "failed"]);
+const NOT_RESUMABLE_CODE = "model_calls_max";
 
 export class Transcript {
   constructor(cursor = "0-0") {
     this.cursor = cursor;
-    /** Turn number -> turn, in order. */
+    /** The turns by number, in order. */
     this.turns = new Map();
-    /** Whether it tells of finished turns neither times nor streams. */
+    /** Whether finished turns have no times and no streams. */
     this.isPartial = false;
-    /** Number -> message that waits for the running turn to end: {number, message, at, stream}, in order. */
+    /** The queued messages by number, in order: {number, message, at, stream}. */
     this.queue = new Map();
   }
 
-  /** Begin from a server's snapshot. It tells words and outcomes, and of finished turns neither times nor attempts. */
+  /** Return the transcript of a snapshot. Its finished turns have text and outcomes, but no times and attempts. */
   static fromSnapshot(snapshot) {
     const transcript = new Transcript(snapshot.event_id);
     transcript.isPartial = true;
@@ -56,7 +42,7 @@ export class Transcript {
       }
     }
     for (const turn of transcript.turns.values()) turn.status = "completed";
-    if (snapshot.running) transcript.#takeUp(snapshot.running);
+    if (snapshot.running) transcript.#restoreRunning(snapshot.running);
     else if (transcript.turns.has(snapshot.turns))
       transcript.turns.get(snapshot.turns).status = snapshot.last;
     for (const queued of snapshot.queue ?? []) transcript.queue.set(queued.number, { stream: "", ...queued });
@@ -69,13 +55,13 @@ export class Transcript {
     return last && !last.status ? last : null;
   }
 
-  /** The turn that somebody may resume, or null: the last one, where it was interrupted or failed. */
+  /** The resumable turn, or null: the last one, if it was interrupted or failed. */
   get resumable() {
     const last = [...this.turns.values()].at(-1);
-    return last && LEFT.has(last.status) && last.code !== NEVER_AGAIN ? last : null;
+    return last && RESUMABLE_STATUSES.has(last.status) && last.code !== NOT_RESUMABLE_CODE ? last : null;
   }
 
-  /** The calls that wait for a person, also those of sub-agents: [{session, call}], `session` "" for this one. */
+  /** The calls that wait for a person, also those of sub-agents: [{session, call}]. `session` is "" for this session. */
   get asking() {
     const found = [];
     for (const response of this.running?.responses.values() ?? []) {
@@ -89,12 +75,12 @@ export class Transcript {
     return found;
   }
 
-  /** Whether a message of this stream is known here, in a turn or in the queue. */
+  /** Return whether a turn or the queue has a message of this stream. */
   hasStream(key) {
     return [...this.turns.values(), ...this.queue.values()].some((each) => each.stream === key);
   }
 
-  /** Apply one event and return the turn it changed, or null. An event applied before changes nothing. */
+  /** Apply one event and return the changed turn, or null. A repeated event changes nothing. */
   apply({ id, record }) {
     const at = parseEventId(id);
     const known = parseEventId(this.cursor);
@@ -103,7 +89,7 @@ export class Transcript {
     return this.applyRecord(record);
   }
 
-  /** Fold one record; `apply` without its place. */
+  /** Fold one record without an event id; return the changed turn, or null. */
   applyRecord(record) {
     if (record.type === "epoch_started") return this.#interrupted(record);
     if (record.type === "journal_pruned") return this.#begin(record.state);
@@ -166,16 +152,16 @@ export class Transcript {
         callOf(turn, record).state = "doubt";
         break;
       case "question_asked":
-        askedAbout(callOf(turn, record), record);
+        openQuestion(callOf(turn, record), record);
         break;
       case "question_answered":
-        answered(callOf(turn, record), record);
+        recordAnswer(callOf(turn, record), record);
         break;
       case "question_closed":
-        closed(callOf(turn, record), record);
+        closeQuestion(callOf(turn, record), record);
         break;
       case "child_delta":
-        tellWork(callOf(turn, record), record);
+        foldWork(callOf(turn, record), record);
         break;
       case "result_arrived_late":
         callOf(turn, record).late = record.result;
@@ -200,7 +186,7 @@ export class Transcript {
         });
         break;
       default:
-        break; // committed steps change nothing to see; newer records wait for a newer page
+        break; // a record with nothing to display, or of a newer server
     }
     return turn;
   }
@@ -238,7 +224,7 @@ export class Transcript {
     }
     endSpan(turn, record.at, true);
     turn.spans.push({ from: Math.max(record.at, record.not_before ?? 0), to: null, isVoid: false });
-    // Whatever an earlier attempt said of this response is void.
+    // The text of earlier attempts at this response is void.
     Object.assign(response, {
       attempt: record.attempt,
       parts: [],
@@ -252,7 +238,7 @@ export class Transcript {
     const response = responseOf(turn, record.response);
     if (record.attempt !== response.attempt) return;
     if (record.call) {
-      response.parts[record.part] = ranElsewhere(record.call);
+      response.parts[record.part] = upstreamCall(record.call);
       return;
     }
     const part = (response.parts[record.part] ??= { kind: record.kind, text: "" });
@@ -265,11 +251,11 @@ export class Transcript {
     for (const result of results) endCall(turn, { response, result, at: null });
   }
 
-  #takeUp(running) {
+  #restoreRunning(running) {
     const turn = this.#turn(running.turn);
     turn.status = "";
     const response = responseOf(turn, running.response);
-    for (const question of running.questions ?? []) askedAbout(callOf(turn, question), question);
+    for (const question of running.questions ?? []) openQuestion(callOf(turn, question), question);
     if (running.calls?.length) {
       complete(turn, { response: running.response, attempt: 1, body: running.said, at: null });
       for (const { call, status, started_at: startedAt = null, result, question } of running.calls) {
@@ -278,7 +264,7 @@ export class Transcript {
         if (status === "in doubt") known.state = "doubt";
         if (question) {
           const place = { turn: running.turn, response: running.response, call_id: call.id };
-          Object.assign(known, { state: "asking", question: asked({ ...question, ...place }) });
+          Object.assign(known, { state: "asking", question: questionOf({ ...question, ...place }) });
         }
         if (result) endCall(turn, { response: running.response, result, at: null });
       }
@@ -288,7 +274,7 @@ export class Transcript {
     }
   }
 
-  /** Begin where a journal does that was pruned. */
+  /** Begin with the state at the beginning of a pruned journal. */
   #begin({ history, turns, turn, queue, last_turn: last }) {
     const running = turn.type === "idle" ? null : { turn: turn.turn, response: turn.response_no };
     const snapshot = { history: history.entries, turns, running, queue, last: last?.status ?? "" };
@@ -324,11 +310,11 @@ function responseOf(turn, number) {
 }
 
 function shownPart(part) {
-  return part.type === "upstream_call" ? ranElsewhere(part) : { kind: part.type, text: part.text };
+  return part.type === "upstream_call" ? upstreamCall(part) : { kind: part.type, text: part.text };
 }
 
-/** A tool that the upstream ran itself: told among the words, where it started. `text` is what it read. */
-function ranElsewhere({ name = "", arguments: given = "{}", content = "", outcome = null }) {
+/** Return the part of a tool call of the upstream. It is among the text, where the tool started. `text` is the result. */
+function upstreamCall({ name = "", arguments: given = "{}", content = "", outcome = null }) {
   return { kind: "elsewhere", name: name || "a tool", arguments: given, text: content, state: outcome ?? "running" };
 }
 
@@ -363,31 +349,31 @@ function newCall() {
     endedAt: null,
     content: null,
     progress: "",
-    edited: null, // what a person made of the arguments
-    question: null, // what a person is being asked about it
-    answer: null, // what a person decided last
-    isElsewhere: false, // an upstream's agent wants to run it, in the middle of its answer
-    work: null, // {session, transcript} of the sub-agent whose work it is
-    late: null, // what it gave after it was closed as unknown
+    edited: null, // the arguments as a person changed them
+    question: null, // the open question about the call
+    answer: null, // the last answer of a person
+    isElsewhere: false, // an upstream agent runs it, and requests permission in the middle of its answer
+    work: null, // {session, transcript} of the sub-agent that does the work of the call
+    late: null, // the result that came after the call was closed as unknown
   };
 }
 
-/** A question as an answer must name it, with what to show of it. */
-function asked({ turn, response, call_id, kind, digest, text = "", expires_at: expiresAt = 0, is_fixed: isFixed = false }) {
+/** Return a question with its identity, which the answer repeats, and the fields to display. */
+function questionOf({ turn, response, call_id, kind, digest, text = "", expires_at: expiresAt = 0, is_fixed: isFixed = false }) {
   return { turn, response, call_id, kind, digest, text, expiresAt, isFixed, choices: CHOICES[kind] ?? [] };
 }
 
-/** Let a call ask; what an upstream's agent wants leave for is no call of the response, and its record has all of it. */
-function askedAbout(call, record) {
+/** Add an open question to a call. A call of an upstream agent is not in the response: its fields come from the record. */
+function openQuestion(call, record) {
   if (record.attempt) Object.assign(call, { name: record.name, arguments: record.arguments, isElsewhere: true });
-  Object.assign(call, { state: "asking", question: asked(record) });
+  Object.assign(call, { state: "asking", question: questionOf(record) });
 }
 
-function closed(call, { why }) {
+function closeQuestion(call, { why }) {
   Object.assign(call, { state: why === "expired" ? "denied" : "cancelled", question: null });
 }
 
-function answered(call, { choice, text = "", by = "", kind }) {
+function recordAnswer(call, { choice, text = "", by = "", kind }) {
   call.answer = { choice, text, by };
   call.question = null;
   if (call.isElsewhere) {
@@ -397,20 +383,20 @@ function answered(call, { choice, text = "", by = "", kind }) {
   if (call.state === "asking") call.state = kind === "doubt" ? "doubt" : "planned";
 }
 
-/** Fold what the session of a sub-agent did; of nested ones its own fold does the same. */
-function tellWork(call, { child, record }) {
+/** Fold a record of a sub-agent's session. The transcript of the sub-agent folds nested ones. */
+function foldWork(call, { child, record }) {
   call.work ??= { session: child, transcript: new Transcript() };
   call.work.transcript.applyRecord(record);
 }
 
 function toolNotes({ added = [], removed = [], unreachable = [] }) {
-  const told = [
+  const groups = [
     ["Tools added: ", added],
     ["Tools gone: ", removed],
     ["Tool servers that cannot be reached: ", unreachable],
   ].filter(([, names]) => names.length > 0);
-  if (told.length === 0) return ["All tools can be reached again."];
-  return told.map(([what, names]) => `${what}${names.join(", ")}.`);
+  if (groups.length === 0) return ["All tools can be reached again."];
+  return groups.map(([what, names]) => `${what}${names.join(", ")}.`);
 }
 
 function lastResponse(turn) {
@@ -429,7 +415,7 @@ function endCall(turn, record) {
   Object.assign(callOf(turn, record), { state: outcome, content, endedAt: record.at, question: null });
 }
 
-/** Say when the model stopped speaking, and whether in vain. */
+/** End the current span of the model; `isVoid` if its text is void. */
 function endSpan(turn, at, isVoid) {
   const span = turn.spans.at(-1);
   if (span && span.to === null) Object.assign(span, { to: Math.max(at, span.from), isVoid });

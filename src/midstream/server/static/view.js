@@ -1,7 +1,7 @@
 /**
- * Turns on the page. Content only ever becomes text nodes; whatever a model or a tool says is shown, never run.
+ * The display of turns. Content of models and tools becomes text nodes only, and is never run.
  *
- * A turn is drawn once and then changed in place, so that what a reader has unfolded or selected stays.
+ * A turn is drawn once and then changed in place. So open details and selected text stay.
  */
 
 import { QuestionCard } from "./question.js";
@@ -9,7 +9,7 @@ import { visible } from "./visible.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const BAND_WIDTH = 1000;
-/** A preview of arguments in a tool's row. */
+/** Length of the preview of arguments in the row of a tool call. */
 const PREVIEW_CHARS = 120;
 
 const STATE_WORDS = {
@@ -25,14 +25,14 @@ const STATE_WORDS = {
   allowed: "allowed, elsewhere",
 };
 
-/** The statuses of a session and of a turn, as the API and `midstream sessions` have them; those for which people need more. */
+/** Labels of statuses that differ from those of the API and of `midstream sessions`. */
 const STATUS_WORDS = { waiting: "waiting for you" };
 
 export function statusWord(status) {
   return STATUS_WORDS[status] ?? status;
 }
 
-/** Make an element with a class, text and children. */
+/** Return a new element with a class, text and children. */
 export function element(name, className = "", ...children) {
   const made = document.createElement(name);
   if (className) made.className = className;
@@ -40,8 +40,8 @@ export function element(name, className = "", ...children) {
   return made;
 }
 
-/** "40 ms", "0.4 s", "12 s", "3 min 5 s". */
-export function duration(seconds) {
+/** Format a duration: "40 ms", "0.4 s", "12 s", "3 min 5 s". */
+function duration(seconds) {
   if (seconds < 0.1) return `${Math.max(1, Math.round(seconds * 1000))} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 60) return `${Math.round(seconds)} s`;
@@ -53,13 +53,13 @@ export function textOf(message) {
 }
 
 /**
- * One turn: what was said, the responses, how it ended.
+ * One turn: the message, the responses, the status.
  *
- * `actions` is what a person can do: `answer(session, question, choice, more)`, where the session is "" for the one
- * that is shown, `stored()`, which resolves when the answers so far are stored here, and `resume(turn)`.
+ * `actions` has the actions of a person: `answer(session, question, choice, more)`, with the session "" for the displayed
+ * one, and `resume(turn)`. `whenStored()` resolves when the answers so far are stored in this browser.
  */
 export class TurnView {
-  #said = element("div", "said");
+  #message = element("div", "said");
   #responses = element("div", "responses");
   #responseViews = new Map();
   #foot = element("footer", "foot");
@@ -70,9 +70,9 @@ export class TurnView {
 
   constructor(number, actions) {
     this.#actions = actions;
-    this.root = element("article", "turn", this.#said, this.#responses, this.#foot);
+    this.root = element("article", "turn", this.#message, this.#responses, this.#foot);
     this.root.dataset.turn = number;
-    this.#said.dir = "auto";
+    this.#message.dir = "auto";
     this.#resume.type = "button";
     this.#resume.title = "Go on with this turn where it stopped";
     this.#resume.addEventListener("click", () => actions.resume(number));
@@ -81,14 +81,14 @@ export class TurnView {
   }
 
   /**
-   * Draw `turn` as it is at `now` (seconds, the server's clock); `cuts` are this page's losses of the line, and
-   * `canResume` says whether it can go on. `isLost`: the server has its session no longer.
+   * Draw `turn` at the time `now` (seconds of the server's clock). `cuts` are the lost connections of this page. `canResume`
+   * is true if the turn can be resumed or continued, `isLost` if the server no longer has the session.
    */
   show(turn, cuts, now, canResume, isLost = false) {
     this.#resume.hidden = !canResume;
     setText(this.#resume, turn.status ? "Resume" : "Continue");
-    setText(this.#said, textOf(turn.message));
-    this.#said.hidden = turn.message === null;
+    setText(this.#message, textOf(turn.message));
+    this.#message.hidden = turn.message === null;
     this.root.dataset.status = statusOf(turn, isLost);
     for (const [number, response] of turn.responses) {
       if (!this.#responseViews.has(number)) {
@@ -113,7 +113,7 @@ function statusOf(turn, isLost) {
 
 function footOf(turn, cuts, now, isLost) {
   if (isLost && !turn.status) return "Lost with its session";
-  const status = statusWord(turn.status || doing(turn));
+  const status = statusWord(turn.status || activityOf(turn));
   const words = [status.charAt(0).toUpperCase() + status.slice(1)];
   if (turn.startedAt !== null)
     words[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
@@ -122,28 +122,28 @@ function footOf(turn, cuts, now, isLost) {
   const calls = every.filter((call) => !call.isElsewhere).length;
   const repeats = turn.marks.filter((mark) => mark.kind === "repeat").length;
   const owners = turn.marks.filter((mark) => mark.kind === "owner").length;
-  if (calls) words.push(counted(calls, "tool call"));
+  if (calls) words.push(countOf(calls, "tool call"));
   const survived = cuts.filter((cut) => cut.to !== null).length;
-  if (survived) words.push(`${counted(survived, "cut")} survived`);
-  if (owners) words.push(`${counted(owners, "server restart")} survived`);
+  if (survived) words.push(`${countOf(survived, "cut")} survived`);
+  if (owners) words.push(`${countOf(owners, "server restart")} survived`);
   const resumed = turn.marks.filter((mark) => mark.kind === "resume").length;
   if (resumed) words.push(resumed === 1 ? "resumed" : `resumed ${resumed} times`);
-  if (repeats) words.push(`${counted(repeats, "response", "responses")} asked again`);
+  if (repeats) words.push(`${countOf(repeats, "response", "responses")} requested again`);
   return words.join(" \u00b7 ");
 }
 
-function doing(turn) {
+function activityOf(turn) {
   if (turn.isCancelling) return "cancelling";
   const calls = [...turn.responses.values()].flatMap((response) => [...response.calls.values()]);
   const asks = (call) => call.question || (call.work && call.work.transcript.asking.length > 0);
   return calls.some(asks) ? "waiting" : "running";
 }
 
-function counted(count, one, many = `${one}s`) {
+function countOf(count, one, many = `${one}s`) {
   return `${count} ${count === 1 ? one : many}`;
 }
 
-/** One response: thoughts, words, calls. */
+/** One response: thinking, text, tool calls. */
 class ResponseView {
   #actions;
   #notes = element("div", "notes");
@@ -168,7 +168,7 @@ class ResponseView {
     for (const note of response.notes.slice(this.#notes.childElementCount))
       this.#notes.append(element("p", "note", visible(note)));
     this.#again.hidden = response.attempt <= 1 && !response.failure;
-    setText(this.#again, againOf(response));
+    setText(this.#again, attemptNoteOf(response));
     this.#showParts(response);
     this.#calls.hidden = response.calls.size === 0;
     for (const [id, call] of response.calls) {
@@ -196,20 +196,20 @@ class ResponseView {
     }
     parts.forEach((part, index) => {
       const shown = this.#partViews[index];
-      if (part.kind === "elsewhere") showElsewhere(shown, part);
+      if (part.kind === "elsewhere") showUpstreamCall(shown, part);
       else setText(shown.words, part.text);
     });
   }
 }
 
-function againOf(response) {
+function attemptNoteOf(response) {
   if (response.failure) return `The model did not answer (${response.failure.code}).`;
   if (response.voided === 0) return `An earlier try gave nothing; this is try ${response.attempt}.`;
-  return `The model was cut off before this response was whole. What it had said is void; this is try ${response.attempt}.`;
+  return `The model was cut off before this response was whole. Its text is void; this is try ${response.attempt}.`;
 }
 
 function partView(kind) {
-  if (kind === "elsewhere") return elsewhereView();
+  if (kind === "elsewhere") return upstreamCallView();
   const words = element("div", "words");
   words.dir = "auto";
   if (kind !== "thinking") return { kind, words, root: words };
@@ -217,8 +217,8 @@ function partView(kind) {
   return { kind, words, root };
 }
 
-/** A tool that the upstream ran itself: a row like a call's, with nothing to decide. */
-function elsewhereView() {
+/** Return the row of a tool call that the upstream runs itself. It has no question. */
+function upstreamCallView() {
   const [name, preview] = [element("bdi", "name"), element("bdi", "preview")];
   const [given, result, state] = [element("pre"), element("pre"), element("span", "state")];
   const row = element("summary", "", element("span", "dot"), name, preview, state);
@@ -234,7 +234,7 @@ function elsewhereView() {
   return { kind: "elsewhere", root, name, preview, given, result, state };
 }
 
-function showElsewhere(shown, part) {
+function showUpstreamCall(shown, part) {
   shown.root.dataset.state = part.state;
   setText(shown.name, visible(part.name));
   setText(shown.preview, visible(part.arguments).slice(0, PREVIEW_CHARS));
@@ -244,8 +244,8 @@ function showElsewhere(shown, part) {
 }
 
 /**
- * A tool call: a row with its state; its arguments and its result when unfolded. Below it, always in sight: how far it
- * is, what it asks a person, and what the sub-agent does whose work it is.
+ * A tool call: a row with its state, and its arguments and result when it is open. Always visible are its progress, its
+ * question to a person, and the work of its sub-agent.
  */
 class CallView {
   #state = element("span", "state");
@@ -308,7 +308,7 @@ class CallView {
     this.#progress.hidden = call.state !== "running" || !call.progress;
     setText(this.#progress, visible(call.progress));
     this.#decided.hidden = call.answer === null;
-    setText(this.#decided, decidedOf(call));
+    setText(this.#decided, decisionOf(call));
     this.#showQuestion(call);
     this.#showWork(call, now);
   }
@@ -321,7 +321,7 @@ class CallView {
     if (call.question === null) return;
     const { question } = call;
     const answer = (choice, more) => this.#actions.answer("", question, choice, more);
-    this.#card = new QuestionCard(call, question, answer, this.#actions.stored);
+    this.#card = new QuestionCard(call, question, answer, this.#actions.whenStored);
     this.root.insertBefore(this.#card.root, this.#work);
   }
 
@@ -331,8 +331,8 @@ class CallView {
     const { session, transcript } = call.work;
     this.#workActions ??= {
       answer: (inner, ...more) => this.#actions.answer(inner || session, ...more),
-      stored: this.#actions.stored,
-      resume: () => {}, // a sub-agent goes on with the turn that called it
+      whenStored: this.#actions.whenStored,
+      resume: () => {}, // a sub-agent continues with the turn that called it
     };
     for (const [number, turn] of transcript.turns) {
       if (!this.#workViews.has(number)) {
@@ -354,15 +354,15 @@ const DECISIONS = {
   skip: "Skipped",
 };
 
-function decidedOf({ answer }) {
+function decisionOf({ answer }) {
   if (answer === null) return "";
   const by = answer.by ? ` by ${visible(answer.by)}` : "";
   return `${DECISIONS[answer.choice] ?? answer.choice}${by}${answer.text ? `: ${visible(answer.text)}` : ""}`;
 }
 
 /**
- * JSON with its parts on lines of their own; anything else as it is, and so JSON that says more than this language can
- * hold (long numbers, a name twice): whoever decides about it must see what is there.
+ * Return JSON with indentation, and any other text as it is. JSON that JavaScript cannot represent exactly (long numbers,
+ * repeated names) stays as it is too: a person must see the exact text before a decision.
  */
 export function indented(text) {
   try {
@@ -375,8 +375,8 @@ export function indented(text) {
 }
 
 /**
- * A turn as one strip: above, what the server did (the model spoke, tools ran, another server went on); below it,
- * when this page was cut off from it.
+ * The time of a turn as a band. The upper part has the work of the server: model, tools, takeovers by another server. The
+ * lower part has the lost connections of this page.
  */
 class Band {
   constructor() {
@@ -393,7 +393,7 @@ class Band {
     const at = (seconds) => Math.min(BAND_WIDTH, Math.max(0, (seconds - start) * scale));
     const bars = [bar("base", 0, BAND_WIDTH, 3, 1, "waiting")];
     for (const { from, to, isVoid } of turn.spans) {
-      const told = isVoid ? "model, cut off" : "model";
+      const label = isVoid ? "model, cut off" : "model";
       bars.push(
         bar(
           isVoid ? "model void" : "model",
@@ -401,15 +401,15 @@ class Band {
           at(to ?? end),
           0,
           7,
-          `${told}: ${duration((to ?? end) - from)}`,
+          `${label}: ${duration((to ?? end) - from)}`,
         ),
       );
     }
     for (const response of turn.responses.values()) {
       for (const { name, state, startedAt, endedAt } of response.calls.values()) {
         if (!startedAt) continue;
-        const told = `${visible(name)}: ${duration((endedAt ?? end) - startedAt)}, ${state}`;
-        bars.push(bar(`tool ${state}`, at(startedAt), at(endedAt ?? end), 0, 7, told));
+        const label = `${visible(name)}: ${duration((endedAt ?? end) - startedAt)}, ${state}`;
+        bars.push(bar(`tool ${state}`, at(startedAt), at(endedAt ?? end), 0, 7, label));
       }
     }
     for (const { from, to } of cuts) {
@@ -428,17 +428,17 @@ class Band {
   }
 }
 
-function bar(kind, from, to, y, height, told) {
+function bar(kind, from, to, y, height, label) {
   const made = document.createElementNS(SVG, "rect");
   const title = document.createElementNS(SVG, "title");
-  title.textContent = told;
+  title.textContent = label;
   made.append(title);
   const place = { class: kind, x: from, y, width: Math.max(to - from, 3), height };
   for (const [name, value] of Object.entries(place)) made.setAttribute(name, String(value));
   return made;
 }
 
-/** Change an element's one text node, and only where it changed: words are appended, not set anew. */
+/** Change the text node of an element. Added text is appended, so that a selection stays. */
 function setText(target, text) {
   const node = target.firstChild;
   if (node === null) {

@@ -1,24 +1,24 @@
 /**
- * The text of an answer, folded from the events of a session: each word once, whatever was cut and begun again.
+ * Fold the events of a session into the text of its answer: each word once, also after interrupted attempts.
  *
- * When an attempt begins, the words of the earlier attempt at the same response are void. A reader keeps them until the new
- * attempt differs: words that it repeats add nothing, and the first word that differs replaces them. This is the rule of
- * Python's `midstream.protocol.answer_text`, on the same records. Pure: no page, no clock.
+ * When an attempt begins, the words of the earlier attempt at the same response are void. They stay displayed until the new
+ * attempt differs. Repeated words add nothing, and the first word that differs replaces the void ones. Python's
+ * `midstream.protocol.answer_text` has the same rule for the same records. This module is pure: no page, no clock.
  */
 
 import { MidstreamError } from "./stream.js";
 
-/** Stands between the texts of two responses, where the first does not end in white space. */
+/** Separates the texts of two responses if the first does not end in white space. */
 const PARAGRAPH = "\n\n";
-/** What the model receives where a resumed turn had stopped; no person wrote it. */
-export const GO_ON = "[The turn was interrupted here. Go on where you stopped.]";
+/** The message that the model receives when a turn is resumed. It is not from a person. */
+const GO_ON = "[The turn was interrupted here. Go on where you stopped.]";
 
-/** Whether this entry of a history opens a turn. */
+/** Return whether this entry of a history begins a turn. */
 export const isOpening = (entry) => entry.type === "user" && entry.parts[0]?.text !== GO_ON;
 
 /**
- * A turn ended without a whole answer; `status` is how, `cause` the code of the error that ended it, or "", `turn` its number,
- * or 0 where it has none.
+ * A turn ended without a whole answer. `status` is how it ended, `cause` the code of the error that ended it, or "". `turn`
+ * is its number, or 0 if it has none.
  */
 export class TurnFailedError extends MidstreamError {
   constructor(message, { status = "failed", cause = "", transcript = "", turn = 0 } = {}) {
@@ -30,20 +30,20 @@ export class TurnFailedError extends MidstreamError {
     this.turn = turn;
   }
 
-  /** Whether `client.resume` can go on with the turn. */
+  /** Whether `client.resume` can continue the turn. */
   get isResumable() {
     return this.turn > 0 && (this.status === "failed" || this.status === "interrupted");
   }
 }
 
-/** The answer of the turn that is read, event by event. */
+/** The text of the current turn's answer, event by event. */
 export class AnswerText {
-  #settled = ""; // of whole responses
-  #begun = ""; // of the one that is being made, as the reader has it: void words included
-  #repeated = null; // how many characters of void words the new attempt has repeated; null where none are void
+  #settled = ""; // the text of complete responses
+  #begun = ""; // the displayed text of the current response, void words included
+  #repeated = null; // the number of void characters that the new attempt has repeated; null if no words are void
   #isAfterCall = false;
 
-  /** Fold one event; return the `text` it adds, whether it `replaces` what was shown, and the whole `transcript`. */
+  /** Fold one event; return the added `text`, whether it `replaces` the displayed text, and the whole `transcript`. */
   take(event) {
     if (event.type === "record") return this.#takeRecord(event.record);
     if (event.type === "snapshot") return this.#restart(event.session, event.turn ?? null);
@@ -87,7 +87,7 @@ export class AnswerText {
     this.#isAfterCall = false;
   }
 
-  /** Go on from a session as its server shows it. The text of another turn than `turn` is none of its answer; null reads any. */
+  /** Continue from a snapshot of the session. Only the text of `turn` counts; null accepts every turn. */
   #restart({ turns = 0, history = [], running = null }, turn) {
     this.#begin();
     if (turn !== null && turn !== turns) return this.#now("", true);
@@ -114,14 +114,14 @@ export class AnswerText {
     return text.length > left ? this.#add(text.slice(left)) : this.#now();
   }
 
-  /** Put other words in the place of those of the response that is being made. */
+  /** Replace the text of the current response. */
   #replace(text) {
     this.#begun = text;
     this.#repeated = null;
     return this.#now(text, true);
   }
 
-  /** Settle the text of a response by the response itself, which is whole. */
+  /** Take the text of a complete response. */
   #complete(response) {
     const whole = this.#textOf(response);
     this.#repeated = null;
@@ -146,18 +146,18 @@ export class AnswerText {
     return text;
   }
 
-  /** Return what must stand between the words so far and these. */
+  /** Return the separator between the text so far and the next text. */
   #lead(text) {
-    const said = this.#repeated === null ? this.#begun : this.#begun.slice(0, this.#repeated);
-    if (!said) return between(this.#settled, text);
-    return this.#isAfterCall ? between(said, text) : "";
+    const before = this.#repeated === null ? this.#begun : this.#begun.slice(0, this.#repeated);
+    if (!before) return between(this.#settled, text);
+    return this.#isAfterCall ? between(before, text) : "";
   }
 }
 
-/** How a turn can be over; a snapshot of a session with an open turn has none of these. */
+/** The status of a turn with a whole answer. */
 const COMPLETED = "completed";
 
-/** Return the error of the turn whose stream ended with the event `last`; null where it completed, or is not over. */
+/** Return the error of the turn whose stream ended with the event `last`; null if it completed or has not ended. */
 export function failureOf(session, last) {
   const record = last?.type === "record" ? last.record : {};
   if (record.type === "turn_ended" && record.status !== COMPLETED) {
@@ -175,8 +175,8 @@ export function failureOf(session, last) {
   return null;
 }
 
-/** Return the text of the answer whose stream ended with the event `last`; throw where its turn did not complete. */
-export function completed(session, last) {
+/** Return the text of the answer whose stream ended with the event `last`; throw if its turn did not complete. */
+export function completedText(session, last) {
   const failure = failureOf(session, last);
   if (failure !== null) throw failure;
   if (last?.type === "snapshot" || last?.record?.type === "turn_ended") return last.transcript;

@@ -1,47 +1,48 @@
 /**
  * A connection over plain HTTP: frames go up one POST each, and come down by server-sent events or by long poll.
  *
- * It is several requests, which show its name. Nothing is said before the server has welcomed it (STREAM-38): where
- * something in between holds the way down back, nothing went up.
+ * One connection consists of several requests with the same connection name. No command is sent before the welcome
+ * (STREAM-38), as a proxy may hold back the responses.
  *
- * A browser has six connections to a host, over all tabs. So at most `PLACES` of these lines wait for news at a time;
- * the others ask once a second, and leave room for what is said.
+ * A browser opens six connections to a host, for all tabs together. So at most `SLOTS` of these connections wait for
+ * events at a time. The others poll once a second and leave connections free for commands.
  */
 
-import { lostLine, problemIn, randomText, refusalOf } from "./lines.js";
+import { connectionLostError, randomText, readProblem, refusalOf } from "./connections.js";
+import { acquireLock, hasLocks } from "./locks.js";
 import { headersOf } from "./secrets.js";
 import { SseDecoder } from "./sse.js";
-import { MidstreamError } from "./stream.js";
+import { CLOSE_FRAME, MidstreamError } from "./stream.js";
 
-/** Lines that may hold a connection of the browser for as long as they like. */
-const PLACES = 4;
-/** Seconds for which any other one may. */
+/** Connections that may hold a connection of the browser without limit. */
+const SLOTS = 4;
+/** Seconds for which each other connection may hold one. */
 const SHORT_POLL_S = 1;
-/** For a POST to be answered: an append on a busy disk, over a bad network. */
+/** Limit for the response to a POST: an append on a busy disk, over a bad network. */
 const ANSWER_WITHIN_MS = 30_000;
 const POLL_CHARS_MAX = 64 * 1024 * 1024;
 
-/** What a `LiveStream` takes for a WebSocket. */
-export class HttpLine {
+/** A connection with the interface of a WebSocket, made of HTTP requests. */
+export class HttpConnection {
   onopen = null;
   onmessage = null;
   onclose = null;
-  onheard = null;
+  onbytes = null;
   #address;
   #isPolling;
   #headers;
   #name = randomText(16);
   #opening = null; // the `open` frame, parsed
   #outgoing = [];
-  #isPumping = false;
+  #isSending = false;
   #isWelcome = false;
   #over = new AbortController();
-  #place = null; // how to give it back
+  #slot = null; // releases the slot
 
   /**
-   * @param address Of the session: `…/v1/sessions/{id}`.
+   * @param address The address of the session: `…/v1/sessions/{id}`.
    * @param transport "sse" or "poll".
-   * @param headers Returns, or promises, what shows who asks.
+   * @param headers A function that returns, or promises, the headers that authenticate each request.
    */
   constructor(address, transport, headers = () => ({})) {
     this.#address = address;
@@ -54,79 +55,79 @@ export class HttpLine {
     if (this.#over.signal.aborted) return;
     if (this.#opening !== null) {
       this.#outgoing.push(frame);
-      if (this.#isWelcome) this.#pump();
+      if (this.#isWelcome) this.#sendQueued();
       return;
     }
     this.#opening = JSON.parse(frame);
-    this.#follow().then(
-      () => this.#end(lostLine("the event stream ended before the turn")),
-      (error) => this.#end(asLost(error)),
+    this.#receive().then(
+      () => this.#end(connectionLostError("the event stream ended before the turn")),
+      (error) => this.#end(asConnectionError(error)),
     );
   }
 
   close() {
     const last = this.#outgoing.at(-1);
-    this.onopen = this.onmessage = this.onclose = this.onheard = null;
+    this.onopen = this.onmessage = this.onclose = this.onbytes = null;
     this.#end(null);
-    // Some proxies keep quiet about who goes.
-    if (this.#isWelcome && last === '{"type":"close"}') this.#post(last, { keepalive: true }).catch(() => {});
+    // Some proxies do not report closed connections to the server.
+    if (this.#isWelcome && last === CLOSE_FRAME) this.#post(last, { keepalive: true }).catch(() => {});
   }
 
-  // --- down ---
+  // --- from the server ---
 
-  async #follow() {
-    this.#place = await placeOf(new URL(this.#address).host);
-    if (this.#over.signal.aborted) return this.#givePlaceBack();
-    if (this.#isPolling || this.#place === null) return this.#poll();
-    return this.#listen();
+  async #receive() {
+    this.#slot = await acquireSlot(new URL(this.#address).host);
+    if (this.#over.signal.aborted) return this.#releaseSlot();
+    if (this.#isPolling || this.#slot === null) return this.#poll();
+    return this.#readEvents();
   }
 
-  async #listen() {
-    const answer = await this.#ask("events", JSON.stringify(this.#opening), { accept: "text/event-stream" });
+  async #readEvents() {
+    const answer = await this.#request("events", JSON.stringify(this.#opening), { accept: "text/event-stream" });
     if (!answer.headers.get("content-type")?.startsWith("text/event-stream"))
-      throw lostLine("the answer is not an event stream of a midstream server");
+      throw connectionLostError("the answer is not an event stream of a midstream server");
     const decoder = new SseDecoder();
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      this.onheard?.({});
-      for (const frame of framesOf(decoder.feed(value))) this.#hear(frame);
+      this.onbytes?.({});
+      for (const frame of framesOf(decoder.feed(value))) this.#deliver(frame);
     }
   }
 
   async #poll() {
     let opening = this.#opening;
     for (let number = 0; ; number += 1) {
-      const wait = this.#place === null && number > 0 ? `&wait=${SHORT_POLL_S}` : "";
-      const answer = await this.#ask(`poll?n=${number}${wait}`, JSON.stringify(opening));
+      const wait = this.#slot === null && number > 0 ? `&wait=${SHORT_POLL_S}` : "";
+      const answer = await this.#request(`poll?n=${number}${wait}`, JSON.stringify(opening));
       const text = await answer.text();
-      if (text.length > POLL_CHARS_MAX) throw lostLine("an answer is too large");
+      if (text.length > POLL_CHARS_MAX) throw connectionLostError("an answer is too large");
       const { frames, more } = JSON.parse(text);
       let after = opening.event_id;
       for (const frame of frames) {
         after = frame.events?.at(-1)?.id ?? frame.resume_from ?? (frame.type === "snapshot" ? frame.event_id : after);
-        this.#hear(JSON.stringify(frame));
+        this.#deliver(JSON.stringify(frame));
       }
       if (!more || frames.length === 0) return;
-      // The welcome has judged it; from here on the server may not have seen the first command yet.
+      // The welcome has checked `next_seqno`. Later polls may arrive before the first command.
       opening = { ...opening, event_id: after, next_seqno: 0 };
     }
   }
 
-  #hear(frame) {
+  #deliver(frame) {
     if (this.#over.signal.aborted) return;
     this.onmessage?.({ data: frame });
     if (this.#isWelcome) return;
     this.#isWelcome = true;
-    this.#pump();
+    this.#sendQueued();
   }
 
-  // --- up ---
+  // --- to the server ---
 
-  async #pump() {
-    if (this.#isPumping) return;
-    this.#isPumping = true;
+  async #sendQueued() {
+    if (this.#isSending) return;
+    this.#isSending = true;
     try {
       while (this.#outgoing.length > 0 && !this.#over.signal.aborted) {
         const answer = await this.#post(this.#outgoing[0]);
@@ -134,43 +135,43 @@ export class HttpLine {
         if (answer !== null && !this.#over.signal.aborted) this.onmessage?.({ data: answer });
       }
     } catch (error) {
-      this.#end(asLost(error));
+      this.#end(asConnectionError(error));
     }
-    this.#isPumping = false;
+    this.#isSending = false;
   }
 
-  /** Send one frame; return the frame that answers it, or null. */
+  /** Send one frame; return the server's reply frame, or null. */
   async #post(frame, more = { signal: AbortSignal.any([this.#over.signal, AbortSignal.timeout(ANSWER_WITHIN_MS)]) }) {
     const { stream, secret = "", old_secret: oldSecret = "", connection } = this.#opening;
-    const which = { "x-idempotency-key": stream, "x-idempotency-connection": `${connection}` };
-    const shown = { ...(stream ? which : {}), ...headersOf({ secret, oldSecret }) };
-    const answer = await this.#fetch("commands", frame, shown, { priority: "high", ...more });
+    const identity = { "x-idempotency-key": stream, "x-idempotency-connection": `${connection}` };
+    const headers = { ...(stream ? identity : {}), ...headersOf({ secret, oldSecret }) };
+    const answer = await this.#fetch("commands", frame, headers, { priority: "high", ...more });
     if (answer.status === 204) return null;
     if (answer.ok) return answer.text();
     const { type, seqno } = JSON.parse(frame);
     if (type !== "command") return null;
-    const problem = await problemIn(answer.clone());
+    const problem = await readProblem(answer.clone());
     if (problem === null) throw await refusalOf(answer);
     const { code, detail: message, retry, expected, retry_after_s } = problem;
     return JSON.stringify({ type: "error", code, message, retry, seqno, expected, retry_after_s });
   }
 
-  // --- both ---
+  // --- requests ---
 
-  async #ask(path, body, headers = {}) {
+  async #request(path, body, headers = {}) {
     const answer = await this.#fetch(path, body, headers, { signal: this.#over.signal });
     if (!answer.ok) throw await refusalOf(answer);
     return answer;
   }
 
   async #fetch(path, body, headers, more) {
-    const named = { "content-type": "application/json", "x-midstream-connection": this.#name };
-    const shown = await this.#headers();
+    const common = { "content-type": "application/json", "x-midstream-connection": this.#name };
+    const credentials = await this.#headers();
     return fetch(`${this.#address}/${path}`, {
       method: "POST",
       cache: "no-store",
-      redirect: "manual", // secrets are for this server
-      headers: { ...shown, ...headers, ...named },
+      redirect: "manual", // the headers carry secrets for this server only
+      headers: { ...credentials, ...headers, ...common },
       body,
       ...more,
     });
@@ -179,17 +180,17 @@ export class HttpLine {
   #end(error) {
     if (this.#over.signal.aborted) return;
     this.#over.abort();
-    this.#givePlaceBack();
+    this.#releaseSlot();
     this.onclose?.({ error });
   }
 
-  #givePlaceBack() {
-    this.#place?.();
-    this.#place = null;
+  #releaseSlot() {
+    this.#slot?.();
+    this.#slot = null;
   }
 }
 
-/** Return events as frames: records in a row in one `events` frame, as over a WebSocket. */
+/** Return events as frames. Consecutive records are in one `events` frame, as over a WebSocket. */
 function framesOf(events) {
   const frames = [];
   let records = [];
@@ -209,30 +210,26 @@ function framesOf(events) {
   return frames;
 }
 
-/** What the network or a reader of it throws is a lost connection; what a server refused is that. */
-function asLost(error) {
-  return error instanceof MidstreamError ? error : lostLine(`the connection to the server broke (${error.cause?.code ?? error.name})`);
+/** Return the error of a connection: a refusal of the server as it is, any other error as a lost connection. */
+function asConnectionError(error) {
+  return error instanceof MidstreamError ? error : connectionLostError(`the connection to the server broke (${error.cause?.code ?? error.name})`);
 }
 
-const taken = new Map(); // host -> places of this page, where tabs cannot count together
+const slotsTaken = new Map(); // host -> slots that this page holds, for browsers without Web Locks
 
-/** Take a place of a host; return how to give it back, or null where all are taken. */
-async function placeOf(host) {
-  const locks = globalThis.navigator?.locks;
-  if (!locks) return placeHere(host);
-  for (let number = 0; number < PLACES; number += 1) {
-    const release = await new Promise((resolve) => {
-      const hold = (lock) => (lock === null ? resolve(null) : new Promise((release) => resolve(release)));
-      locks.request(`midstream ${host} place ${number}`, { ifAvailable: true }, hold).catch(() => resolve(null));
-    });
+/** Acquire a slot of a host; return a function that releases it, or null if no slot is free. */
+async function acquireSlot(host) {
+  if (!hasLocks()) return acquireSlotOfPage(host);
+  for (let number = 0; number < SLOTS; number += 1) {
+    const release = await acquireLock(`midstream ${host} slot ${number}`, { ifAvailable: true });
     if (release !== null) return release;
   }
   return null;
 }
 
-function placeHere(host) {
-  const count = taken.get(host) ?? 0;
-  if (count >= PLACES) return null;
-  taken.set(host, count + 1);
-  return () => taken.set(host, taken.get(host) - 1);
+function acquireSlotOfPage(host) {
+  const count = slotsTaken.get(host) ?? 0;
+  if (count >= SLOTS) return null;
+  slotsTaken.set(host, count + 1);
+  return () => slotsTaken.set(host, slotsTaken.get(host) - 1);
 }

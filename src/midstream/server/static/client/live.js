@@ -1,52 +1,52 @@
-/** One stream of a page at work: its half of the protocol, a connection, a timer, and what is written down. */
+/** The I/O of one stream: its connection, its timer and its storage. */
 
-import { AnswerText, completed, failureOf } from "./answer.js";
-import { letGo } from "./lines.js";
+import { AnswerText, completedText, failureOf } from "./answer.js";
+import { closeQuietly } from "./connections.js";
 import { MidstreamError } from "./stream.js";
 
-/** Events waiting for a slow consumer; above it the connection is closed and the rest is asked for later. */
+/** Limit for the events that wait for a slow consumer. Above it the connection is closed until the consumer has read them. */
 const UNREAD_EVENTS_MAX = 8192;
 /** A timer that is later than this shows that the page did not run: asleep, frozen, or in the background. */
 const LATE_MS = 2000;
 
 /**
- * One stream over as many connections as it takes: an async iterable of events that ends with the turn (or never,
- * when it only follows) and throws `MidstreamError` where the server refused for good, `TurnFailedError` after the last
+ * One stream, over as many connections as necessary: an async iterable of events. It ends with the turn; the stream of a
+ * reader never ends. It throws `MidstreamError` after a final refusal of the server, and `TurnFailedError` after the last
  * event of a turn that did not complete.
  */
 export class LiveStream {
   #stream;
-  #means;
-  #opener;
-  #line = null;
+  #environment;
+  #access;
+  #connection = null;
   #timer = null;
   #unread = [];
   #answerText = new AnswerText();
   #isRead = false;
-  #last = null; // the newest event that the loop was given
+  #last = null; // the newest event that the loop received
   #isOverfull = false;
-  #isResting = false;
-  #isLocked = true;
+  #isDisconnected = false;
+  #needsSecrets = true;
   #isDialing = false;
-  #unlocking;
+  #preparing;
   #reader = null;
   #work = Promise.resolve();
   #settling = 0;
   #savedCursor;
-  #consumed;
+  #handled;
   #accepted = {};
   #ended = {};
 
-  /** @param opener Promises what opens the session, see `SessionSecrets`: no connection is made before. */
-  constructor(stream, means, opener) {
+  /** @param access The access to the session, see `SessionSecrets`. No connection is made before it returns the secrets. */
+  constructor(stream, environment, access) {
     this.#stream = stream;
-    this.#means = means;
-    this.#opener = opener;
-    this.#consumed = this.#savedCursor = stream.cursor;
-    this.accepted = promised(this.#accepted);
-    this.ended = promised(this.#ended);
+    this.#environment = environment;
+    this.#access = access;
+    this.#handled = this.#savedCursor = stream.cursor;
+    this.accepted = createPromise(this.#accepted);
+    this.ended = createPromise(this.#ended);
     this.#settle();
-    this.#unlocking = this.#begin();
+    this.#preparing = this.#begin();
   }
 
   get session() {
@@ -66,16 +66,16 @@ export class LiveStream {
     return this.#stream.isQueued;
   }
 
-  /** The last event the loop over this stream has finished with. */
+  /** The last event that the loop over this stream has handled. */
   get cursor() {
-    return this.#consumed;
+    return this.#handled;
   }
 
   get pendingText() {
     return this.#stream.pendingText;
   }
 
-  /** What is wrong with what was kept of it, or "". */
+  /** The damage of the stored stream, or "". */
   get damage() {
     return this.#stream.damage;
   }
@@ -88,26 +88,26 @@ export class LiveStream {
     return this.#stream.isAcknowledged;
   }
 
-  /** Events that came and that the loop has not asked for, the oldest first. Looking at them handles none. */
+  /** Received events that the loop has not requested, the oldest first. Reading this property handles none of them. */
   get unread() {
     return [...this.#unread];
   }
 
-  /** Resolves when all that is due now is written down, sent and delivered. */
+  /** Resolves when everything that is due now is stored, sent and delivered. */
   get settled() {
-    return this.#unlocking.then(() => this.#work);
+    return this.#preparing.then(() => this.#work);
   }
 
-  /** How the connection is; see `Connection` in midstream.d.ts. */
+  /** The state of the connection; see `Connection` in midstream.d.ts. */
   get connection() {
     const { deadlineAt, waitingOn, isReconnecting, isStalled, trouble } = this.#stream;
-    const isBeginning = this.#isLocked && this.#stream.phase === "waiting";
+    const isBeginning = this.#needsSecrets && this.#stream.phase === "waiting";
     const phase = isBeginning ? "connecting" : this.#stream.phase;
-    const isTimed = phase === "waiting" && !this.#isResting;
+    const isTimed = phase === "waiting" && !this.#isDisconnected;
     return {
       session: this.session,
       phase: phase === "opening" ? "connecting" : phase,
-      retryAt: isTimed ? this.#means.wall() + Math.max(0, deadlineAt - this.#now()) : null,
+      retryAt: isTimed ? this.#environment.wall() + Math.max(0, deadlineAt - this.#now()) : null,
       waitingOn,
       isReconnecting,
       isStalled,
@@ -115,73 +115,73 @@ export class LiveStream {
     };
   }
 
-  /** Whether somebody may still hear of it: it has neither ended nor been detached. */
-  get isHeard() {
-    return this.#stream.phase !== "ended" && !this.#stream.isDetached;
+  /** Whether the stream still delivers events: it has neither ended nor been abandoned. */
+  get isActive() {
+    return this.#stream.phase !== "ended" && !this.#stream.isAbandoned;
   }
 
-  /** Stop the turn. Like every command it is sent until it is acknowledged; resolves when the turn has ended. */
+  /** Cancel the turn. Like every command this is sent until it is acknowledged. Resolves when the turn has ended. */
   async abort() {
     this.#stream.abort(this.#stream.turn, this.#now());
     this.#settle();
     await this.ended;
   }
 
-  /** Show these secrets from the next connection on. */
-  unlock(shown) {
-    this.#stream.unlock(shown, this.#now());
+  /** Send these secrets from the next connection on. */
+  showSecrets(secrets) {
+    this.#stream.showSecrets(secrets, this.#now());
   }
 
-  /** Hear no more of it. What was sent still arrives; the turn goes on without this reader. */
-  detach() {
+  /** Deliver no more events, and store nothing once all commands are acknowledged. The turn continues. */
+  abandon() {
     this.#unread = [];
-    this.#stream.detach(this.#now());
+    this.#stream.abandon(this.#now());
     this.#settle();
   }
 
-  /** Close the connection as a lost network would; `forMs` keeps it away for that long. */
+  /** Close the connection, like a lost network. None is made again for `forMs`. */
   cut(forMs = 0) {
-    this.#lost({ notBefore: this.#now() + forMs });
+    this.#endConnection({ notBefore: this.#now() + forMs });
   }
 
-  /** Try at once, or prove the connection: the network or the reader came back. */
+  /** Connect at once, or test the open connection: the network may be back, or the page is visible. */
   wake() {
-    if (this.#isHeld) return;
+    if (this.#isPaused) return;
     this.#stream.wake(this.#now());
     this.#settle();
   }
 
-  /** Have no connection and no timer until `goOn`: the browser puts the page to sleep. */
-  rest() {
-    if (this.#isResting || this.#stream.phase === "ended") return;
-    this.#isResting = true;
-    this.#lost();
+  /** Close the connection and stop the timer until `reconnect`, as the browser freezes the page. */
+  disconnect() {
+    if (this.#isDisconnected || this.#stream.phase === "ended") return;
+    this.#isDisconnected = true;
+    this.#endConnection();
   }
 
-  /** The page is awake again. */
-  goOn() {
-    if (!this.#isResting) return;
-    this.#isResting = false;
+  /** Connect again after `disconnect`. */
+  reconnect() {
+    if (!this.#isDisconnected) return;
+    this.#isDisconnected = false;
     this.wake();
   }
 
-  /** Give it up: another page has it. What is written down is that page's business. */
-  yieldTo(error) {
+  /** End with an error, as another page has resumed the stream. Its stored state belongs to that page. */
+  endWith(error) {
     this.#fail(error);
     this.#settle();
   }
 
-  /** Let go of everything here and keep what is written down. */
-  leave() {
-    this.#stream.leave();
-    this.#means.release(this);
+  /** Close everything in this page, and keep the stored state. */
+  detach() {
+    this.#stream.detach();
+    this.#environment.release(this);
     this.#settle();
   }
 
-  /** Read what is left to the end of the turn and return its whole answer; throw where the turn did not complete. */
+  /** Read to the end of the turn and return the whole answer; throw if the turn did not complete. */
   async answer() {
     if (!this.#isRead) for await (const _ of this);
-    return completed(this.session, this.#last);
+    return completedText(this.session, this.#last);
   }
 
   async *[Symbol.asyncIterator]() {
@@ -192,7 +192,7 @@ export class LiveStream {
           const event = this.#unread.shift();
           this.#last = event;
           yield event;
-          this.#consumed = event.id;
+          this.#handled = event.id;
           this.#saveCursor();
         }
         if (this.#stream.phase === "ended" && !this.#hasMore()) break;
@@ -206,21 +206,21 @@ export class LiveStream {
       const failure = this.#stream.error ?? (this.#stream.isOver ? failureOf(this.session, this.#last) : null);
       if (failure) throw failure;
     } finally {
-      if (!isWhole) this.detach();
-      else await this.#finished();
+      if (!isWhole) this.abandon();
+      else await this.#markHandled();
     }
   }
 
   async #begin() {
-    while (this.#isLocked && this.#stream.phase !== "ended") {
+    while (this.#needsSecrets && this.#stream.phase !== "ended") {
       try {
-        this.unlock(await this.#opener.first());
-        this.#isLocked = false;
+        this.showSecrets(await this.#access.readFirst());
+        this.#needsSecrets = false;
       } catch (error) {
-        if (error.retry !== "later") this.#fail(error); // else another tab holds it: ask again
+        if (error.retry !== "later") this.#fail(error); // else another tab blocks the storage: try again
       }
     }
-    this.#isLocked = false;
+    this.#needsSecrets = false;
     this.#settle();
   }
 
@@ -228,30 +228,30 @@ export class LiveStream {
     return this.#settling > 0 || this.#unread.length > 0;
   }
 
-  /** The loop has handled everything; where that was the turn's end, nothing is kept any more. */
-  async #finished() {
-    this.#stream.finished();
+  /** Report that the loop has handled every event. If the turn has ended, the stored stream is deleted. */
+  async #markHandled() {
+    this.#stream.markHandled();
     this.#settle();
     await this.#work;
   }
 
-  get #isHeld() {
-    return this.#isOverfull || this.#isResting || this.#isLocked;
+  get #isPaused() {
+    return this.#isOverfull || this.#isDisconnected || this.#needsSecrets;
   }
 
-  /** Carry out what the stream says, one settling after the other, so that a write precedes its frame. */
+  /** Do what is due, one call after the other: store first, then send the frames, then deliver the events. */
   #settle() {
-    this.#keepLine();
+    this.#ensureConnection();
     this.#armTimer();
     const { writes, frames, events } = this.#stream.take();
-    const line = this.#line;
+    const connection = this.#connection;
     const isLast = this.#stream.phase === "ended";
     this.#settling += 1;
     this.#work = this.#work.then(async () => {
       try {
-        if (writes.length > 0) await this.#means.storage.apply(this.#addressed(writes));
-        // A line that was dropped meanwhile swallows them: the next welcome plays back what is owed.
-        for (const frame of frames) line?.send(frame);
+        if (writes.length > 0) await this.#environment.storage.apply(this.#withServer(writes));
+        // Frames on a connection that was closed meanwhile are lost. The next connection plays back the commands.
+        for (const frame of frames) connection?.send(frame);
         if (isLast) this.#finish();
       } catch (error) {
         this.#fail(error);
@@ -259,80 +259,80 @@ export class LiveStream {
       this.#settling -= 1;
       this.#deliver(events);
     });
-    this.#means.notify(this);
+    this.#environment.notify(this);
   }
 
   #deliver(events) {
-    for (const event of this.#stream.isDetached ? [] : events)
+    for (const event of this.#stream.isAbandoned ? [] : events)
       this.#unread.push({ ...event, ...this.#answerText.take(event) });
-    if (this.#unread.length > UNREAD_EVENTS_MAX && this.#line && !this.#isOverfull) {
+    if (this.#unread.length > UNREAD_EVENTS_MAX && this.#connection && !this.#isOverfull) {
       this.#isOverfull = true;
-      this.#lost();
+      this.#endConnection();
     }
     if (this.#stream.acked > 0) this.#accepted.resolve();
     this.#reader?.();
   }
 
-  #keepLine() {
-    if (this.#isHeld) return;
+  #ensureConnection() {
+    if (this.#isPaused) return;
     if (this.#stream.phase === "waiting") this.#stream.tick(this.#now());
-    if (this.#stream.wantsSocket && this.#line === null && !this.#isDialing) this.#unlocking = this.#dial();
+    if (this.#stream.isConnectionWanted && this.#connection === null && !this.#isDialing) this.#preparing = this.#dial();
   }
 
-  /** Make a connection, with what opens the session now: another tab may have changed that. */
+  /** Make a connection with the current secrets of the session, which another tab may have changed. */
   async #dial() {
     this.#isDialing = true;
-    const shown = await this.#opener.again().catch(() => null); // what was shown before may still do
+    const secrets = await this.#access.read().catch(() => null); // the earlier secrets may still be valid
     this.#isDialing = false;
-    if (shown !== null && this.#stream.wantsSocket) this.unlock(shown);
-    if (this.#stream.wantsSocket && !this.#isHeld) this.#makeLine();
+    if (secrets !== null && this.#stream.isConnectionWanted) this.showSecrets(secrets);
+    if (this.#stream.isConnectionWanted && !this.#isPaused) this.#openConnection();
     this.#settle();
   }
 
-  #makeLine() {
-    const line = this.#means.dial(this.session, this.key);
-    this.#line = line;
+  #openConnection() {
+    const connection = this.#environment.dial(this.session, this.key);
+    this.#connection = connection;
     const ifCurrent = (act) => (event) => {
-      if (this.#line === line) act(event);
+      if (this.#connection === connection) act(event);
     };
-    line.onopen = ifCurrent(() => {
-      this.#stream.opened(this.#now());
+    connection.onopen = ifCurrent(() => {
+      this.#stream.beginConnection(this.#now());
       this.#settle();
     });
-    line.onmessage = ifCurrent(({ data }) => {
-      if (this.#stream.receive(data, this.#now())) this.#lost();
+    connection.onmessage = ifCurrent(({ data }) => {
+      if (this.#stream.receive(data, this.#now())) this.#endConnection();
       else this.#settle();
       const { isEncrypted, secret } = this.#stream;
-      if (isEncrypted !== null) this.#opener.learned(isEncrypted, secret);
+      if (isEncrypted !== null) this.#access.noteEncryption(isEncrypted, secret);
     });
-    line.onheard = ifCurrent(() => {
-      this.#stream.heard(this.#now());
+    connection.onbytes = ifCurrent(() => {
+      this.#stream.noteTraffic(this.#now());
       this.#armTimer();
     });
-    line.onclose = ifCurrent((event) => this.#lost({ error: event?.error ?? null }));
+    connection.onclose = ifCurrent((event) => this.#endConnection({ error: event?.error ?? null }));
   }
 
-  /** There is no connection any more, whoever ended it. */
-  #lost(why = {}) {
-    this.#dropLine();
-    this.#stream.lost(this.#means.chance(), this.#now(), why);
+  /** Close the connection, and plan the next one. */
+  #endConnection(why = {}) {
+    this.#closeConnection();
+    this.#stream.endConnection(this.#environment.chance(), this.#now(), why);
     this.#settle();
   }
 
-  #dropLine() {
-    letGo(this.#line);
-    this.#line = null;
+  #closeConnection() {
+    closeQuietly(this.#connection);
+    this.#connection = null;
   }
 
   #armTimer() {
-    const { clock } = this.#means;
+    const { clock } = this.#environment;
     clock.clear(this.#timer);
     const { dueAt } = this.#stream;
-    if (this.#isHeld || dueAt === Infinity) return;
+    if (this.#isPaused || dueAt === Infinity) return;
     this.#timer = clock.set(
       () => {
         const now = this.#now();
-        if (this.#stream.tick(now, now - dueAt > LATE_MS)) this.#lost();
+        if (this.#stream.tick(now, now - dueAt > LATE_MS)) this.#endConnection();
         else this.#settle();
       },
       Math.max(0, dueAt - this.#now()),
@@ -340,53 +340,52 @@ export class LiveStream {
   }
 
   #saveCursor() {
-    if (!this.#stream.isKept || this.#savedCursor === "saving") return;
-    // One write at a time; the newest cursor wins.
+    if (!this.#stream.isStored || this.#savedCursor === "saving") return;
+    // One write at a time. Each stores the newest cursor.
     this.#savedCursor = "saving";
     this.#work = this.#work.then(async () => {
-      const saved = this.#consumed;
-      if (this.#stream.isKept) {
+      const saved = this.#handled;
+      if (this.#stream.isStored) {
         const write = { op: "stream", value: this.#stream.record() };
-        await this.#means.storage.apply(this.#addressed([write])).catch(() => {});
+        await this.#environment.storage.apply(this.#withServer([write])).catch(() => {});
       }
       this.#savedCursor = saved;
-      if (saved !== this.#consumed) this.#saveCursor();
+      if (saved !== this.#handled) this.#saveCursor();
     });
   }
 
-  /** What is kept names its server and the time, and the cursor is the reader's, not the wire's. */
-  #addressed(writes) {
-    const { url } = this.#means;
-    const more = { cursor: this.#consumed, url, touchedAt: this.#means.wall() };
+  /** Add the server, the time and the cursor of the loop to each stored stream. */
+  #withServer(writes) {
+    const { url } = this.#environment;
+    const more = { cursor: this.#handled, url, touchedAt: this.#environment.wall() };
     return writes.map((write) =>
       write.op === "stream" ? { ...write, value: { ...write.value, ...more } } : write,
     );
   }
 
   #fail(error) {
-    const told = error instanceof MidstreamError ? error : new MidstreamError("storage", String(error));
-    this.#stream.error ??= told;
-    this.#stream.leave();
+    this.#stream.error ??= error instanceof MidstreamError ? error : new MidstreamError("storage", String(error));
+    this.#stream.detach();
     this.#finish();
   }
 
   #finish() {
-    this.#means.clock.clear(this.#timer);
-    this.#dropLine();
+    this.#environment.clock.clear(this.#timer);
+    this.#closeConnection();
     const error = this.#stream.error;
     if (this.#stream.acked > 0) this.#accepted.resolve();
-    else this.#accepted.reject(error ?? new MidstreamError("usage", "this page let go of the stream"));
+    else this.#accepted.reject(error ?? new MidstreamError("usage", "this page detached the stream before its first command was acknowledged"));
     this.#ended.resolve(error);
-    this.#means.release(this);
+    this.#environment.release(this);
   }
 
   #now() {
-    return this.#means.clock.now();
+    return this.#environment.clock.now();
   }
 }
 
-function promised(doors) {
-  const promise = new Promise((resolve, reject) => Object.assign(doors, { resolve, reject }));
-  promise.catch(() => {}); // whoever cares awaits it; nobody must
+function createPromise(callbacks) {
+  const promise = new Promise((resolve, reject) => Object.assign(callbacks, { resolve, reject }));
+  promise.catch(() => {}); // a rejection that no caller awaits is not reported
   return promise;
 }

@@ -2,24 +2,24 @@
 
 export type Retry = "never" | "later" | "now" | "ask";
 
-/** What a server refused, or what went wrong here. Match on `code`, which is stable. */
+/** A refusal of the server, or an error of the client. Match on `code`, which is stable. */
 export class MidstreamError extends Error {
   readonly code: string;
   readonly retry: Retry;
   readonly retryAfterS: number | null;
 }
 
-/** A turn ended without a whole answer. What had finished is kept in the session, and the next message may come. */
+/** A turn ended without a whole answer. Its finished steps stay in the session, which accepts the next message. */
 export class TurnFailedError extends MidstreamError {
   readonly code: "turn_failed";
   readonly status: "failed" | "cancelled" | "interrupted" | "withdrawn";
   /** The code of the error that ended the turn, or "". */
   readonly cause: string;
-  /** The text that had come. */
+  /** The text of the answer so far. */
   readonly transcript: string;
-  /** The turn's number; 0 where it has none: the message was withdrawn. */
+  /** The number of the turn; 0 if the message was withdrawn before its turn began. */
   readonly turn: number;
-  /** Whether `client.resume(session, { turn })` can go on with it: it failed, or was interrupted. */
+  /** Whether `client.resume(session, { turn })` can continue the turn: it failed or was interrupted. */
   readonly isResumable: boolean;
 }
 
@@ -39,14 +39,14 @@ export interface FilePart {
   url?: string;
   name?: string;
 }
-/** A tool request; `arguments` is JSON text exactly as the model wrote it, also when it is broken. */
+/** A tool call; `arguments` is JSON text exactly as the model returned it, also if it is invalid. */
 export interface CallPart {
   type: "call";
   id: string;
   name: string;
   arguments?: string;
 }
-/** A tool that the upstream runs itself: to be shown, never to be run. Without `outcome` it still runs. */
+/** A call of a tool that the upstream runs itself. Display it, and do not run it. Without `outcome` it still runs. */
 export interface UpstreamCallPart {
   type: "upstream_call";
   id: string;
@@ -59,9 +59,9 @@ export interface ToolResult {
   call_id: string;
   content: string;
   outcome?: "ok" | "error" | "cancelled" | "denied" | "unknown";
-  /** Where `content` is only the beginning: the digest by which `GET …/blobs/{digest}` has the whole. */
+  /** The digest of the whole result if `content` is only its beginning: `GET …/blobs/{digest}` returns it. */
   blob?: string;
-  /** Bytes of the whole, in UTF-8. */
+  /** Bytes of the whole result, in UTF-8. */
   size?: number;
 }
 export interface Response {
@@ -72,21 +72,21 @@ export interface Response {
 }
 
 export type QuestionKind = "approval" | "question" | "doubt";
-/** `allow` or `deny` an approval, `respond` to a question; of a call in doubt `happened`, `rerun`, `skip`. */
+/** `allow` or `deny` for an approval, `respond` for a question; `happened`, `rerun` or `skip` for a call in doubt. */
 export type Choice = "allow" | "deny" | "respond" | "happened" | "rerun" | "skip";
-/** What an answer must name; a `question_asked` record has it. */
-export interface Asked {
+/** The identity of a question, which an answer repeats. A `question_asked` record has it. */
+export interface QuestionReference {
   turn: number;
   response: number;
   call_id: string;
   digest: string;
 }
 
-/** What the journal holds. Kinds that are not listed may come from a newer server: ignore them. */
+/** A record of a journal. A newer server may send other types: ignore them. */
 export type JournalRecord =
   | { type: "epoch_started"; epoch: number; owner: string; at: number; version: number }
   | { type: "stream_opened"; stream: string; secret_digest: string; connection?: number }
-  /** A newer connection of the client has it, whichever server it came to. */
+  /** A newer connection of the client, at any server, carries the stream. */
   | { type: "stream_taken"; stream: string; connection: number }
   | { type: "command_accepted"; stream: string; seqno: number; digest: string }
   | {
@@ -97,7 +97,7 @@ export type JournalRecord =
       stream?: string;
       queued?: number;
     }
-  /** It came while a turn ran, and opens one of its own when those before it have ended. */
+  /** A message that came while a turn ran. Its turn begins after the turns before it. */
   | {
       type: "message_queued";
       number: number;
@@ -106,7 +106,7 @@ export type JournalRecord =
       stream?: string;
     }
   | { type: "message_withdrawn"; number: number; at: number; stream?: string }
-  /** A client application sent its whole conversation again; `tail` is what is new of it. */
+  /** A client application sent its whole conversation again; `tail` has the new messages. */
   | {
       type: "transcript_accepted";
       turn: number;
@@ -116,9 +116,9 @@ export type JournalRecord =
       keep?: number;
       tail?: unknown[];
     }
-  /** A turn that was interrupted or had failed goes on; `response` is the one that comes next. */
+  /** A turn that was interrupted or had failed continues; `response` is the number of the next response. */
   | { type: "turn_resumed"; turn: number; response: number; at: number; stream?: string }
-  /** The model is asked; what earlier attempts said of this response is void. */
+  /** An attempt begins; the text of earlier attempts at this response is void. */
   | { type: "attempt_started"; turn: number; response: number; attempt: number; at: number; not_before?: number }
   | {
       type: "delta";
@@ -128,7 +128,7 @@ export type JournalRecord =
       part: number;
       kind: "text" | "thinking";
       text: string;
-      /** The part is a tool that the upstream runs: told when it starts, and once more, whole, when it has ended. */
+      /** The part is a tool call of the upstream: sent when the tool starts, and again, complete, when it has ended. */
       call?: UpstreamCallPart;
     }
   | {
@@ -140,9 +140,9 @@ export type JournalRecord =
       message: string;
       at: number;
     }
-  /** The provider keeps this attempt's response, whoever listens. */
+  /** The provider stores the response of this attempt, so that an interrupted attempt can continue. */
   | { type: "attempt_resumable"; turn: number; response: number; attempt: number; token: string }
-  /** A cut attempt goes on where it stopped: its words stand, and only what is new follows. */
+  /** An interrupted attempt continues where it stopped. Its text stays valid, and only new text follows. */
   | {
       type: "attempt_continued";
       turn: number;
@@ -152,7 +152,7 @@ export type JournalRecord =
       at: number;
       not_before?: number;
     }
-  /** Nothing came for longer than usual, and it is still waited for; then either progress, or another ending. */
+  /** A stall: a silence of the model or a tool beyond its budget. It ends with progress, or with an error of its own. */
   | {
       type: "stall_noticed" | "stall_ended";
       turn: number;
@@ -162,10 +162,9 @@ export type JournalRecord =
       at: number;
       call_id?: string;
     }
-  /** The conversation was too long: the model is shown nothing of its first `cut` entries any more. */
+  /** The conversation was too long: the model no longer receives its first `cut` entries. */
   | { type: "history_compacted"; turn: number; response: number; cut: number; at: number }
-  /** The tools that come and go (those of MCP servers) are others than the session's readers were told last. */
-  /** What a pool made of the request, and how it goes on: once more where a fresh agent takes a failed one's place. */
+  /** The decision of a pool about a request. A second one follows if a fresh agent replaces a failed one. */
   | {
       type: "reuse_decided";
       turn: number;
@@ -183,12 +182,13 @@ export type JournalRecord =
       };
       at: number;
     }
+  /** The tools of MCP servers changed. */
   | { type: "tools_changed"; turn: number; at: number; added?: string[]; removed?: string[]; unreachable?: string[] }
   | { type: "response_completed"; turn: number; response: number; attempt: number; body: Response; at: number }
-  /** `arguments` where a person changed the model's. */
+  /** A run begins. It has `arguments` if a person changed those of the model. */
   | { type: "call_started"; turn: number; response: number; call_id: string; run: number; at: number; arguments?: string }
   | { type: "call_progressed"; turn: number; response: number; call_id: string; run: number; text: string; at: number }
-  /** A record of the session `child`, which does the work of a call; of nested sub-agents again a `child_delta`. */
+  /** A record of `child`, the session of a sub-agent. For a nested sub-agent the record is again a `child_delta`. */
   | {
       type: "child_delta";
       turn: number;
@@ -198,10 +198,10 @@ export type JournalRecord =
       position: number;
       record: JournalRecord;
     }
-  /** Its owner died without an outcome, and somebody is being asked whether it happened. */
+  /** The process that ran the call died before its outcome was recorded. A person is asked whether it took effect. */
   | { type: "call_in_doubt"; turn: number; response: number; call_id: string; at: number }
-  /** With `attempt`: an upstream's agent wants leave in the middle of its answer; `name` and `arguments` are its own. */
-  | (Asked & {
+  /** A question to a person. With `attempt` an upstream agent requests permission; `name` and `arguments` are its own. */
+  | (QuestionReference & {
       type: "question_asked";
       kind: QuestionKind;
       at: number;
@@ -213,7 +213,7 @@ export type JournalRecord =
       is_fixed?: boolean;
       repeats?: string;
     })
-  /** A question of an upstream's agent that nobody needs to answer any more. */
+  /** A question of an upstream agent was closed without an answer. */
   | {
       type: "question_closed";
       turn: number;
@@ -222,9 +222,9 @@ export type JournalRecord =
       why: "expired" | "withdrawn";
       at: number;
     }
-  /** What was decided about such a question is used up; the agent hears it next. */
+  /** The answer to a question of an upstream agent is sent to the agent next. It is not used again. */
   | { type: "answer_used"; turn: number; response: number; attempt: number; call_id: string; at: number }
-  | (Asked & {
+  | (QuestionReference & {
       type: "question_answered";
       kind: QuestionKind;
       choice: Choice;
@@ -233,10 +233,10 @@ export type JournalRecord =
       arguments?: string;
       by?: string;
     })
-  /** What a call gave after it was closed as unknown. */
+  /** The result of a call that was closed with an unknown outcome. */
   | { type: "result_arrived_late"; turn: number; response: number; result: ToolResult; at: number }
   | { type: "call_ended"; turn: number; response: number; result: ToolResult; at: number }
-  /** In the place of an outcome whose record cannot be read any more. */
+  /** Replaces a record of an outcome that cannot be read. */
   | { type: "outcome_damaged"; turn: number; response: number; call_id: string }
   | { type: "step_committed"; turn: number; response: number }
   | { type: "cancel_requested"; turn: number; at: number; deadline_at: number }
@@ -250,33 +250,33 @@ export type JournalRecord =
     };
 
 /**
- * What the answer of the turn is after an event. `transcript` holds each word once: what a cut attempt said goes when the next
- * attempt says something else. The texts of two responses are two paragraphs; thinking and what sub-agents write are not in it. Of a
- * turn whose beginning the stream did not bring (`follow`, or resumed at a cursor), it holds what came since.
+ * The answer of the turn after an event. `transcript` has each word once: the text of an interrupted attempt is removed when
+ * the next attempt differs. The texts of two responses are two paragraphs. Thinking and the text of sub-agents are not
+ * included. If the stream begins within the turn (`follow`, or resumed at a cursor), `transcript` begins there too.
  */
 export interface AnswerSoFar {
-  /** The whole text so far: put it in the place of what is shown. */
+  /** The whole text so far. It replaces the displayed text. */
   readonly transcript: string;
-  /** What was shown of this answer does not stand: show `transcript` in its place. Where false, appending `text` does it. */
+  /** Whether the displayed text is no longer valid: display `transcript` instead. If false, `text` can be appended. */
   readonly replaces: boolean;
-  /** The words that this event adds to what was shown; "" where it adds none. */
+  /** The text that this event adds, or "". */
   readonly text: string;
 }
-/** A record at its place: applied once, in order, without gap. */
+/** A record with its event id. Records are delivered once, in order, without gap. */
 export interface RecordEvent extends AnswerSoFar {
   type: "record";
   id: string;
   record: JournalRecord;
 }
-/** What was shown after `id` is not on the journal's line: forget it; the events that follow come after `id`. */
+/** The events after `id` are no longer in the journal. Discard them; the next events follow `id`. */
 export interface GoneEvent extends AnswerSoFar {
   type: "gone";
   id: string;
   reason: string;
-  /** A snapshot follows, which replaces everything: there is nothing to do before it. */
+  /** Whether a snapshot follows, which replaces everything. Do nothing before it. */
   hasSnapshot: boolean;
 }
-/** What a session is doing, or how its last turn ended; "" before the first turn. */
+/** The state of a session's open turn, or how its last turn ended; "" before the first turn. */
 export type SessionStatus =
   | ""
   | "running"
@@ -286,7 +286,7 @@ export type SessionStatus =
   | "cancelled"
   | "failed"
   | "interrupted";
-/** A session at one event: what `GET /v1/sessions/{id}` answers. */
+/** A session at one event, as `GET /v1/sessions/{id}` returns it. */
 export interface Snapshot {
   session: string;
   event_id: string;
@@ -294,24 +294,24 @@ export interface Snapshot {
   /** "nothing", "model", "tool", "client" or "person". */
   waiting_on: string;
   turns: number;
-  /** How the last turn ended; "" before the first end. */
+  /** How the last turn ended; "" before the first turn has ended. */
   last: string;
   history: unknown[];
   running: unknown | null;
   queue: unknown[];
   is_resumable: boolean;
-  /** How many of the oldest entries of the history there was no room for. */
+  /** The number of the oldest entries of the history that are left out, for lack of room. */
   left_out: number;
 }
-/** The session as it was at `id`, as `GET /v1/sessions/{id}` answers it: put it in the place of all you have of it. */
+/** The session at the event `id`. It replaces all earlier state of the session. */
 export interface SnapshotEvent extends AnswerSoFar {
   type: "snapshot";
   id: string;
   session: Snapshot;
-  /** The stream's turn by then, 0 while it has none; null for a reader. `transcript` is the answer of this turn only. */
+  /** The turn of the stream at `id`: 0 before it begins, null for a reader. `transcript` is the answer of this turn. */
   turn: number | null;
 }
-/** What was said in an earlier life cannot be read any more, and was not sent again; a snapshot of the session follows. */
+/** The stored commands of an earlier page cannot be read, and were not sent again. A snapshot of the session follows. */
 export interface LostEvent extends AnswerSoFar {
   type: "lost";
   id: string;
@@ -322,109 +322,112 @@ export type StreamEvent = RecordEvent | GoneEvent | SnapshotEvent | LostEvent;
 export interface Connection {
   session: string;
   phase: "waiting" | "connecting" | "live" | "ended";
-  /** When the next try is due, while `phase` is "waiting". */
+  /** The time of the next try, while `phase` is "waiting". */
   retryAt: number | null;
-  /** What the last heartbeat said the turn waits for: model, tool, client, person, nothing; "" before the first. */
+  /** What the turn waited for at the last heartbeat: model, tool, client, person, agent, nothing; "" before the first. */
   waitingOn: string;
-  /** A connection was lost and is being made anew. Never where the server is degraded. */
+  /** Whether a lost connection is being made again. Never true at a degraded server. */
   isReconnecting: boolean;
-  /** For a minute nothing happened while the turn waits for a model, a tool or a client. Nothing is cut. */
+  /** Whether no event came for a minute, while the turn waits for a model, a tool or a client. Nothing is cancelled. */
   isStalled: boolean;
-  /** What the server last said it cannot do now (a full disk, draining), until something gets through again. */
+  /** The last temporary refusal (a full disk, draining), until an event or an ack comes again. */
   trouble: MidstreamError | null;
 }
 
 /**
- * One stream over as many connections as it takes.
+ * One stream, over as many connections as necessary.
  *
- * Iterating ends with the turn (never, when it only follows). It throws `MidstreamError` where the server refused for good, and
- * `TurnFailedError` after the last event of a turn that failed, was stopped or interrupted, or whose message was withdrawn. An event counts as seen when the loop asks for the next. Leaving the loop says that this page wants no more
- * of it (`detach`): the turn goes on, and nothing of it is kept here.
+ * A loop over the stream ends with the turn; a loop over the stream of a reader never ends. It throws `MidstreamError` after
+ * a final refusal of the server. It throws `TurnFailedError` after the last event of a turn that failed, was cancelled or
+ * interrupted, or whose message was withdrawn. An event counts as handled when the loop requests the next one. A loop that
+ * is left early abandons the stream (`abandon`): the turn continues, and nothing is stored here.
  */
 export class LiveStream implements AsyncIterable<StreamEvent> {
   readonly session: string;
-  /** "" for a follower. */
+  /** The stream key; "" for a reader. */
   readonly key: string;
-  /** The turn this stream opened or resumed; 0 while unknown. */
+  /** The turn that this stream began or resumed; 0 before it begins. */
   readonly turn: number;
-  /** The last event the loop has finished with. */
+  /** The last event that the loop has handled. */
   readonly cursor: string | null;
-  /** The message that is not acknowledged yet. */
+  /** The text of the unacknowledged message, or null. */
   readonly pendingText: string | null;
-  /** What is wrong with what was kept of it: it begins with a `LostEvent`. "" where nothing is. */
+  /** The damage of the stored stream, which then begins with a `LostEvent`; "" if there is none. */
   readonly damage: string;
-  /** The server said that it cannot resume: nothing is kept and nothing is retried. */
+  /** Whether the server cannot resume the stream: nothing is stored and nothing is retried. */
   readonly isDegraded: boolean;
-  /** Everything that was said is in the server's journal. */
+  /** Whether all commands are in the server's journal. */
   readonly isAcknowledged: boolean;
-  readonly isHeard: boolean;
+  /** Whether the stream still delivers events: it has neither ended nor been abandoned. */
+  readonly isActive: boolean;
   /** Whether its message waits for the turns before it. */
   readonly isQueued: boolean;
   readonly connection: Connection;
-  /** Events that came and that the loop has not asked for, the oldest first. Looking at them handles none. */
+  /** Received events that the loop has not requested, the oldest first. Reading this property handles none of them. */
   readonly unread: StreamEvent[];
-  /** Resolves when all that is due now is written down, sent and delivered. */
+  /** Resolves when everything that is due now is stored, sent and delivered. */
   readonly settled: Promise<void>;
-  /** Resolves when the first command is in the server's journal; rejects if it never will be. */
+  /** Resolves when the first command is in the server's journal; rejects if the stream ends before. */
   readonly accepted: Promise<void>;
-  /** Resolves at the end with the error that caused it, or null. */
+  /** Resolves at the end of the stream, with its error or null. */
   readonly ended: Promise<MidstreamError | null>;
   /**
-   * Read what is left, to the end of the turn, and return its whole answer. Rejects with `TurnFailedError` where the turn did not
-   * complete. After a loop over the stream it returns the same answer, or rejects, at once.
+   * Read to the end of the turn and return its whole answer. Rejects with `TurnFailedError` if the turn does not complete.
+   * After a loop over the stream the result is the same, at once.
    */
   answer(): Promise<string>;
-  /** Stop the turn; resolves when it has ended. */
+  /** Cancel the turn; resolves when it has ended. */
   abort(): Promise<void>;
-  /** Hear no more of it. What was sent still arrives. */
-  detach(): void;
-  /** Close the connection as a lost network would; `forMs` keeps it away for that long. */
+  /** Deliver no more events, and store nothing once all commands are acknowledged. The turn continues. */
+  abandon(): void;
+  /** Close the connection, like a lost network. None is made again for `forMs`. */
   cut(forMs?: number): void;
-  /** Try at once, or prove that the connection lives. */
+  /** Connect at once, or test the open connection. */
   wake(): void;
-  /** Have no connection until `goOn`. */
-  rest(): void;
-  goOn(): void;
-  /** Let go of everything here and keep what is written down for `resumeInterrupted`. */
-  leave(): void;
+  /** Close the connection until `reconnect`. */
+  disconnect(): void;
+  reconnect(): void;
+  /** Close everything in this page, and keep the stored state for `resumeInterrupted`. */
+  detach(): void;
   [Symbol.asyncIterator](): AsyncGenerator<StreamEvent, void, undefined>;
 }
 
-/** What an application decides about its streams. */
+/** The settings of a client. */
 export interface ClientSettings {
   /**
-   * Whether streams are kept in the browser's database, so that another page can go on. Where not, a new stream lives and dies
-   * with its page; it survives lost connections all the same. What was kept before stays, and is resumed when it is on again.
-   * Default: true.
+   * Whether streams are stored in the browser's database, so that another page can resume them. If false, a new stream ends
+   * with its page, and still survives lost connections. Streams that were stored before stay, and can be resumed when it is
+   * true again. Default: true.
    */
   isRecoveryOn: boolean;
-  /** Seconds (7200, at most a year) after which a stream that nobody touched is cleared instead of resumed. */
+  /** Seconds (7200, at most a year) since the last write after which a stored stream is deleted instead of resumed. */
   lookBackS: number;
   /** Seconds (7200) without a working connection after which a stream ends with `connection_lost`. */
   patienceS: number;
   /**
-   * Seconds (20) for the first connection to a server; then a stream ends with `connection_lost`. Its message stays stored. There is no
-   * limit where the server was reached before: by this client, by the page that began the stream, or when it delivered the page.
+   * Seconds (20) for the first connection to a server; then a stream ends with `connection_lost`. Its message stays stored.
+   * There is no limit for a server that was reached before: by this client, by the page that began the stream, or by the
+   * browser that loaded the page from it.
    */
   reachWithinS: number;
-  /** Seconds (60) without an event, while the turn waits for a machine, after which `connection.isStalled`. */
+  /** Seconds (60) without an event, while the turn waits for a machine, after which `connection.isStalled` is true. */
   stallAfterS: number;
 }
 
 export class Client {
   /**
-   * Others may be put in their place at any time, for streams that begin, or are resumed, from then on; what is left out is
-   * as by default. Throws "usage" where there is no such one, or it is out of its bounds; then nothing has changed.
+   * The settings for streams that begin, or are resumed, from now on. Assign new ones at any time; settings that are left out
+   * get their defaults. Throws "usage", and changes nothing, if a setting is unknown or out of bounds.
    */
   get settings(): Readonly<ClientSettings>;
   set settings(given: Partial<ClientSettings>);
-  /** Whether an unsent message survives a reload; false where the browser refuses IndexedDB. */
+  /** Whether an unsent message survives a reload; false if the browser refuses IndexedDB. */
   readonly isDurable: boolean;
   /**
-   * Say something; events begin after `after`, or with this stream. While a turn runs, the message waits for its end,
-   * or is refused where `whenBusy` is "refuse". With `cancelAfterS` (up to an hour) the turn is stopped where the
-   * connection is lost, and not made again, for so many seconds. Throws, and sends nothing, if the message outgrows a frame, is no string
-   * or has a lone surrogate ("usage").
+   * Send a message. Events begin after `after`, by default with this stream. While another turn runs, the message waits for
+   * its end; with `whenBusy` "refuse" it is refused. With `cancelAfterS` (up to an hour) the server cancels the turn after
+   * that many seconds without a connection. Throws, and sends nothing, if the message is too large for a frame
+   * ("frame_too_large"), is not a string, or has a lone surrogate ("usage").
    */
   send(
     session: string,
@@ -432,45 +435,45 @@ export class Client {
     options?: { after?: string | null; whenBusy?: "queue" | "refuse"; cancelAfterS?: number | null },
   ): LiveStream;
   /**
-   * Say something and return the whole answer, each word once, whatever broke meanwhile. Rejects with `TurnFailedError`
-   * where the turn ended otherwise, and with the `MidstreamError` that a server refused the message with.
+   * Send a message and return the whole answer, each word once, also after lost connections. Rejects with `TurnFailedError`
+   * if the turn does not complete, and with the server's `MidstreamError` if it refuses the message.
    */
   ask(
     session: string,
     text: string,
     options?: { whenBusy?: "queue" | "refuse"; cancelAfterS?: number | null },
   ): Promise<string>;
-  /** Go on with the last turn, which was interrupted or failed; `turn` resumes that one and no other. */
+  /** Resume the last turn, which was interrupted or failed; with `turn` only if it has this number. */
   resume(session: string, options?: { turn?: number; after?: string | null }): LiveStream;
   /**
    * Continue a running turn that the server holds because its agent or its tools changed (`waitingOn` is "agent"), with
-   * the agent that is served now. `turn` 0 is whichever runs. Resolves when that is in the journal.
+   * the agent that is served now. `turn` 0 is the turn that runs. Resolves when the request is in the journal.
    */
   continueHeld(session: string, turn?: number): Promise<void>;
   /**
-   * Answer an open question of a call; for one of a sub-agent, `session` is the `child` of the `child_delta` that told
-   * of it. Resolves when the answer is in the journal; rejects with `question_closed` where somebody was first.
+   * Answer an open question. For a question of a sub-agent, `session` is the `child` of the `child_delta` with the question.
+   * Resolves when the answer is in the journal; rejects with `question_closed` if it was answered before.
    */
   answer(
     session: string,
-    question: Asked,
+    question: QuestionReference,
     choice: Choice,
     more?: { text?: string; argumentsJson?: string | null },
   ): Promise<void>;
   /** Withdraw a queued message, or all of them. */
   withdraw(session: string, number?: number): Promise<void>;
   /**
-   * Follow a session: events after `after`, or from now on. `word` is from another client's `letLook`, where the session is
-   * encrypted under that one's secret.
+   * Follow a session: read the events after `after`, or from now on. `word` is a viewer's word from `letLook` of another
+   * client, under whose secret the session is encrypted.
    */
   follow(session: string, after?: string | null, options?: { word?: string }): LiveStream;
-  /** Stop the session's turn, whoever began it: `turn`, or whichever runs. */
+  /** Cancel `turn`, or the turn that runs, of any client. */
   cancel(session: string, turn?: number): Promise<void>;
   /**
-   * Take up what a reload or a crash interrupted, and clear what is older than the look-back (of the settings, or `lookBackS`)
-   * or a part of nothing, unless another tab holds it; events begin at the stored cursor, or `after`. One whose words cannot
-   * be read any more begins with a `LostEvent`. Where recovery is off there are none. Throws "storage" with `retry` "later", and has done nothing, where
-   * another tab hangs with its hand on the database for 5 s.
+   * Resume the streams that a reload or a crash interrupted. Delete streams older than the look-back (`lookBackS`, or that of
+   * the settings) and rows without a stream, unless another tab holds them. Events begin after the stored cursor, or after
+   * `after`. A stream whose commands cannot be read begins with a `LostEvent`. With recovery off, nothing is resumed or
+   * deleted. Throws "storage" with `retry` "later", and has done nothing, if another tab blocks the database for 5 s.
    */
   resumeInterrupted(options?: {
     session?: string;
@@ -478,13 +481,13 @@ export class Client {
     lookBackS?: number;
   }): Promise<LiveStream[]>;
   /**
-   * The first message kept here for a session that no server has acknowledged, and this page's stream that sends it, if
-   * any. Asking sends nothing. Throws as `resumeInterrupted`.
+   * Return the first stored message for a session that no server has acknowledged, with the stream of this page that sends
+   * it, or null. This call sends nothing. Throws as `resumeInterrupted` does.
    */
-  unsent(session: string): Promise<{ key: string; text: string; stream: LiveStream | null } | null>;
+  findUnsent(session: string): Promise<{ key: string; text: string; stream: LiveStream | null } | null>;
   /**
-   * Ask the server about a session: `fetch` of `/v1/sessions/{session}{path}` (such as "/records"), with the session's secret
-   * and the `headers` of `connect`.
+   * Request `/v1/sessions/{session}{path}` (such as "/records") with `fetch`, the session's secret and the `headers` of
+   * `connect`.
    */
   fetch(
     session: string,
@@ -492,35 +495,35 @@ export class Client {
     options?: Omit<RequestInit, "headers"> & { headers?: Record<string, string> },
   ): Promise<Response>;
   /**
-   * What opens a session, where the server encrypts it under its client's secret; drawn if there is none, and kept unless the
-   * server said that it has no use for one. For another client of the same person, which is told it by `keepSecret`. It is not
-   * to be logged, or sent anywhere else.
+   * Return the secret that opens a session if the server encrypts the session under it. It is for `keepSecret` of another
+   * client of the same person. A session without a secret gets one, which is stored unless the server does not use it. Do not
+   * log the secret, and do not send it to other receivers.
    */
   secret(session: string): Promise<string>;
-  /** Use this secret for a session from now on; other tabs do with their next connection. */
+  /** Store this secret of a session and use it from now on. Other tabs use it from their next connection on. */
   keepSecret(session: string, secret: string): Promise<void>;
   /**
-   * Let another secret open a session, and the one so far no more; resolves when the server has it on disk. Where it is cut
-   * short, both are shown until it is called again, and one of them opens the session.
+   * Replace the secret of a session; resolves when the server has the new one on disk. If the call is interrupted, this
+   * client sends both secrets until the next call, and one of them opens the session.
    */
   changeSecret(session: string): Promise<void>;
   /**
-   * Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again. For sessions
-   * that were deleted too: a copy of the server's whole store from before still has what the secret opens.
+   * Delete the secret of a session. If no other client has the secret, the session can never be opened again. Call it for
+   * deleted sessions too: an older copy of the server's store may still have the encrypted session.
    */
   discardSecret(session: string): Promise<void>;
-  /** A word with which anybody may look at a session, and no more, for `forS` (3600) seconds: see `follow`. */
+  /** Return a viewer's word: for `forS` (3600) seconds every holder can read the session (`follow`), and do nothing else. */
   letLook(session: string, options?: { forS?: number }): Promise<string>;
-  /** Let none of the words for a session be good any more. */
+  /** Invalidate all viewer's words for a session. */
   withdrawViewers(session: string): Promise<void>;
-  /** Cut every connection as a lost network would. */
+  /** Close every connection, like a lost network. None is made again for `forMs`. */
   cut(forMs?: number): void;
-  /** Try every waiting connection at once, and prove the others. */
+  /** Make every waiting connection at once, and test the open ones. */
   wake(): void;
-  /** Have no connection until `goOn`; other tabs may take up what this one leaves. The page's lifecycle does both. */
-  rest(): void;
-  goOn(): Promise<void>;
-  /** Let go of every stream; what is written down stays for `resumeInterrupted`. */
+  /** Close all connections until `reconnect`. Other tabs may resume the streams. The page's lifecycle calls both. */
+  disconnect(): void;
+  reconnect(): Promise<void>;
+  /** Detach every stream. Stored streams stay for `resumeInterrupted`. */
   close(): void;
 }
 
@@ -528,36 +531,37 @@ export type Transport = "websocket" | "sse" | "poll";
 
 export interface ConnectOptions {
   /**
-   * Of the server, without `/v1`: an address, or a path of the page's own server; default: where the page came from. `connect`
-   * throws "usage" for anything else.
+   * The address of the server, without `/v1`, or a path at the server of the page. Default: the server of the page. `connect`
+   * throws "usage" for any other value.
    */
   url?: string;
   onstate?: (connection: Connection, stream: LiveStream) => void;
-  /** What is kept, and for how long what is waited for; `Client.settings` changes it later. */
+  /** The settings at the beginning. Change them later with `Client.settings`. */
   settings?: Partial<ClientSettings>;
   /**
-   * Iterates over a stream that an earlier page left, from its first event. Called for each of them before `connect` resolves, all at the same time
-   * (later, where another tab has its hand on the database). What it throws, or rejects with, is an `unhandledrejection` of the
-   * page. Without it nothing is resumed but by `Client.resumeInterrupted`.
+   * Iterates over an interrupted stream of an earlier page, from its first event. It is called for each such stream before
+   * `connect` resolves, concurrently; later if another tab blocks the database. Its errors are an `unhandledrejection` of the
+   * page. Without it, only `Client.resumeInterrupted` resumes streams.
    */
   oninterrupted?: (stream: LiveStream) => void | Promise<void>;
   /**
-   * How frames are carried; default "auto": the first that gets through, which is remembered for this server. Every one
-   * brings the same events.
+   * The transport of the frames. Default "auto": the first one that works, which is stored for this server. All transports
+   * deliver the same events.
    */
   transport?: "auto" | Transport;
   /**
-   * What shows who asks, such as `authorization`, for a page of another site, which the server has to allow. It is sent
-   * with each request; a WebSocket, which can show nothing, is opened by a ticket that is asked for with it.
+   * Headers that authenticate the page, such as `authorization`. A page of another origin needs them, and the server must
+   * allow the origin. They are sent with each request. A WebSocket sends no headers: it opens with a ticket, which is
+   * requested with them.
    */
   headers?: () => Record<string, string> | Promise<Record<string, string>>;
-  /** Makes the sockets; then no other transport is tried. */
+  /** Makes the WebSockets; then no other transport is tried. */
   makeSocket?: (address: string) => WebSocketLike;
-  /** Whether tabs that follow the same session share one connection; default: true, where the browser can. */
+  /** Whether tabs that follow the same session share one connection. Default: true, if the browser supports it. */
   isShared?: boolean;
 }
 
-/** What is used of a WebSocket. One that ends may say why: `onclose({ error })`. */
+/** The used interface of a WebSocket. A socket that ends may report the reason: `onclose({ error })`. */
 export interface WebSocketLike {
   onopen: ((event?: unknown) => void) | null;
   onmessage: ((event: { data: string }) => void) | null;
@@ -567,21 +571,22 @@ export interface WebSocketLike {
 }
 
 /**
- * Open each connection by a ticket, which is asked for with these headers (such as `authorization`) right before.
- * With `action` "read" it can only look.
+ * Return a `makeSocket` that requests a ticket with these headers (such as `authorization`) before each WebSocket. With
+ * `action` "read" the ticket permits reading only.
  */
-export function ticketed(
+export function createTicketSocketFactory(
   headers: () => Record<string, string> | Promise<Record<string, string>>,
   options?: { action?: "speak" | "read" },
 ): (address: string) => WebSocketLike;
 
 export function connect(options?: ConnectOptions): Promise<Client>;
-/** Fold the events of a session, in order, into the text of the answer; the streams of a client do it for their events. */
+/** Folds the events of a session, in order, into the text of the answer. The streams of a client do it for their events. */
 export class AnswerText {
   take(event: { type: "record"; record: JournalRecord } | { type: string }): AnswerSoFar;
 }
 /** Random bytes as base64url. */
 export function randomText(bytes: number): string;
+/** Parse an event id such as "3-17", or throw. */
 export function parseEventId(text: string): { epoch: number; position: number };
 export const LOOK_BACK_MS: number;
 export const PROTOCOL_VERSION: 1;

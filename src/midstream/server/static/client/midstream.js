@@ -1,55 +1,61 @@
 /**
- * midstream for browsers: send a message, read the answer, survive the network.
+ * The client for browsers: send a message and read the answer over an unreliable network.
  *
  *     const client = await connect({ url: location.origin });
  *     console.log(await client.ask("my-session", "Hello"));
  *     for await (const { transcript } of client.send("my-session", "And then?")) show(transcript);
  *
- * Theory of operation. `Stream` (stream.js) is the client's half of the protocol and does nothing by itself: it
- * is told of connections, frames and time, and says what to write down, send and deliver. `LiveStream` (live.js) owns
- * one `Stream`, one line at a time and one timer, and obeys; `AnswerText` (answer.js) adds to each event the answer so
- * far. A line is a WebSocket or behaves like one: `HttpLine` (http.js) is several requests, `TransportSelection` (transports.js) finds the one that gets through, `SharedLine` (shared.js) is another
- * tab's. `IndexedStorage` (storage.js) keeps what must survive a reload, `SessionSecrets` (secrets.js) says by which secret
- * a session is opened, and lifecycle.js tells what browsers do to pages that nobody looks at.
+ * | module | content |
+ * | --- | --- |
+ * | stream.js | `Stream`: the client's half of the protocol, without I/O |
+ * | live.js | `LiveStream`: does the I/O of one `Stream`, with one connection and one timer |
+ * | answer.js | `AnswerText`: adds the answer so far to each event |
+ * | transports.js | `TransportSelection`: finds the transport that works |
+ * | http.js | `HttpConnection`: a connection made of HTTP requests, used like a WebSocket |
+ * | shared.js | `SharedConnection`: one connection for several tabs |
+ * | storage.js | `IndexedStorage`: data that survive a reload |
+ * | secrets.js | `SessionSecrets`: the secret of each session |
+ * | lifecycle.js | reactions to the lifecycle of the page |
  *
- * No dependency and no build step: to use it elsewhere, copy this folder.
+ * The client has no dependency and needs no build step. To use it elsewhere, copy this folder.
  */
 
-import { whileAlive } from "./lifecycle.js";
-import { lostLine, randomText, refusalOf } from "./lines.js";
+import { connectionLostError, randomText, refusalOf } from "./connections.js";
+import { bindToPage } from "./lifecycle.js";
 import { LiveStream } from "./live.js";
-import { SessionSecrets, headersOf, ofViewer, rootOf } from "./secrets.js";
+import { acquireLock, hasLocks } from "./locks.js";
+import { SessionSecrets, accessForViewer, headersOf, rootOf } from "./secrets.js";
 import { settingsOf } from "./settings.js";
-import { SharedLine, canShare } from "./shared.js";
+import { SharedConnection, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
 import { refuseBrokenText } from "./texts.js";
-import { TRANSPORTS, Ways } from "./transports.js";
+import { TRANSPORTS, TransportSelection } from "./transports.js";
 
 export { AnswerText, TurnFailedError } from "./answer.js";
-export { randomText } from "./lines.js";
+export { randomText } from "./connections.js";
 export { LiveStream } from "./live.js";
 export { LOOK_BACK_MS } from "./storage.js";
-export { ticketed } from "./ticket.js";
+export { createTicketSocketFactory } from "./ticket.js";
 export { MidstreamError, PROTOCOL_VERSION, parseEventId } from "./stream.js";
 
-/** A page that was left gives its streams up a moment after the next one begins; another tab keeps them. */
+/** A page that is being left releases its locks shortly after the next page begins. Another tab does not. */
 const LOCK_WITHIN_MS = 500;
 const CANCEL_AFTER_S_MAX = 3600;
-/** For as long a word to look lasts, where nobody says otherwise. */
-const LOOK_FOR_S = 3600;
+/** Default lifetime of a viewer's word. */
+const VIEWER_FOR_S = 3600;
 
-/** Where a stream is kept that is not to be. */
-const NOWHERE = { apply: async () => {} };
+/** Storage for streams that must not be stored. */
+const NO_STORAGE = { apply: async () => {} };
 
-/** A clock that is never set, and its timers. */
+/** A monotonic clock and its timers. */
 const CLOCK = {
   now: () => performance.now(),
   set: (act, milliseconds) => setTimeout(act, milliseconds),
   clear: (timer) => clearTimeout(timer),
 };
 
-/** A connection to one server: its streams, and what is kept of them. */
+/** The streams of this page at one server, and the stored streams of earlier pages. */
 export class Client {
   #url;
   #storage;
@@ -57,31 +63,31 @@ export class Client {
   #secrets;
   #onstate;
   #live = new Map(); // LiveStream -> release of its lock
-  #isResting = false;
-  #isReached; // a server was heard at this address, by this client or as the page was loaded
-  #means;
+  #isDisconnected = false;
+  #isReached; // this client or the browser received a response of the server at this address
+  #environment;
   #settings;
 
-  constructor({ url, storage, settings, onstate, isShared, clock, wall, chance, ...ways }) {
+  constructor({ url, storage, settings, onstate, isShared, clock, wall, chance, ...transportOptions }) {
     this.#url = url;
     this.#settings = settings;
     this.#storage = storage;
-    this.#headers = ways.headers ?? (() => ({}));
+    this.#headers = transportOptions.headers ?? (() => ({}));
     this.#isReached = new URL(url).origin === globalThis.location?.origin;
     this.#secrets = new SessionSecrets(url, storage);
     this.#onstate = onstate;
-    const reach = new Ways({ url, ...ways }, { clock, wall, storage });
-    this.#means = {
+    const selection = new TransportSelection({ url, ...transportOptions }, { clock, wall, storage });
+    this.#environment = {
       url,
       storage,
       clock,
       wall,
       chance,
       dial: (session, key) => {
-        const dial = () => reach.dial(session);
-        return key || !isShared ? dial() : new SharedLine(`${url} ${session}`, dial);
+        const dial = () => selection.dial(session);
+        return key || !isShared ? dial() : new SharedConnection(`${url} ${session}`, dial);
       },
-      dialAlone: (session) => reach.dial(session),
+      dialUnshared: (session) => selection.dial(session),
       notify: (stream) => {
         this.#isReached ||= stream.connection.phase === "live";
         this.#onstate(stream.connection, stream);
@@ -93,312 +99,312 @@ export class Client {
     };
   }
 
-  /** What is kept of streams that begin, or are resumed, from now on, and for how long what is waited for. */
+  /** Settings for streams that begin, or are resumed, from now on. */
   get settings() {
     return this.#settings;
   }
 
-  /** Others than these are as they are by default. */
+  /** Replace the settings. Settings that are not given get their default values. */
   set settings(given) {
     this.#settings = settingsOf(given);
   }
 
-  /** Whether an unsent message survives a reload: false where the browser refuses IndexedDB. */
+  /** Whether an unsent message survives a reload: false if the browser refuses IndexedDB. */
   get isDurable() {
     return this.#storage.isDurable;
   }
 
   /**
-   * Say something in a session; the stream gives every event from here to the turn's end. A loop over it throws
-   * `TurnFailedError` after the last event of a turn that did not complete, as `answer()` does.
+   * Send a message to a session. The stream delivers every event from here to the end of the turn. If the turn does not
+   * complete, a loop over the stream throws `TurnFailedError` after the last event, as `answer()` does.
    *
-   * `after` is the last event the caller has of this session: it is given all that follows. Without it events begin with
-   * this stream, and those of turns before its own are left out. While a turn runs, the message waits for its end, or is
-   * refused where `whenBusy` is "refuse". With `cancelAfterS` the turn is stopped where the connection is lost, and not
-   * made again, for so many seconds.
+   * `after` is the last event that the caller has of this session. All later events are delivered. Without `after`, events
+   * begin with this stream, without those of earlier turns. While another turn runs, the message waits for its end. It is
+   * refused if `whenBusy` is "refuse". With `cancelAfterS`, the server cancels the turn after that many seconds without a
+   * connection.
    */
   send(session, text, { after = null, whenBusy = "queue", cancelAfterS = null } = {}) {
     if (cancelAfterS !== null && !(cancelAfterS >= 0 && cancelAfterS <= CANCEL_AFTER_S_MAX))
-      throw new MidstreamError("usage", `cancelAfterS is a number from 0 to ${CANCEL_AFTER_S_MAX}`);
-    return this.#start({ session, cursor: after, cancelAfterS }, (stream, now) => stream.say(text, now, whenBusy));
+      throw new MidstreamError("usage", `cancelAfterS is ${cancelAfterS}; expected a number from 0 to ${CANCEL_AFTER_S_MAX}`);
+    return this.#start({ session, cursor: after, cancelAfterS }, (stream, now) => stream.send(text, now, whenBusy));
   }
 
   /**
-   * Say something in a session and return the whole answer, each word once, whatever broke meanwhile. Rejects with
-   * `TurnFailedError` where the turn ended otherwise, and with what the server refused.
+   * Send a message to a session and return the whole answer, each word once, also after lost connections. Rejects with
+   * `TurnFailedError` if the turn does not complete, and with the server's error if it refuses the message.
    */
   async ask(session, text, { whenBusy = "queue", cancelAfterS = null } = {}) {
     return this.send(session, text, { whenBusy, cancelAfterS }).answer();
   }
 
-  /** Go on with the last turn, which was interrupted or failed; the stream gives the rest of it. */
+  /** Resume the last turn, which was interrupted or failed. The stream delivers the rest of it. */
   resume(session, { turn = 0, after = null } = {}) {
     return this.#start({ session, cursor: after }, (stream, now) => stream.resume(turn, now));
   }
 
   /**
    * Continue a running turn that the server holds because its agent or its tools changed (`waitingOn` is "agent"), with the
-   * agent that is served now. `turn` 0 is whichever runs. Resolves when that is in the journal.
+   * agent that is served now. `turn` 0 is the turn that runs. Resolves when the request is in the journal.
    */
   async continueHeld(session, turn = 0) {
-    const wish = { method: "POST", headers: { "x-midstream": "1" } };
-    await this.#told(session, turn ? `/resume?turn=${turn}` : "/resume", wish);
+    const request = { method: "POST", headers: { "x-midstream": "1" } };
+    await this.#requestOk(session, turn ? `/resume?turn=${turn}` : "/resume", request);
   }
 
   /**
-   * Answer an open question: `question` is a `question_asked` record. For one of a sub-agent, `session` is the
-   * `child` of the `child_delta` that told of it. Resolves when the answer is in the journal.
+   * Answer an open question; `question` is a `question_asked` record. For a question of a sub-agent, `session` is the
+   * `child` of the `child_delta` with the question. Resolves when the answer is in the journal.
    */
   async answer(session, question, choice, { text = "", argumentsJson = null } = {}) {
     const { turn, response, call_id, digest } = question;
     const answer = { turn, response, call_id, digest, choice };
     if (text) answer.text = text;
     if (argumentsJson !== null) answer.arguments = argumentsJson;
-    return this.#tell(session, (stream, now) => stream.answer(answer, now));
+    return this.#sendAlone(session, (stream, now) => stream.answer(answer, now));
   }
 
-  /** Take back the queued message `number`, or all that wait. Resolves when that is in the journal. */
+  /** Withdraw the queued message `number`, or all queued messages. Resolves when that is in the journal. */
   async withdraw(session, number = 0) {
-    return this.#tell(session, (stream, now) => stream.withdraw(number, now));
+    return this.#sendAlone(session, (stream, now) => stream.withdraw(number, now));
   }
 
   /**
-   * Follow a session without saying anything: events after `after`, or from now on. `word`, from another client's
-   * `letLook`, is shown in the place of the session's secret.
+   * Follow a session without sending commands: read the events after `after`, or from now on. A viewer's `word`, from
+   * another client's `letLook`, is sent in the place of the session's secret.
    */
   follow(session, after = null, { word = "" } = {}) {
     const stream = this.#stream({ session, cursor: after });
-    if (!word) return this.#run(stream, this.#secrets.ofReader(session));
-    // Its time may end before that of the other tabs: it hears nothing through them.
-    const means = { ...this.#means, dial: this.#means.dialAlone };
-    return this.#run(stream, ofViewer(word), { means });
+    if (!word) return this.#run(stream, this.#secrets.accessForReader(session));
+    // The word may expire before the access of other tabs does. So this reader shares no connection with them.
+    const environment = { ...this.#environment, dial: this.#environment.dialUnshared };
+    return this.#run(stream, accessForViewer(word), { environment });
   }
 
   /**
-   * Stop the session's turn, whoever began it: `turn`, or whichever runs. Resolves when the request is in the
-   * journal, or the turn over.
+   * Cancel `turn`, or the turn that runs, of any client. Resolves when the request is in the journal, or when the turn has
+   * ended.
    */
   async cancel(session, turn = 0) {
-    const isOwn = (live) => live.session === session && live.key && live.isHeard && !live.isQueued;
+    const isOwn = (live) => live.session === session && live.key && live.isActive && !live.isQueued;
     const own = [...this.#live.keys()].find((live) => isOwn(live) && (!turn || live.turn === turn));
     if (own) return own.abort();
-    return this.#tell(session, (core, now) => core.abort(turn, now));
+    return this.#sendAlone(session, (core, now) => core.abort(turn, now));
   }
 
   /**
-   * Take up the streams that a reload or a crash interrupted, and forget those past the look-back that no tab holds.
-   * Where recovery is switched off (`settings`) there are none, and nothing is forgotten.
+   * Resume the streams that a reload or a crash interrupted. Delete streams that are older than the look-back, unless a
+   * tab still holds them. If recovery is off (`settings`), resume and delete nothing.
    *
-   * `session` takes only that session's; `after` is where its events begin: the stored cursor if absent.
-   * Streams that another tab holds are left to it. Throws "storage" (with `retry` "later") where another tab hangs and does
-   * not let this one read.
+   * With `session`, only streams of that session are resumed. Events begin after `after`, by default after the stored
+   * cursor. Streams that another tab holds are not resumed. Throws "storage" (with `retry` "later") if another tab blocks
+   * the database.
    */
   async resumeInterrupted({ session, after, lookBackS = this.#settings.lookBackS } = {}) {
     if (!this.#settings.isRecoveryOn) return [];
-    const { interrupted, orphans } = await this.#kept(1000 * lookBackS);
+    const { interrupted, orphans } = await this.#loadInterrupted(1000 * lookBackS);
     const held = new Set([...this.#live.keys()].map((live) => live.key));
-    await this.#clear(orphans.filter((key) => !held.has(key)));
-    const isWanted = (kept) => kept.url === this.#url && (session === undefined || kept.session === session);
-    const wanted = interrupted.filter((kept) => isWanted(kept) && !held.has(kept.key));
-    const releases = await Promise.all(wanted.map((kept) => lockOf(kept.key)));
+    await this.#deleteUnheld(orphans.filter((key) => !held.has(key)));
+    const isWanted = (stored) => stored.url === this.#url && (session === undefined || stored.session === session);
+    const wanted = interrupted.filter((stored) => isWanted(stored) && !held.has(stored.key));
+    const releases = await Promise.all(wanted.map((stored) => lockOf(stored.key)));
     const resumed = [];
-    for (const [index, kept] of wanted.entries()) {
+    for (const [index, stored] of wanted.entries()) {
       if (releases[index] === null) continue;
       const begun = after === undefined ? {} : { cursor: after, isWhole: after !== null };
-      const stream = this.#stream({ ...kept, ...begun });
-      resumed.push(this.#run(stream, this.#secrets.ofReader(kept.session), { release: releases[index] }));
+      const stream = this.#stream({ ...stored, ...begun });
+      resumed.push(this.#run(stream, this.#secrets.accessForReader(stored.session), { release: releases[index] }));
     }
     return resumed;
   }
 
   /**
-   * Return the first message kept here for `session` that no server has acknowledged, or null: {key, text, stream},
-   * where `stream` is the one of this page that sends it, or null.
+   * Return the first stored message for `session` that no server has acknowledged, or null. The result is
+   * `{key, text, stream}`; `stream` is the stream of this page that sends the message, or null.
    */
-  async unsent(session) {
-    const { interrupted } = await this.#kept();
-    for (const kept of interrupted) {
-      if (kept.url !== this.#url || kept.session !== session) continue;
-      const text = kept.damage ? null : new Stream(kept).pendingText;
-      const stream = [...this.#live.keys()].find((live) => live.key === kept.key) ?? null;
-      if (text !== null) return { key: kept.key, text, stream };
+  async findUnsent(session) {
+    const { interrupted } = await this.#loadInterrupted();
+    for (const stored of interrupted) {
+      if (stored.url !== this.#url || stored.session !== session) continue;
+      const text = stored.damage ? null : new Stream(stored).pendingText;
+      const stream = [...this.#live.keys()].find((live) => live.key === stored.key) ?? null;
+      if (text !== null) return { key: stored.key, text, stream };
     }
     return null;
   }
 
-  /** Ask the server about a session: `fetch` of `/v1/sessions/{session}{path}` with what opens it and shows who asks. */
+  /** Request `/v1/sessions/{session}{path}` with `fetch`, the session's secret and the headers of this client. */
   async fetch(session, path = "", { headers = {}, ...more } = {}) {
-    return this.#ask(session, path, { headers, ...more }, await this.#secrets.known(session));
+    return this.#request(session, path, { headers, ...more }, await this.#secrets.read(session));
   }
 
   /**
-   * Return the secret of a session, for another client of the same person, which is told it by `keepSecret`; one is drawn
-   * if there is none. It is not to be logged, or sent anywhere else.
+   * Return the secret of a session, for `keepSecret` of another client of the same person. A session without a secret gets
+   * one. Do not log the secret, and do not send it to other receivers.
    */
   async secret(session) {
-    return (await this.#secrets.made(session)).secret;
+    return (await this.#secrets.readOrCreate(session)).secret;
   }
 
-  /** Use this secret for a session from now on. */
+  /** Store this secret of a session and use it from now on. */
   async keepSecret(session, secret) {
-    this.#show(session, await this.#secrets.keep(session, secret));
+    this.#showSecrets(session, await this.#secrets.keep(session, secret));
   }
 
   /**
-   * Let another secret open a session, and the one so far no more; resolves when the server has it on disk. Where it is cut
-   * short, both are shown until it is called again, and one of them opens the session.
+   * Replace the secret of a session; resolves when the server has the new one on disk. If the call is interrupted, this
+   * client sends both secrets until the next call, and one of them opens the session.
    */
   async changeSecret(session) {
     const both = await this.#secrets.beginChange(session);
-    this.#show(session, both);
-    await this.#told(session, "", {}, both);
+    this.#showSecrets(session, both);
+    await this.#requestOk(session, "", {}, both);
     await this.#secrets.endChange(session, both.secret);
   }
 
-  /** Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again. */
+  /** Delete the secret of a session. If no other client has the secret, the session can never be opened again. */
   async discardSecret(session) {
     await this.#secrets.discard(session);
   }
 
-  /** Return a word with which anybody may look at a session, and no more, for `forS` seconds: see `follow`. */
-  async letLook(session, { forS = LOOK_FOR_S } = {}) {
+  /** Return a viewer's word. For `forS` seconds every holder of it can read the session with `follow`, and do nothing else. */
+  async letLook(session, { forS = VIEWER_FOR_S } = {}) {
     const body = JSON.stringify({ for_s: forS });
-    const wish = { method: "POST", headers: { "content-type": "application/json" }, body };
-    const { word } = await (await this.#told(session, "/viewers", wish)).json();
+    const request = { method: "POST", headers: { "content-type": "application/json" }, body };
+    const { word } = await (await this.#requestOk(session, "/viewers", request)).json();
     return word;
   }
 
-  /** Let none of the words for a session be good any more. */
+  /** Invalidate all viewer's words for a session. */
   async withdrawViewers(session) {
-    await this.#told(session, "/viewers", { method: "DELETE" });
+    await this.#requestOk(session, "/viewers", { method: "DELETE" });
   }
 
-  /** Cut every connection as a lost network would; `forMs` keeps it away for that long. */
+  /** Close every connection, like a lost network. None is made again for `forMs`. */
   cut(forMs = 0) {
     for (const stream of [...this.#live.keys()]) stream.cut(forMs);
   }
 
-  /** Try every waiting connection at once. */
+  /** Make every waiting connection at once, and test the open ones. */
   wake() {
     for (const stream of [...this.#live.keys()]) stream.wake();
   }
 
-  /** Have no connection until `goOn`: the browser puts this page to sleep. Other tabs may take up what it leaves. */
-  rest() {
-    this.#isResting = true;
+  /** Close all connections until `reconnect`, as the browser freezes this page. Other tabs may resume its streams. */
+  disconnect() {
+    this.#isDisconnected = true;
     for (const stream of [...this.#live.keys()]) {
-      stream.rest();
+      stream.disconnect();
       this.#live.get(stream)?.();
       this.#live.set(stream, () => {});
     }
   }
 
-  /** Go on after `rest`, but for streams that another tab has taken up. */
-  async goOn() {
-    if (!this.#isResting) return;
-    this.#isResting = false;
+  /** Reconnect after `disconnect`, except streams that another tab has resumed. */
+  async reconnect() {
+    if (!this.#isDisconnected) return;
+    this.#isDisconnected = false;
     for (const stream of [...this.#live.keys()]) {
-      if (!stream.key) stream.goOn();
-      else this.#goOnWith(stream, await lockOf(stream.key, { ifAvailable: true }));
+      if (!stream.key) stream.reconnect();
+      else this.#reconnectStream(stream, await lockOf(stream.key, { ifAvailable: true }));
     }
   }
 
-  #goOnWith(stream, release) {
-    if (release === null) return stream.yieldTo(new MidstreamError("stream_fenced", "another tab has taken it up"));
-    if (this.#isResting || !this.#live.has(stream)) return release();
+  #reconnectStream(stream, release) {
+    if (release === null) return stream.endWith(new MidstreamError("stream_fenced", "another tab has resumed the stream"));
+    if (this.#isDisconnected || !this.#live.has(stream)) return release();
     this.#live.set(stream, release);
-    return stream.goOn();
+    return stream.reconnect();
   }
 
-  /** Let go of every stream; what is written down stays for `resumeInterrupted`. */
+  /** Detach every stream. Stored streams stay for `resumeInterrupted`. */
   close() {
-    for (const stream of [...this.#live.keys()]) stream.leave();
+    for (const stream of [...this.#live.keys()]) stream.detach();
   }
 
   #start(begun, first) {
-    const opener = this.#secrets.ofStream(begun.session);
-    const stream = this.#stream({ key: randomText(16), secret: opener.own, ...begun });
+    const access = this.#secrets.accessForStream(begun.session);
+    const stream = this.#stream({ key: randomText(16), secret: access.own, ...begun });
     first(stream, this.#now());
     const lock = lockOf(stream.key);
     const release = () => lock.then((free) => free?.());
-    const means = this.#settings.isRecoveryOn ? this.#means : { ...this.#means, storage: NOWHERE };
-    return this.#run(stream, opener, { release, means });
+    const environment = this.#settings.isRecoveryOn ? this.#environment : { ...this.#environment, storage: NO_STORAGE };
+    return this.#run(stream, access, { release, environment });
   }
 
-  /** Say something on a stream of its own that is over with its ack. */
-  #tell(session, first) {
+  /** Send a command on a stream of its own, which ends with the ack. */
+  #sendAlone(session, first) {
     const stream = this.#start({ session }, first);
-    stream.detach();
+    stream.abandon();
     return stream.accepted;
   }
 
-  /** Sort what is kept. A page that died while it said its first words kept the session's secret and not the stream's. */
-  async #kept(lookBackMs = 1000 * this.#settings.lookBackS) {
+  /** Sort the stored streams. If a page died during its first write, the stream has no secret, but its session has one. */
+  async #loadInterrupted(lookBackMs = 1000 * this.#settings.lookBackS) {
     const { streams, secrets, commands } = await this.#storage.load();
     const whole = new Set(secrets.map(({ key }) => key));
     for (const { key, session, url } of streams) {
       if (whole.has(key) || url !== this.#url) continue;
-      const { secret } = await this.#secrets.known(session);
+      const { secret } = await this.#secrets.read(session);
       if (secret) secrets.push({ key, secret });
     }
-    return sortInterrupted({ streams, secrets, commands }, this.#means.wall(), lookBackMs);
+    return sortInterrupted({ streams, secrets, commands }, this.#environment.wall(), lookBackMs);
   }
 
-  /** Forget what nobody needs any more: a tab that still holds a stream may have waited for a person all that time. */
-  async #clear(keys) {
+  /** Delete the streams that no tab holds. A tab that holds an old stream may still wait for a person. */
+  async #deleteUnheld(keys) {
     const releases = await Promise.all(keys.map((key) => lockOf(key, { ifAvailable: true })));
     const free = keys.filter((_, index) => releases[index] !== null);
-    if (free.length > 0) await this.#storage.apply(free.map((key) => ({ op: "forget", key })));
+    if (free.length > 0) await this.#storage.apply(free.map((key) => ({ op: "delete", key })));
     for (const release of releases) release?.();
   }
 
-  /** Let the streams of a session that live here connect with these from now on. */
-  #show(session, shown) {
-    for (const stream of this.#live.keys()) if (rootOf(stream.session) === rootOf(session)) stream.unlock(shown);
+  /** Use these secrets for the next connections of all streams of a session. */
+  #showSecrets(session, secrets) {
+    for (const stream of this.#live.keys()) if (rootOf(stream.session) === rootOf(session)) stream.showSecrets(secrets);
   }
 
-  /** Ask, and throw what the server refuses. */
-  async #told(session, path, wish, shown = null) {
-    const opening = shown ?? (await this.#secrets.known(session));
-    const answer = await this.#ask(session, path, wish, opening).catch((error) => {
-      throw lostLine(`the server did not answer (${error.name})`);
+  /** Send a request about a session; throw if the server refuses it. */
+  async #requestOk(session, path, request, secrets = null) {
+    const shown = secrets ?? (await this.#secrets.read(session));
+    const answer = await this.#request(session, path, request, shown).catch((error) => {
+      throw connectionLostError(`the server did not answer (${error.name})`);
     });
     if (!answer.ok) throw await refusalOf(answer);
     return answer;
   }
 
-  async #ask(session, path, { headers, ...wish }, shown) {
+  async #request(session, path, { headers, ...options }, secrets) {
     const address = `${this.#url}/v1/sessions/${encodeURIComponent(session)}${path}`;
-    const named = { ...(await this.#headers()), ...headersOf(shown), ...headers };
-    return fetch(address, { cache: "no-store", redirect: "manual", ...wish, headers: named });
+    const all = { ...(await this.#headers()), ...headersOf(secrets), ...headers };
+    return fetch(address, { cache: "no-store", redirect: "manual", ...options, headers: all });
   }
 
   #now() {
-    return this.#means.clock.now();
+    return this.#environment.clock.now();
   }
 
   #stream(begun) {
-    if (typeof begun.session !== "string") throw new MidstreamError("usage", `a session's id is a string, not ${typeof begun.session}`);
+    if (typeof begun.session !== "string") throw new MidstreamError("usage", `the id of a session is a ${typeof begun.session}; expected a string`);
     refuseBrokenText(begun.session);
     const { patienceS, reachWithinS, stallAfterS } = this.#settings;
     const reachWithinMs = this.#isReached ? Infinity : 1000 * reachWithinS;
     return new Stream(begun, this.#now(), { patienceMs: 1000 * patienceS, stallAfterMs: 1000 * stallAfterS, reachWithinMs });
   }
 
-  #run(stream, opener, { release = () => {}, means = this.#means } = {}) {
-    const live = new LiveStream(stream, means, opener);
+  #run(stream, access, { release = () => {}, environment = this.#environment } = {}) {
+    const live = new LiveStream(stream, environment, access);
     this.#live.set(live, release);
     return live;
   }
 }
 
 /**
- * Make a client of the server at `url` (default: where the page came from); see `ConnectOptions` in midstream.d.ts.
+ * Return a client of the server at `url`, by default the server of the page. See `ConnectOptions` in midstream.d.ts.
  * `storage`, `clock`, `wall` and `chance` are for tests.
  */
 export async function connect({ url = "", transport = "auto", ...other } = {}) {
   if (transport !== "auto" && !TRANSPORTS.includes(transport))
-    throw new MidstreamError("usage", `a transport is auto or one of ${TRANSPORTS.join(", ")}`);
+    throw new MidstreamError("usage", `the transport is '${transport}'; expected auto, ${TRANSPORTS.join(", ")}`);
   const client = new Client({
     url: addressOf(url),
     transport,
@@ -412,12 +418,12 @@ export async function connect({ url = "", transport = "auto", ...other } = {}) {
     wall: other.wall ?? Date.now,
     chance: other.chance ?? Math.random,
   });
-  if (other.oninterrupted) await takeUp(client, other.oninterrupted);
-  if (typeof document !== "undefined") whileAlive(client);
+  if (other.oninterrupted) await resumeEach(client, other.oninterrupted);
+  if (typeof document !== "undefined") bindToPage(client);
   return client;
 }
 
-/** Return the address of a server without a slash at its end; a path is one of the page's own server. */
+/** Return the address of a server without a slash at its end. A path belongs to the server of the page. */
 function addressOf(url) {
   const here = globalThis.location?.origin;
   try {
@@ -425,31 +431,26 @@ function addressOf(url) {
     const scheme = { "http:": "http", "https:": "https", "ws:": "http", "wss:": "https" }[protocol];
     if (scheme && host) return `${scheme}://${host}${pathname.replace(/\/+$/, "")}`;
   } catch {
-    // told below
+    // reported below
   }
-  throw new MidstreamError("usage", `a server's address looks like 'https://host', or '/path', not '${url}'`);
+  throw new MidstreamError("usage", `the address of the server is '${url}'; expected 'https://host' or '/path'`);
 }
 
-/** Give `oninterrupted` each stream that an earlier page left, all at the same time; what it throws is the page's. */
-async function takeUp(client, oninterrupted) {
+/** Call `oninterrupted` with each interrupted stream, concurrently. The page handles its errors. */
+async function resumeEach(client, oninterrupted) {
   try {
-    // From their own beginning: this page has shown nothing of them.
+    // From the first event, as this page has displayed none of them.
     for (const stream of await client.resumeInterrupted({ after: null })) (async () => oninterrupted(stream))();
   } catch (error) {
     if (error.retry !== "later") throw error;
-    takeUp(client, oninterrupted); // as soon as it can be read; nobody waits for that
+    resumeEach(client, oninterrupted); // again when the database is readable; `connect` does not wait for it
   }
 }
 
 /**
- * Hold a stream in this tab; the browser frees it when the tab dies. Returns how to free it, or null where another
- * tab holds it. Without Web Locks nothing is held: the server fences the older connection.
+ * Lock a stream for this tab. Return a function that releases it, or null if another tab has the stream. Without Web Locks
+ * nothing is locked: the server fences the older connection.
  */
 function lockOf(key, options = { signal: AbortSignal.timeout(LOCK_WITHIN_MS) }) {
-  const locks = globalThis.navigator?.locks;
-  if (!locks) return Promise.resolve(() => {});
-  return new Promise((resolve) => {
-    const held = (lock) => (lock === null ? resolve(null) : new Promise((release) => resolve(release)));
-    locks.request(`midstream ${key}`, options, held).catch(() => resolve(null));
-  });
+  return hasLocks() ? acquireLock(`midstream ${key}`, options) : Promise.resolve(() => {});
 }

@@ -1,11 +1,11 @@
 /**
- * What a client knows to be on its server's disk: by this it tells a power cut from a journal that was cut (STREAM-100).
+ * Promised events: events that are on the server's disk. They separate a power cut from a journal that was cut (STREAM-100).
  *
- * Event ids are `{epoch, position}`; `promised` is the newest one that a server may not lose of those that were seen, or
- * null. `isOwned`: it came on a stream of the client's own, so that no other session can have taken this one's place.
+ * Event ids are `{epoch, position}`. `promised` is the newest received event that the server must not lose, or null.
+ * `isOwned` is true for a stream of this client: no other session can have replaced its session.
  */
 
-/** Kinds of records that are on the server's disk before anybody is told of them. */
+/** Kinds of records that the server sends only after they are on its disk. */
 const DURABLE = new Set([
   "answer_used",
   "cancel_requested",
@@ -21,36 +21,36 @@ const DURABLE = new Set([
   "turn_resumed",
 ]);
 
-/** Whether a power cut leaves this record where it is. */
+/** Return whether this record survives a power cut. */
 export function isDurable(record) {
   return DURABLE.has(record.type) || (record.type === "call_started" && record.has_effects !== false);
 }
 
-/** Whether a server whose journal ends with `newest` has lost what it had promised. */
-export function endsTooSoon(promised, newest, isOwned) {
+/** Return whether a journal that ends with `newest` has lost the promised event. */
+export function hasLostPromised(promised, newest, isOwned) {
   if (promised === null) return false;
   const isOlder = newest.epoch === promised.epoch && newest.position < promised.position;
   return newest.epoch < promised.epoch || isOlder || (isOwned && newest.position < promised.position);
 }
 
 /**
- * Return the newest epoch, as `{epoch, beganAt}`, that is known after the server has told when one began (null: it told
- * nothing). Where nothing was promised, nothing can be lost: then the server is believed.
+ * Return the newest known epoch, as `{epoch, beganAt}`, after the server has sent the beginning of `epoch`. `beganAt` is
+ * null if the server sent none. Without a promised event nothing can be lost, so the server's value replaces the old one.
  */
-export function knownAfter(known, promised, epoch, beganAt) {
+export function newestEpochAfter(known, promised, epoch, beganAt) {
   if (beganAt === null) return known;
   const isNewer = known === null || promised === null || epoch > known.epoch;
   return isNewer ? { epoch, beganAt } : known;
 }
 
-/** Whether an epoch began at another time than it did before: the server was set back and went on (STREAM-105). */
-export function beganAnother(known, promised, epoch, beganAt) {
+/** Return whether an epoch began at another time than before: the store was set back, and the server continued (STREAM-105). */
+export function hasOtherBeginning(known, promised, epoch, beganAt) {
   if (known === null || promised === null || beganAt === null) return false;
   return epoch === known.epoch && beganAt !== known.beganAt;
 }
 
-/** Whether an event stands where another one was promised to stay. */
-export function standsInPlace(promised, at, isOwned) {
+/** Return whether an event is at the position of a promised event, or below it, under a newer epoch. */
+export function isReplaced(promised, at, isOwned) {
   if (promised === null || !isOwned || at.position > promised.position) return false;
   return at.epoch > promised.epoch || (at.position === promised.position && at.epoch !== promised.epoch);
 }

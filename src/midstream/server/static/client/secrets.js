@@ -1,23 +1,24 @@
 /**
- * The secret of each session: shown by all of its streams, by its readers and with every request about it.
+ * The secret of each session. Its streams, its readers and all requests about it send the secret.
  *
- * It is drawn with the first stream. It stays, unless the server says that the session is not encrypted under it: then the
- * stream's own copy is enough. While it is being changed there are two: the next one is written down
- * first, and both are shown, until the server is known to open the session by the next one. What is kept is read each
- * time, and changed in one transaction: of two tabs the first one wins, and the other one sees it.
+ * The first stream of a session draws the secret at random. The secret is deleted if the server reports that it does not
+ * encrypt the session under it: then the copy of the stream is enough.
+ *
+ * A change of the secret stores the next one first. Both are sent until the server has confirmed the next one. Each use
+ * reads the storage, and each change is one transaction. So if two tabs change a secret, the first change wins for both.
  */
 
-import { randomText } from "./lines.js";
+import { randomText } from "./connections.js";
 
 const SECRET_BYTES = 32;
-/** Stands behind the name of a session in the names of its sub-agents' sessions, which its secret opens too. */
-const PART_MARK = "::";
+/** Separates the name of a session from the rest in the names of its sub-agents' sessions. One secret opens them all. */
+const CHILD_MARK = "::";
 
-/** The secrets of the sessions of one server, as they are shown: `{secret, oldSecret}`, each "" where there is none. */
+/** The secrets of the sessions of one server, as `{secret, oldSecret}`. Each is "" if there is none. */
 export class SessionSecrets {
   #server;
   #storage;
-  #unneeded = new Set(); // sessions of which the server said so
+  #unneeded = new Set(); // sessions that the server does not encrypt under the client's secret
 
   constructor(server, storage) {
     this.#server = server;
@@ -25,94 +26,95 @@ export class SessionSecrets {
   }
 
   /**
-   * What opens a session for a new stream that speaks there: `first`, and then `again` with each connection. `own` is the
-   * stream's secret where the session needs none. `learned` is to be told whether the server encrypts the session.
+   * Return the access to a session for a new stream. `readFirst` returns the secrets at the beginning, `read` those for each
+   * connection. `own` is the secret of the stream if the session needs none. `noteEncryption` takes the server's report
+   * whether it encrypts the session.
    */
-  ofStream(session) {
-    const reader = this.ofReader(session);
-    if (this.#unneeded.has(rootOf(session))) return { ...reader, own: drawn() };
-    return { ...reader, own: "", first: () => this.made(session) };
+  accessForStream(session) {
+    const reader = this.accessForReader(session);
+    if (this.#unneeded.has(rootOf(session))) return { ...reader, own: randomSecret() };
+    return { ...reader, own: "", readFirst: () => this.readOrCreate(session) };
   }
 
-  /** The same for one that only reads, or has a secret. */
-  ofReader(session) {
-    const known = () => this.known(session);
-    const learned = (isEncrypted, secret) => this.#learned(rootOf(session), isEncrypted, secret);
-    return { first: known, again: known, learned };
+  /** Return the access to a session for a reader, or for a stream with a secret. */
+  accessForReader(session) {
+    const known = () => this.read(session);
+    const noteEncryption = (isEncrypted, secret) => this.#noteEncryption(rootOf(session), isEncrypted, secret);
+    return { readFirst: known, read: known, noteEncryption };
   }
 
-  /** Return what a session is opened with, as far as that is known here. */
-  async known(session) {
-    return shownBy(await this.#changed(session, (kept) => kept));
+  /** Return the stored secrets of a session. */
+  async read(session) {
+    return secretsToShow(await this.#update(session, (stored) => stored));
   }
 
-  /** Return what a session is opened with; for a new one a secret is drawn, and kept where it may be needed. */
-  async made(session) {
-    const isKept = !this.#unneeded.has(rootOf(session));
-    const made = await this.#changed(session, (kept) => kept ?? (isKept ? { secret: drawn() } : null));
-    return shownBy(made ?? { secret: drawn() });
+  /** Return the secrets of a session. A session without a secret gets one, which is stored if the server may need it. */
+  async readOrCreate(session) {
+    const isStored = !this.#unneeded.has(rootOf(session));
+    const stored = await this.#update(session, (found) => found ?? (isStored ? { secret: randomSecret() } : null));
+    return secretsToShow(stored ?? { secret: randomSecret() });
   }
 
-  /** Keep the secret of a session, as another client of this person told it; return what counts now. */
+  /** Store the secret of a session from another client of the same person; return the secrets to send. */
   async keep(session, secret) {
-    return shownBy(await this.#changed(session, () => ({ secret })));
+    return secretsToShow(await this.#update(session, () => ({ secret })));
   }
 
-  /** Keep and show no secret of a session any more. */
+  /** Delete the secret of a session. */
   async discard(session) {
-    await this.#changed(session, () => null);
+    await this.#update(session, () => null);
   }
 
-  /** Draw the next secret of a session, unless one was drawn, and return both. */
+  /** Draw the next secret of a session, unless there is one, and return both. */
   async beginChange(session) {
-    const begun = ({ secret, next } = { secret: drawn() }) => ({ secret, next: next ?? drawn() });
-    return shownBy(await this.#changed(session, (kept) => begun(kept ?? undefined)));
+    const begun = ({ secret, next } = { secret: randomSecret() }) => ({ secret, next: next ?? randomSecret() });
+    return secretsToShow(await this.#update(session, (stored) => begun(stored ?? undefined)));
   }
 
-  /** The server opens the session by `secret`: the one before is forgotten. */
+  /** Delete the old secret, as the server opens the session by `secret`. */
   async endChange(session, secret) {
-    await this.#changed(session, (kept) => (kept?.next === secret ? { secret } : kept));
+    await this.#update(session, (stored) => (stored?.next === secret ? { secret } : stored));
   }
 
   /**
-   * Keep the secret of a session that its server encrypts under it, and no other one. A session that needed none may be gone
-   * and begun anew at another kind of server.
+   * Store the secret of a session if the server encrypts the session under it; delete it otherwise. The answer can change,
+   * if the session is deleted and begins again at another server.
    */
-  #learned(root, isEncrypted, secret) {
+  #noteEncryption(root, isEncrypted, secret) {
     if (isEncrypted && secret && this.#unneeded.delete(root))
-      this.#changed(root, (kept) => kept ?? { secret }).catch(() => this.#unneeded.add(root)); // and told again
+      this.#update(root, (stored) => stored ?? { secret }).catch(() => this.#unneeded.add(root)); // the next report tries again
     if (isEncrypted || this.#unneeded.has(root)) return;
     this.#unneeded.add(root);
-    this.#changed(root, () => null).catch(() => this.#unneeded.delete(root));
+    this.#update(root, () => null).catch(() => this.#unneeded.delete(root));
   }
 
-  #changed(session, change) {
-    return this.#storage.sessionSecret(this.#server, rootOf(session), change);
+  #update(session, change) {
+    return this.#storage.updateSecret(this.#server, rootOf(session), change);
   }
 }
 
-/** What opens a session for somebody who was given a word for it. */
-export function ofViewer(word) {
-  const told = async () => ({ secret: word });
-  return { first: told, again: told, learned: () => {} };
+/** Return the access to a session with a viewer's word. */
+export function accessForViewer(word) {
+  const readWord = async () => ({ secret: word });
+  return { readFirst: readWord, read: readWord, noteEncryption: () => {} };
 }
 
-/** Return the headers of a request that shows a session's secret. */
+/** Return the headers with the secrets of a session. */
 export function headersOf({ secret, oldSecret }) {
-  const named = { "x-idempotent-encryption-key": secret, "x-idempotent-encryption-key-old": oldSecret };
-  return Object.fromEntries(Object.entries(named).filter(([, value]) => value));
+  const headers = { "x-idempotent-encryption-key": secret, "x-idempotent-encryption-key-old": oldSecret };
+  return Object.fromEntries(Object.entries(headers).filter(([, value]) => value));
 }
 
-function drawn() {
+function randomSecret() {
   return randomText(SECRET_BYTES);
 }
 
-function shownBy(kept) {
-  const { secret = "", next } = kept ?? {};
+function secretsToShow(stored) {
+  const { secret = "", next } = stored ?? {};
   return next ? { secret: next, oldSecret: secret } : { secret, oldSecret: "" };
 }
 
-/** Return the session that this one is part of, or itself. */
+/** Return the session of the first agent: for the session of a sub-agent, the one that called it. */
 export function rootOf(session) {
-  return session.split(PART_MARK, 1)[0];
+  return session.split(CHILD_MARK, 1)[0];
 }

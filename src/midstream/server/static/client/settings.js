@@ -1,4 +1,4 @@
-/** What an application decides about its streams, and may change while it runs: see `ClientSettings` in midstream.d.ts. */
+/** Settings of a client, which an application may change at any time: see `ClientSettings` in midstream.d.ts. */
 
 import { LOOK_BACK_MS } from "./storage.js";
 import { MidstreamError, PATIENCE_MS, REACH_WITHIN_MS, STALL_AFTER_MS } from "./stream.js";
@@ -12,17 +12,17 @@ const DEFAULTS = {
   stallAfterS: STALL_AFTER_MS / 1000,
 };
 
-/** Return all settings, where these were given; throw where there is no such one, or it is out of its bounds. */
+/** Return all settings, with defaults for those that are not given; throw if one is unknown or out of bounds. */
 export function settingsOf(given) {
   const settings = Object.freeze({ ...DEFAULTS, ...given });
   const unknown = Object.keys(settings).filter((name) => !(name in DEFAULTS));
-  if (unknown.length > 0) throw new MidstreamError("usage", `there is no setting ${unknown.join(", ")}`);
+  if (unknown.length > 0) throw new MidstreamError("usage", `unknown setting ${unknown.join(", ")}; expected ${Object.keys(DEFAULTS).join(", ")}`);
   const { isRecoveryOn, lookBackS, patienceS, reachWithinS, stallAfterS } = settings;
-  if (typeof isRecoveryOn !== "boolean") throw new MidstreamError("usage", "recovery is on (true) or off (false)");
+  if (typeof isRecoveryOn !== "boolean") throw new MidstreamError("usage", `isRecoveryOn is ${isRecoveryOn}; expected true or false`);
   if (!(lookBackS >= 0 && lookBackS <= LOOK_BACK_S_MAX))
-    throw new MidstreamError("usage", `a look-back has 0 to ${LOOK_BACK_S_MAX} seconds`);
-  if (!(patienceS >= 0)) throw new MidstreamError("usage", "patience has at least 0 seconds");
-  if (!(reachWithinS > 0)) throw new MidstreamError("usage", "a first connection takes more than 0 seconds");
-  if (!(stallAfterS > 0)) throw new MidstreamError("usage", "a turn stands still after more than 0 seconds");
+    throw new MidstreamError("usage", `lookBackS is ${lookBackS}; expected 0 to ${LOOK_BACK_S_MAX}`);
+  if (!(patienceS >= 0)) throw new MidstreamError("usage", `patienceS is ${patienceS}; expected at least 0`);
+  if (!(reachWithinS > 0)) throw new MidstreamError("usage", `reachWithinS is ${reachWithinS}; expected more than 0`);
+  if (!(stallAfterS > 0)) throw new MidstreamError("usage", `stallAfterS is ${stallAfterS}; expected more than 0`);
   return settings;
 }

@@ -1,135 +1,136 @@
 /**
- * One live connection for all tabs that follow the same session.
+ * One connection for all tabs that follow the same session.
  *
- * The tab that holds the session's lock leads: it tells the others, over a BroadcastChannel, every frame it hears. A
- * tab that joins begins with a connection of its own and lets go of it as soon as it has caught up with the leader.
- * Nothing here decides what is shown: a frame that was shown before is dropped by the `Stream`, and one that leaves a
- * hole makes it connect again. So the worst that a race or a frozen tab can cost is a connection of one's own.
+ * The tab that holds the session's lock is the leader. It sends every received frame to the others, over a
+ * BroadcastChannel. A new tab begins with its own connection, and closes it when it has caught up with the leader.
  *
- * What tabs tell each other: `{ask: true}` and `{ping: true}` to the leader, `{at: position}` and `{frame}` from it.
+ * `Stream` decides about each frame: it drops repeated frames, and reconnects after a gap. So a race or a frozen tab costs at
+ * most one connection more.
+ *
+ * Messages to the leader are `{ask: true}` and `{ping: true}`; messages of the leader are `{at: position}` and `{frame}`.
  */
 
-import { letGo } from "./lines.js";
-import { parseEventId } from "./stream.js";
+import { closeQuietly } from "./connections.js";
+import { hasLocks } from "./locks.js";
+import { PING_FRAME, parseEventId } from "./stream.js";
 
-/** Within this many milliseconds a leader answers another tab, or loses the lead: it is frozen. */
+/** Limit for the leader's answer to another tab. Without an answer the leader is frozen, and loses the lead. */
 const ANSWER_WITHIN_MS = 2000;
-/** Within this many milliseconds the server answers the leader, or its connection is given up. */
+/** Limit for the server's answer to a ping of the leader. Without an answer its connection ends. */
 const PONG_WITHIN_MS = 5000;
-const PING = '{"type":"ping"}';
-/** Frames about the leader's own connection. */
+/** Types of frames that concern the leader's connection only. */
 const PRIVATE = new Set(["welcome", "gone", "snapshot", "error"]);
 
-/** Whether tabs can find each other in this browser. */
+/** Return whether tabs can share a connection in this browser. */
 export function canShare() {
-  return Boolean(globalThis.navigator?.locks && globalThis.BroadcastChannel);
+  return hasLocks() && Boolean(globalThis.BroadcastChannel);
 }
 
-/** A line of followers: a connection of this tab's own, then perhaps another tab's. */
-export class SharedLine {
+/** The connection of a reader: its own connection at first, later that of the leader. */
+export class SharedConnection {
   onopen = null;
   onmessage = null;
   onclose = null;
-  onheard = null;
+  onbytes = null;
   #name;
   #channel;
-  #line; // null where another tab's is used
-  #from; // the event after which this tab asked for more
-  #at = null; // the position of the last event that came here
-  #leaderAt = null; // the same of the leader, as far as it is known
+  #connection; // null while this tab uses the connection of the leader
+  #from; // the event id of this tab's `open` frame
+  #at = null; // the position of the last event that this tab received
+  #leaderAt = null; // the last reported position of the leader
   #isLeading = false;
   #isOver = false;
   #queue = new AbortController();
   #release = () => {};
   #timer = null;
 
-  /** @param place What is followed: tabs with the same one share. `dial` makes a connection to it. */
-  constructor(place, dial) {
-    this.#name = `midstream ${place}`;
+  /** @param target The server and the session: tabs with the same target share. `dial` returns a connection to it. */
+  constructor(target, dial) {
+    this.#name = `midstream ${target}`;
     this.#channel = new BroadcastChannel(this.#name);
-    this.#channel.onmessage = ({ data }) => (this.#isLeading ? this.#asked(data) : this.#told(data));
-    this.#line = dial();
-    this.#line.onopen = () => this.onopen?.({});
-    this.#line.onmessage = ({ data }) => this.#received(data);
-    this.#line.onheard = () => this.onheard?.({});
-    this.#line.onclose = (event) => this.#end(event?.error);
+    this.#channel.onmessage = ({ data }) => (this.#isLeading ? this.#takeRequest(data) : this.#takeFromLeader(data));
+    this.#connection = dial();
+    this.#connection.onopen = () => this.onopen?.({});
+    this.#connection.onmessage = ({ data }) => this.#received(data);
+    this.#connection.onbytes = () => this.onbytes?.({});
+    this.#connection.onclose = (event) => this.#end(event?.error);
     this.#lead({ signal: this.#queue.signal });
   }
 
   send(frame) {
-    if (this.#from === undefined) this.#from = read(frame).event_id ?? null;
-    if (this.#line) this.#line.send(frame);
-    else if (frame === PING) this.#tell({ ping: true });
+    if (this.#from === undefined) this.#from = parse(frame).event_id ?? null;
+    if (this.#connection) this.#connection.send(frame);
+    else if (frame === PING_FRAME) this.#post({ ping: true });
   }
 
   close() {
-    this.onopen = this.onmessage = this.onclose = this.onheard = null;
+    this.onopen = this.onmessage = this.onclose = this.onbytes = null;
     this.#end();
   }
 
-  /** Queue for the lead, or steal it; hold it until this ends or another tab steals it. */
+  /** Request the lock of the leader, and hold it until this connection ends or another tab steals the lock. */
   #lead(options) {
     let isHeld = false;
     const hold = () =>
       new Promise((release) => {
         isHeld = true;
         this.#release = release;
-        // Whoever has only the former leader's connection begins anew with one of its own.
-        if (this.#line === null) return this.#end() ?? release();
+        // A tab that used the connection of the former leader has none now. It ends and reconnects.
+        if (this.#connection === null) return this.#end() ?? release();
         clearTimeout(this.#timer);
         this.#isLeading = true;
-        this.#tell({ at: this.#at });
+        this.#post({ at: this.#at });
       });
     navigator.locks.request(this.#name, options, hold).catch(() => isHeld && this.#end());
   }
 
-  /** A frame of this tab's own connection. */
+  /** Take a frame of this tab's own connection. */
   #received(data) {
-    const frame = read(data);
+    const frame = parse(data);
     this.#at = positionOf(frame, this.#from) ?? this.#at;
     if (this.#isLeading) {
       clearTimeout(this.#timer);
-      this.#tell(PRIVATE.has(frame.type) ? { at: this.#at } : { frame: data });
-    } else if (frame.type === "welcome") this.#ask();
+      this.#post(PRIVATE.has(frame.type) ? { at: this.#at } : { frame: data });
+    } else if (frame.type === "welcome") this.#requestPosition();
     this.onmessage?.({ data });
-    this.#letGo();
+    this.#closeIfCaughtUp();
   }
 
-  #ask() {
-    this.#tell({ ask: true });
+  #requestPosition() {
+    this.#post({ ask: true });
     this.#within(ANSWER_WITHIN_MS, () => {
       this.#queue.abort();
       this.#lead({ steal: true });
     });
   }
 
-  /** Another tab speaks to this one, which leads. */
-  #asked({ ask, ping }) {
-    if (ask) this.#tell({ at: this.#at });
+  /** Take a message of another tab, as the leader. */
+  #takeRequest({ ask, ping }) {
+    if (ask) this.#post({ at: this.#at });
     if (!ping) return;
-    this.#line.send(PING);
+    this.#connection.send(PING_FRAME);
     this.#within(PONG_WITHIN_MS, () => this.#end());
   }
 
-  /** The leader speaks, or another follower. */
-  #told({ frame, at }) {
+  /** Take a message of the leader; ignore those of other tabs. */
+  #takeFromLeader({ frame, at }) {
     if (frame === undefined && at === undefined) return;
     clearTimeout(this.#timer);
-    if (this.#line === null) {
+    if (this.#connection === null) {
       if (frame !== undefined) this.onmessage?.({ data: frame });
       return;
     }
-    this.#leaderAt = (frame === undefined ? at : positionOf(read(frame), null)) ?? this.#leaderAt;
-    this.#letGo();
+    this.#leaderAt = (frame === undefined ? at : positionOf(parse(frame), null)) ?? this.#leaderAt;
+    this.#closeIfCaughtUp();
   }
 
-  /** Whoever has all that the leader has needs no connection of its own. */
-  #letGo() {
+  /** Close this tab's own connection once it has every event that the leader has. */
+  #closeIfCaughtUp() {
     if (this.#isLeading || this.#at === null || this.#leaderAt === null) return;
-    if (this.#at >= this.#leaderAt) this.#dropLine();
+    if (this.#at >= this.#leaderAt) this.#closeConnection();
   }
 
-  #tell(message) {
+  #post(message) {
     if (!this.#isOver) this.#channel.postMessage(message);
   }
 
@@ -138,9 +139,9 @@ export class SharedLine {
     this.#timer = setTimeout(act, milliseconds);
   }
 
-  #dropLine() {
-    letGo(this.#line);
-    this.#line = null;
+  #closeConnection() {
+    closeQuietly(this.#connection);
+    this.#connection = null;
   }
 
   #end(error = null) {
@@ -150,13 +151,13 @@ export class SharedLine {
     this.#queue.abort();
     this.#release();
     this.#channel.close();
-    this.#dropLine();
+    this.#closeConnection();
     this.onclose?.({ error });
   }
 }
 
-/** What cannot be read is the `Stream`'s business. */
-function read(data) {
+/** Return a frame, or {} if it is malformed. `Stream` handles malformed frames. */
+function parse(data) {
   try {
     return JSON.parse(data) ?? {};
   } catch {
@@ -165,11 +166,11 @@ function read(data) {
 }
 
 /**
- * Return the position of the last event that a tab has after a frame, or null where the frame does not say: as with a
- * welcome that goes on elsewhere than `asked`, and with what a snapshot follows.
+ * Return the position of the last event that a tab has after a frame; null if the frame has none. A welcome that continues
+ * elsewhere than at `requested`, and a frame before a snapshot, have none.
  */
-function positionOf(frame, asked) {
-  const isElsewhere = frame.type === "welcome" && asked !== null && asked !== frame.resume_from;
+function positionOf(frame, requested) {
+  const isElsewhere = frame.type === "welcome" && requested !== null && requested !== frame.resume_from;
   if (isElsewhere || frame.has_snapshot) return null;
   const ids = { events: frame.events?.at(-1)?.id, snapshot: frame.event_id };
   try {

@@ -1,9 +1,9 @@
-/** Server-sent events from pieces of any size, by the standard's rules for the parts that a server of ours says. */
+/** Decoder of server-sent events, for the parts of the standard that midstream servers use. */
 
-/** Characters of one event; a record holds a whole response at most. */
+/** Limit for the characters of one event. The largest record has a whole response. */
 const EVENT_CHARS_MAX = 16 * 1024 * 1024;
 
-/** Parse one body. `feed` returns the events that a piece of text makes whole: {id, type, data}. */
+/** Decodes one body. `feed` returns the events that a piece of text completes: `{id, type, data}`. */
 export class SseDecoder {
   #rest = "";
   #id = "";
@@ -11,7 +11,7 @@ export class SseDecoder {
   #data = [];
   #chars = 0;
 
-  /** Throws `RangeError` where an event is larger than any of ours. */
+  /** Return the events that `piece` completes. Throws `RangeError` if an event is too large. */
   feed(piece) {
     if (!this.#rest.endsWith("\r") && !/[\r\n]/.test(piece)) return this.#hold(this.#rest + piece);
     const lines = (this.#rest + piece).split(/\r\n|\n|\r(?!$)/);
@@ -23,7 +23,7 @@ export class SseDecoder {
 
   #hold(rest) {
     this.#rest = rest;
-    if (this.#chars + rest.length > EVENT_CHARS_MAX) throw new RangeError("an event is too large");
+    if (this.#chars + rest.length > EVENT_CHARS_MAX) throw new RangeError(`an event has more than ${EVENT_CHARS_MAX} characters`);
     return [];
   }
 
@@ -36,15 +36,15 @@ export class SseDecoder {
       this.#data.push(value);
       this.#chars += value.length + 1;
     }
-    return null; // other names are comments (none) and what a later standard added
+    return null; // a comment, or a field of a later standard
   }
 
   #dispatch() {
     const event = { id: this.#id, type: this.#type || "message", data: this.#data.join("\n") };
-    const isNone = this.#data.length === 0;
+    const isEmpty = this.#data.length === 0;
     this.#data = [];
     this.#chars = 0;
     this.#type = "";
-    return isNone ? null : event;
+    return isEmpty ? null : event;
   }
 }

@@ -1,24 +1,24 @@
 /**
- * What is kept over a reload: streams, what proves that they are ours, the commands that nobody has acknowledged, the
- * secrets of sessions, and which transport worked.
+ * Data that survive a reload: streams, their secrets, unacknowledged commands, the secrets of sessions, and the transport
+ * that works.
  *
  * A write is `{op: "stream", value}`, `{op: "secret", value}`, `{op: "command", value}`, `{op: "acked", key, accepted}`
- * (commands below that number are in the server's journal) or `{op: "forget", key}`.
+ * (commands below that number are in the server's journal) or `{op: "delete", key}`.
  */
 
-import { MidstreamError, mended } from "./stream.js";
+import { MidstreamError, restoreCommands } from "./stream.js";
 
-/** How long after its last sign of life an interrupted stream is taken up again. */
+/** Time after its last write for which an interrupted stream is resumed. */
 export const LOOK_BACK_MS = 2 * 60 * 60 * 1000;
-/** 2: secrets stand apart; all that is of before is older than the look-back. 3: sessions have secrets. */
+/** Version of the database. 2: secrets have a store of their own. 3: sessions have secrets. */
 const VERSION = 3;
-const KEPT = ["streams", "secrets", "commands"];
-/** For something to be read: a tab that hangs in the middle of a change holds all others up (Chromium ends it after a minute). */
+const STREAM_STORES = ["streams", "secrets", "commands"];
+/** Limit for a read. A tab that hangs in a transaction blocks all others; Chromium ends it after a minute. */
 const READ_WITHIN_MS = 5000;
-/** What a database says that the browser has closed: to who asks it, and to what was under way. */
+/** Names of the errors of a database that the browser has closed: for new requests, and for running ones. */
 const CLOSED = new Set(["InvalidStateError", "AbortError"]);
 
-/** Keeps it all in memory: for tests, and where a browser refuses IndexedDB. */
+/** Storage in memory: for tests, and for browsers that refuse IndexedDB. */
 export class MemoryStorage {
   isDurable = false;
   #streams = new Map();
@@ -32,10 +32,10 @@ export class MemoryStorage {
       if (op === "stream") this.#streams.set(value.key, structuredClone(value));
       if (op === "secret") this.#secrets.set(value.key, { ...value });
       if (op === "command") this.#commands.set(`${value.key} ${value.seqno}`, { ...value });
-      if (op === "forget") this.#streams.delete(key);
-      if (op === "forget") this.#secrets.delete(key);
-      if (op === "acked" || op === "forget") {
-        const below = op === "forget" ? Infinity : accepted;
+      if (op === "delete") this.#streams.delete(key);
+      if (op === "delete") this.#secrets.delete(key);
+      if (op === "acked" || op === "delete") {
+        const below = op === "delete" ? Infinity : accepted;
         for (const [id, command] of this.#commands)
           if (command.key === key && command.seqno < below) this.#commands.delete(id);
       }
@@ -47,7 +47,7 @@ export class MemoryStorage {
     return { streams, secrets, commands };
   }
 
-  async sessionSecret(server, session, change) {
+  async updateSecret(server, session, change) {
     const id = JSON.stringify([server, session]);
     const after = change(this.#sessions.get(id) ?? null);
     if (after === null) this.#sessions.delete(id);
@@ -55,36 +55,36 @@ export class MemoryStorage {
     return after;
   }
 
-  async worked(server) {
+  async loadTransport(server) {
     return this.#worked.get(server) ?? null;
   }
 
-  async remember(server, worked) {
+  async storeTransport(server, worked) {
     if (worked === null) this.#worked.delete(server);
     else this.#worked.set(server, worked);
   }
 }
 
 /**
- * Keeps it in IndexedDB. One `apply` is one transaction.
+ * Storage in IndexedDB. One `apply` is one transaction.
  *
- * A browser may close a database that is open (its site's data are cleared, its own process died): it is opened again, with
- * what is there then, and what was asked is asked once more.
+ * A browser may close an open database, as when the user clears the site's data. Then the database is opened again, and
+ * the request is repeated once.
  *
- * A transaction is committed with its last request, and not when this page hears of the answers: a page that is frozen
- * in between would keep every other tab from what is kept.
+ * A transaction is committed with its last request, without waiting for results. Otherwise a page that is frozen between
+ * would block the database for every other tab.
  */
 export class IndexedStorage {
   isDurable = true;
   #name;
   #database;
-  #opening = null; // again, for all that ask meanwhile
+  #opening = null; // the promise of the second opening, for all concurrent requests
 
   constructor(name) {
     this.#name = name;
   }
 
-  /** Open (or make) the database; throws where the browser refuses, or does not answer. */
+  /** Open or create the database. Throws if the browser refuses or does not respond. */
   static async open(name = "midstream") {
     const storage = new IndexedStorage(name);
     await storage.#open();
@@ -93,16 +93,16 @@ export class IndexedStorage {
 
   async #open() {
     const request = indexedDB.open(this.#name, VERSION);
-    request.onupgradeneeded = ({ oldVersion }) => makeStores(request.result, oldVersion);
-    const opened = answered(request).then((database) => {
+    request.onupgradeneeded = ({ oldVersion }) => createStores(request.result, oldVersion);
+    const opened = resultOf(request).then((database) => {
       database.onversionchange = () => database.close();
       return database;
     });
-    this.#database = await within(READ_WITHIN_MS, opened, "the browser does not open its database");
+    this.#database = await withTimeout(READ_WITHIN_MS, opened, "the browser did not open its database in time");
   }
 
-  /** Do something with the database, and once more where the browser has closed it. */
-  async #with(act) {
+  /** Run `act` on the database; run it again if the browser has closed the database. */
+  async #run(act) {
     const database = this.#database;
     try {
       return await act(database);
@@ -114,34 +114,34 @@ export class IndexedStorage {
   }
 
   apply(writes) {
-    return this.#with((database) => applied(database, writes));
+    return this.#run((database) => applyWrites(database, writes));
   }
 
   async load() {
-    const [streams, secrets, commands] = await this.#read(KEPT, (store) => store.getAll());
+    const [streams, secrets, commands] = await this.#read(STREAM_STORES, (store) => store.getAll());
     return { streams, secrets, commands };
   }
 
   /**
-   * Read what is kept of a session's secret (null: nothing), write down what `change` makes of that, and return it. Where it
-   * changes anything that is one transaction.
+   * Read the stored secret of a session (or null), store the result of `change`, and return it. A change is one
+   * transaction.
    */
-  async sessionSecret(server, session, change) {
+  async updateSecret(server, session, change) {
     const [before = null] = await this.#read(["sessions"], (store) => store.get([server, session]));
     if (change(before) === before) return before;
-    return this.#with((database) => changed(database, [server, session], change));
+    return this.#run((database) => updateRow(database, [server, session], change));
   }
 
-  /** Return `{server, transport, until}` of what worked at a server, or null. */
-  async worked(server) {
+  /** Return the stored transport of a server, as `{server, transport, until}`, or null. */
+  async loadTransport(server) {
     const [known] = await this.#read(["transports"], (store) => store.get(server));
     return known ?? null;
   }
 
-  remember(server, worked) {
-    return this.#with((database) => {
+  storeTransport(server, worked) {
+    return this.#run((database) => {
       const transaction = database.transaction("transports", "readwrite");
-      const done = committed(transaction);
+      const done = waitForCommit(transaction);
       const transports = transaction.objectStore("transports");
       if (worked === null) transports.delete(server);
       else transports.put({ server, ...worked });
@@ -150,18 +150,18 @@ export class IndexedStorage {
     });
   }
 
-  /** Ask each of these stores for one thing; throws where another tab holds them. */
-  #read(names, ask) {
-    return this.#with((database) => {
+  /** Send one request to each of these stores. Throws if another tab blocks them. */
+  #read(names, request) {
+    return this.#run((database) => {
       const transaction = database.transaction(names, "readonly");
-      const reading = Promise.all(names.map((name) => answered(ask(transaction.objectStore(name)))));
+      const reading = Promise.all(names.map((name) => resultOf(request(transaction.objectStore(name)))));
       transaction.commit();
-      return within(READ_WITHIN_MS, reading, "another tab holds what this browser keeps");
+      return withTimeout(READ_WITHIN_MS, reading, "another tab blocks the database");
     });
   }
 }
 
-function makeStores(database, oldVersion) {
+function createStores(database, oldVersion) {
   database.createObjectStore("sessions", { keyPath: ["server", "session"] });
   if (oldVersion === 2) return;
   for (const former of [...database.objectStoreNames]) if (former !== "sessions") database.deleteObjectStore(former);
@@ -171,18 +171,18 @@ function makeStores(database, oldVersion) {
   database.createObjectStore("transports", { keyPath: "server" });
 }
 
-function applied(database, writes) {
-  // A command must be on the disk before it is sent; a cursor may be lost, and events come twice.
+function applyWrites(database, writes) {
+  // A command must be on disk before it is sent. A lost cursor only repeats events.
   const durability = writes.some((write) => write.op === "command") ? "strict" : "relaxed";
-  const transaction = database.transaction(KEPT, "readwrite", { durability });
-  const done = committed(transaction);
-  const [streams, secrets, commands] = KEPT.map((name) => transaction.objectStore(name));
+  const transaction = database.transaction(STREAM_STORES, "readwrite", { durability });
+  const done = waitForCommit(transaction);
+  const [streams, secrets, commands] = STREAM_STORES.map((name) => transaction.objectStore(name));
   for (const { op, value, key, accepted } of writes) {
     if (op === "stream") streams.put(value);
     if (op === "secret") secrets.put(value);
     if (op === "command") commands.put(value);
     if (op === "acked") commands.delete(IDBKeyRange.bound([key, 0], [key, accepted], false, true));
-    if (op === "forget") {
+    if (op === "delete") {
       streams.delete(key);
       secrets.delete(key);
       commands.delete(IDBKeyRange.bound([key, 0], [key, Infinity]));
@@ -192,13 +192,13 @@ function applied(database, writes) {
   return done;
 }
 
-/** Change what is kept of a session's secret in one transaction; return it as it is then. */
-async function changed(database, [server, session], change) {
+/** Change the stored secret of a session in one transaction, and return the result. */
+async function updateRow(database, [server, session], change) {
   const transaction = database.transaction("sessions", "readwrite", { durability: "strict" });
   const sessions = transaction.objectStore("sessions");
-  const done = committed(transaction);
+  const done = waitForCommit(transaction);
   let after = null;
-  const reading = sessions.get([server, session]); // another tab may have been faster
+  const reading = sessions.get([server, session]); // another tab may have changed it since
   reading.onsuccess = () => {
     const found = reading.result ?? null;
     after = change(found);
@@ -210,22 +210,22 @@ async function changed(database, [server, session], change) {
   return after;
 }
 
-function committed(transaction) {
+function waitForCommit(transaction) {
   return new Promise((resolve, reject) => {
     transaction.oncomplete = () => resolve();
     transaction.onabort = () => reject(transaction.error ?? new DOMException("the database was closed", "AbortError"));
   });
 }
 
-/** Return what is promised, or throw where it takes longer. */
-function within(milliseconds, promise, message) {
+/** Return the result of a promise; throw if it takes longer than `milliseconds`. */
+function withTimeout(milliseconds, promise, message) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(() => reject(new MidstreamError("storage", message, "later")), milliseconds);
     promise.then(resolve, reject).finally(() => clearTimeout(timer));
   });
 }
 
-function answered(request) {
+function resultOf(request) {
   return new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
@@ -235,9 +235,9 @@ function answered(request) {
 }
 
 /**
- * Sort what was kept into streams to take up again and keys to forget: those past the look-back, those that said
- * nothing, and parts of what is not there. A command that cannot be read costs what stood in it; a stream whose message is
- * lost before any event was handled, or whose secret is gone, has `damage` (STREAM-48, STREAM-76).
+ * Sort the stored data into streams to resume and keys to delete. Deleted are streams past the look-back, streams without a
+ * command, and rows without a stream. A command that cannot be read is replaced by a filler. A stream has `damage` if its
+ * message is lost before any event was handled, or if its secret is gone (STREAM-48, STREAM-76).
  */
 export function sortInterrupted({ streams, secrets, commands }, now, lookBackMs = LOOK_BACK_MS) {
   const known = new Map(streams.map((stream) => [stream.key, { ...stream, commands: [] }]));
@@ -252,7 +252,7 @@ export function sortInterrupted({ streams, secrets, commands }, now, lookBackMs 
   }
   for (const stream of known.values()) {
     if (stream.nextSeqno === 0 || now - stream.touchedAt > lookBackMs) orphans.add(stream.key);
-    else known.set(stream.key, mended(stream));
+    else known.set(stream.key, restoreCommands(stream));
   }
   return {
     interrupted: [...known.values()].filter((stream) => !orphans.has(stream.key)),

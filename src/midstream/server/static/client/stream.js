@@ -1,12 +1,11 @@
 /**
  * The client's half of the stream protocol, without I/O: no socket, no clock, no storage.
  *
- * The order it asks for is always: write down, then send; apply by event id, then deliver. A command's frame is
- * built once, kept as that string and played back as that string, so that its bytes are the same whenever they
- * arrive.
+ * A command is stored before it is sent. An event is applied by its id before it is delivered. The frame of a command is
+ * built once, stored as this string, and played back as this string. So all repetitions have the same bytes.
  */
 
-import { beganAnother, endsTooSoon, isDurable, knownAfter, standsInPlace } from "./promises.js";
+import { hasLostPromised, hasOtherBeginning, isDurable, isReplaced, newestEpochAfter } from "./promises.js";
 import {
   HEARTBEATS_MISSED_MAX,
   HEARTBEAT_MAX_MS,
@@ -18,34 +17,40 @@ import {
 import { refuseBrokenText } from "./texts.js";
 
 export const PROTOCOL_VERSION = 1;
-/** Without anything new for so long the stream ends; it can still be taken up. */
+/** Time without a working connection after which the stream ends. It can still be resumed. */
 export const PATIENCE_MS = 2 * 60 * 60 * 1000;
-/** For a connection to be made. */
+/** Limit for the opening of a connection. */
 const CONNECT_WITHIN_MS = 10_000;
-/** From a ping to anything at all. */
+/** Limit from a ping to the next bytes. */
 const PING_WITHIN_MS = 5000;
-/** Somebody who looks again and again has a try each second, and not with every look. */
+/** Shortest time between two tries that `wake` starts. */
 const WAKE_EVERY_MS = 1000;
 const HEARTBEAT_S = 10;
-/** Without an event for so long, a turn that waits for a machine has stalled. */
+/** Time without an event after which a turn that waits for a machine has stalled. */
 export const STALL_AFTER_MS = 60_000;
-/** For the first connection to a server: it is long enough for three transports to be tried. */
+/** Limit for the first connection to a server. It is enough for three transports. */
 export const REACH_WITHIN_MS = 20_000;
+/** Values of `waitingOn` for which silence is a stall. A person may take days. */
 const MACHINES = new Set(["model", "tool", "client"]);
 const IN_FLIGHT_MAX = 64;
 const COMMANDS_MAX = 10_000;
-/** Connections that one page makes of a stream: the numbers of the next page begin above them. */
-const CONNECTIONS_OF_A_LIFE = 2 ** 24;
-/** How a turn stands that is over. */
-const OVER = new Set(["completed", "cancelled", "failed", "interrupted", "ended"]);
+/** Connections that one page can make for a stream. The connection numbers of the next page begin above them. */
+const CONNECTIONS_PER_LIFE = 2 ** 24;
+/** The statuses of a turn that has ended. */
+const ENDED_STATUSES = new Set(["completed", "cancelled", "failed", "interrupted", "ended"]);
 /** The statuses of a session with an open turn. */
-export const OPEN = new Set(["running", "waiting", "locked"]);
-/** A refusal that the same command will meet again, whatever its `retry` says of others. */
+export const OPEN_STATUSES = new Set(["running", "waiting", "locked"]);
+/** The code of a refusal that the same command always gets again, with any `retry`. */
 const BUSY = "session_busy";
-const WRONG_SECRET = "wrong_secret";
+/** The `retry` of refusals that the same request always gets again. */
+export const FINAL_RETRIES = new Set(["never", "ask"]);
+/** The code of a refusal of the session's secret. */
+export const WRONG_SECRET = "wrong_secret";
+export const CLOSE_FRAME = '{"type":"close"}';
+export const PING_FRAME = '{"type":"ping"}';
 
-/** Ends after which the stream may go on: elsewhere, later, or when its user has logged in again. */
-const KEPT_CODES = new Set([
+/** Codes of errors after which the stream can be resumed: elsewhere, later, or after a new login. */
+const RESUMABLE_CODES = new Set([
   "access",
   "connection_lost",
   "events_lost",
@@ -55,7 +60,7 @@ const KEPT_CODES = new Set([
   "unauthorized",
 ]);
 
-/** What a server refused, or what went wrong here. `code` is stable; `retry` is "never", "later", "now" or "ask". */
+/** A refusal of the server, or an error of the client. `code` is stable; `retry` is "never", "later", "now" or "ask". */
 export class MidstreamError extends Error {
   constructor(code, message, retry = "never", retryAfterS = null) {
     super(message);
@@ -66,17 +71,17 @@ export class MidstreamError extends Error {
   }
 }
 
-/** Read "3-17" into its numbers, or throw; "0" is the beginning, as "0-0" is. */
+/** Parse an event id such as "3-17", or throw. "0" is the same as "0-0", the beginning. */
 export function parseEventId(text) {
   if (text === "0") return { epoch: 0, position: 0 };
   const match = /^(\d{1,19})-(\d{1,19})$/.exec(text);
-  if (!match) throw new MidstreamError("malformed_frame", `an event id looks like '3-17', not '${text}'`);
+  if (!match) throw new MidstreamError("malformed_frame", `the event id is '${text}'; expected one such as '3-17'`);
   return { epoch: Number(match[1]), position: Number(match[2]) };
 }
 
 /**
- * Return the milliseconds to wait after `failures` failures in a row, the first of them `outageMs` ago; `chance` is in [0, 1).
- * Short pauses by chance must not double the next ones within a second: none is longer than the outage so far (STREAM-29).
+ * Return the milliseconds to wait after `failures` failures in a row, the first of them `outageMs` ago. `chance` is in
+ * [0, 1). No pause is longer than the outage so far, so that several short pauses cannot cause a long one (STREAM-29).
  */
 export function backoffMs(failures, chance, outageMs = Infinity) {
   if (failures <= 0) return 0;
@@ -86,24 +91,24 @@ export function backoffMs(failures, chance, outageMs = Infinity) {
 }
 
 /**
- * Return what was kept of a stream as it can be resumed: in the place of each command that is lost stands an outcome of no
- * call, which a server takes and drops (STREAM-48). `damage` says why it cannot be, or is "".
+ * Return a stored stream with all its commands, so that it can be resumed. A filler replaces each lost command: the outcome
+ * of no call, which the server accepts and ignores (STREAM-48). `damage` is the reason why it cannot be resumed, or "".
  */
-export function mended(kept) {
-  const { key, acked, nextSeqno, secret, cursor = null } = kept;
-  if (typeof secret !== "string") return { ...kept, damage: "its secret is gone" };
+export function restoreCommands(stored) {
+  const { key, acked, nextSeqno, secret, cursor = null } = stored;
+  if (typeof secret !== "string") return { ...stored, damage: "its secret is gone" };
   const commands = [];
   for (let seqno = acked; seqno < nextSeqno; seqno += 1) {
-    const found = kept.commands.find((command) => command.seqno === seqno);
-    const isWhole = found !== undefined && read(found.frame)?.seqno === seqno;
+    const found = stored.commands.find((command) => command.seqno === seqno);
+    const isWhole = found !== undefined && parseFrame(found.frame)?.seqno === seqno;
     if (!isWhole && seqno === 0 && cursor === null)
-      return { ...kept, damage: `command ${seqno} ${found === undefined ? "is missing" : "cannot be read"}` };
-    commands.push(isWhole ? found : { key, seqno, frame: fillerOf(seqno), isFiller: true });
+      return { ...stored, damage: `command ${seqno} ${found === undefined ? "is missing" : "cannot be read"}` };
+    commands.push(isWhole ? found : { key, seqno, frame: filler(seqno), isFiller: true });
   }
-  return { ...kept, commands, damage: "" };
+  return { ...stored, commands, damage: "" };
 }
 
-function fillerOf(seqno) {
+function filler(seqno) {
   const result = { call_id: "", content: "", outcome: "unknown" };
   return JSON.stringify({ type: "command", seqno, payload: { type: "result", turn: 0, response: 0, result } });
 }
@@ -111,79 +116,82 @@ function fillerOf(seqno) {
 /**
  * The client's half of one stream, without I/O.
  *
- * Times are milliseconds of a clock that is never set, and always the last argument but for what may be left out. After
- * every call: carry out `take()` in its order (writes, then frames, then events), keep a connection exactly while
- * `wantsSocket`, and call `tick` at `dueAt`. Calling anything early or twice is harmless. Nothing the server sends makes
- * a method throw.
+ * Times are milliseconds of a monotonic clock; `now` is the last required argument. After every call: do what `take()`
+ * returns in its order (writes, then frames, then events), have a connection exactly while `isConnectionWanted`, and call
+ * `tick` at `dueAt`. Early and repeated calls are harmless. No frame of the server makes a method throw.
  *
- * Phases: "waiting" (until `deadlineAt`, then a connection is wanted), "connecting" (it is being made), "opening" (the
- * welcome is owed), "live", "ended" (`error` says why, or is null).
+ * | phase | meaning |
+ * | --- | --- |
+ * | "waiting" | no connection until `deadlineAt` |
+ * | "connecting" | the connection is being made |
+ * | "opening" | the connection is open; the welcome is due |
+ * | "live" | the welcome was received |
+ * | "ended" | `error` is the reason, or null |
  */
 export class Stream {
-  #at = null; // where the line of events stands, parsed
-  #promised = null; // the newest event that was seen of those that the server may not lose
-  #known = null; // the newest epoch of which the server said when it began
-  #commands = []; // not acknowledged: {seqno, frame}, in order
-  #apart = new Set(); // those of them that were acknowledged one by one (STREAM-53)
+  #at = null; // the last applied event id, parsed
+  #promised = null; // the newest received event that the server must not lose
+  #newestEpoch = null; // the newest epoch whose beginning the server has sent
+  #commands = []; // the unacknowledged commands: {seqno, frame}, in order
+  #ackedSingly = new Set(); // their numbers that were acknowledged one by one (STREAM-53)
   #writes = [];
   #frames = [];
   #events = [];
-  #sent = 0; // commands below this went out on this connection
+  #sent = 0; // commands below this number were sent on this connection
   #inFlightMax = IN_FLIGHT_MAX;
   #silenceMs = HEARTBEATS_MISSED_MAX * 1000 * HEARTBEAT_S;
   #failures = 0;
-  #lostAt = 0; // when the first of them was
+  #lostAt = 0; // the time of the first of these failures
   #notBefore = 0;
   #wokenAt = -Infinity;
-  #isPinged = false; // an answer is owed
-  #turnEnd = null; // where the welcome says that this stream's turn is over: the position its words hold for
-  #isSnapshotDue = false; // a `gone` said that one follows
-  #isGoneDue = false; // the welcome goes on elsewhere than asked: an event, a `gone` or a snapshot comes first
-  #announced = null; // the position a heartbeat spoke of; if it has not come by the next one, it is lost
-  #unanswered = 0; // heartbeats that came while an ack was owed
-  #isBegun; // its first record was seen: what stands before is not its business
-  #isKnown; // its server was heard, by this page or one before it
-  #isQueued = false; // its message waits for the turns before it, which are not its business
-  #abortSeqno = null; // the command that stops the turn
-  #isOver = false; // it ended well, and its application may have events to handle
-  #isForgotten = false;
-  #keptAs; // the key under which it is written down
-  #own; // the secret it began with
-  #shown = ""; // the secrets that this connection was opened with
-  #refusal = null; // {error, shown}: these the server did not take
+  #isPinged = false; // a ping was sent, and its answer is due
+  #turnEnd = null; // the newest event at the welcome, if the turn had ended by then
+  #isSnapshotDue = false; // a snapshot follows the `gone`
+  #isGoneDue = false; // the welcome continues elsewhere than requested: an event, a `gone` or a snapshot comes first
+  #announced = null; // the position in the last heartbeat; its event must come before the next heartbeat
+  #unanswered = 0; // heartbeats received while an ack was due
+  #isBegun; // the first record of the stream was received; earlier records are not delivered
+  #isReached; // the server sent a welcome, to this page or an earlier one
+  #isQueued = false; // the message waits for the turns before it, which are not delivered
+  #abortSeqno = null; // the number of the command that cancels the turn
+  #isOver = false; // it ended without an error; the application may still have events to handle
+  #isDeleted = false;
+  #storedKey; // the key of the stored stream
+  #firstSecret; // the secret at the beginning of the stream
+  #shownSecrets = ""; // the secrets in the `open` of this connection
+  #refusal = null; // {error, shown}: the secrets that the server refused
   #patienceMs;
   #stallAfterMs;
-  #connection; // number of the last connection
+  #connectionNumber; // the number of the newest connection
   #stallAt = Infinity;
-  #isWaitKnown = false; // a heartbeat came since the last event
-  #isWaitAsked = false; // one was requested, since the turn may have stalled
+  #isHeartbeatFresh = false; // a heartbeat was received since the last event
+  #isHeartbeatRequested = false; // a heartbeat was requested, as the turn may have stalled
   #reachWithinMs;
-  #reachBy; // when it ends unless the server was heard before; Infinity once it was
-  #loss = ""; // why the last connection was not made
+  #reachBy; // the limit for the first welcome; Infinity after it
+  #lastFailure = ""; // why the last connection failed
 
   /**
-   * @param kept What `record` gave before, with its `secret` and the `commands` that were not acknowledged; or a new
-   *   stream's `{session, key, cursor}`, whose events begin after `cursor`, else with its own first one, and which is
-   *   told its secret by `unlock`. Without `key` it only follows the session. With `damage` its commands are lost: it shows
-   *   the session as it is, to the end of the turn that runs.
-   * @param limits How long what is waited for.
+   * @param stored The earlier result of `record`, with the `secret` and the unacknowledged `commands`; or
+   *   `{session, key, cursor}` of a new stream, whose secret comes by `showSecrets`. Events begin after `cursor`, by default
+   *   with the stream's first event. Without `key` the stream only reads. With `damage` its commands are lost: it delivers a
+   *   snapshot of the session, and the rest of the running turn.
+   * @param limits Time limits: `patienceMs`, `stallAfterMs`, `reachWithinMs`.
    */
-  constructor(kept, now = 0, limits = {}) {
+  constructor(stored, now = 0, limits = {}) {
     const { patienceMs = PATIENCE_MS, stallAfterMs = STALL_AFTER_MS, reachWithinMs = Infinity } = limits;
-    this.session = kept.session;
-    this.damage = kept.damage ?? "";
-    this.#keptAs = kept.key ?? "";
-    this.key = this.damage ? "" : this.#keptAs;
-    this.secret = kept.secret ?? "";
+    this.session = stored.session;
+    this.damage = stored.damage ?? "";
+    this.#storedKey = stored.key ?? "";
+    this.key = this.damage ? "" : this.#storedKey;
+    this.secret = stored.secret ?? "";
     this.oldSecret = "";
-    this.#own = this.key ? this.secret : "";
-    this.turn = kept.turn ?? 0;
-    this.acked = kept.acked ?? 0;
-    this.nextSeqno = kept.nextSeqno ?? 0;
-    this.openedAt = kept.openedAt ?? now;
-    this.cancelAfterS = kept.cancelAfterS ?? null;
-    this.life = kept.life === undefined ? 0 : kept.life + 1;
-    this.isWhole = kept.isWhole ?? (!this.key || (kept.cursor ?? null) !== null);
+    this.#firstSecret = this.key ? this.secret : "";
+    this.turn = stored.turn ?? 0;
+    this.acked = stored.acked ?? 0;
+    this.nextSeqno = stored.nextSeqno ?? 0;
+    this.cancelAfterS = stored.cancelAfterS ?? null;
+    this.life = stored.life === undefined ? 0 : stored.life + 1;
+    this.isWhole = stored.isWhole ?? (!this.key || (stored.cursor ?? null) !== null);
     this.phase = "waiting";
     this.deadlineAt = now;
     this.error = null;
@@ -191,39 +199,38 @@ export class Stream {
     this.isDegraded = false;
     this.isReconnecting = false;
     this.isStalled = false;
-    this.isDetached = kept.isDetached ?? false;
-    this.isEncrypted = null; // not told yet
-    this.status = "";
+    this.isAbandoned = stored.isDetached ?? false;
+    this.isEncrypted = null; // unknown before the first welcome
     this.waitingOn = "";
     this.frameBytesMax = 1024 * 1024;
     this.#lostAt = now;
     this.#patienceMs = patienceMs;
     this.#stallAfterMs = stallAfterMs;
-    this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
-    this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
-    this.#isKnown = this.life > 0;
-    this.#reachWithinMs = this.#isKnown ? Infinity : reachWithinMs;
+    this.#connectionNumber = this.life * CONNECTIONS_PER_LIFE;
+    this.#isBegun = this.isWhole || (stored.cursor ?? null) !== null;
+    this.#isReached = this.life > 0;
+    this.#reachWithinMs = this.#isReached ? Infinity : reachWithinMs;
     this.#reachBy = now + this.#reachWithinMs;
-    this.#move(this.damage ? null : (kept.cursor ?? null));
-    this.#promised = this.key && kept.promised ? parseEventId(kept.promised) : null;
-    this.#known = (this.key && kept.known) || null;
-    this.#commands = this.damage ? [] : [...(kept.commands ?? [])].sort((a, b) => a.seqno - b.seqno);
-    this.#abortSeqno = this.#commands.find(({ frame }) => read(frame)?.payload?.type === "cancel")?.seqno ?? null;
-    if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
-    // STREAM-50: the numbers of this page's connections are above those of the page before, also of one that dies.
-    else if (kept.life !== undefined) this.#write({ op: "stream", value: this.record() });
+    this.#moveTo(this.damage ? null : (stored.cursor ?? null));
+    this.#promised = this.key && stored.promised ? parseEventId(stored.promised) : null;
+    this.#newestEpoch = (this.key && stored.known) || null;
+    this.#commands = this.damage ? [] : [...(stored.commands ?? [])].sort((a, b) => a.seqno - b.seqno);
+    this.#abortSeqno = this.#commands.find(({ frame }) => parseFrame(frame)?.payload?.type === "cancel")?.seqno ?? null;
+    if (this.damage) this.#emit({ type: "lost", id: "0-0", reason: this.damage });
+    // STREAM-50: connection numbers are above those of the earlier page, so `life` is stored before the first connection.
+    else if (stored.life !== undefined) this.#write({ op: "stream", value: this.record() });
   }
 
-  /** The last event this stream has, or null where it has not begun. */
+  /** The last applied event, or null if the stream has not begun. */
   get cursor() {
-    return told(this.#at);
+    return formatEventId(this.#at);
   }
 
-  get wantsSocket() {
+  get isConnectionWanted() {
     return this.phase === "connecting" || this.phase === "opening" || this.phase === "live";
   }
 
-  /** When to call `tick`; Infinity while nothing is owed. */
+  /** The time for the next call of `tick`; Infinity if there is no deadline. */
   get dueAt() {
     return Math.min(this.deadlineAt, this.#stallAt, this.#reachBy);
   }
@@ -233,9 +240,9 @@ export class Stream {
     return this.#commands.length === 0;
   }
 
-  /** Whether it ended with its turn, and not because its reader let go of it. */
+  /** Whether it ended with its turn, and was not abandoned. */
   get isOver() {
-    return this.#isOver && this.key !== "" && !this.isDetached;
+    return this.#isOver && this.key !== "" && !this.isAbandoned;
   }
 
   /** Whether its message waits for the turns before it. */
@@ -243,12 +250,12 @@ export class Stream {
     return this.#isQueued;
   }
 
-  /** Whether something of it is written down. */
-  get isKept() {
-    return this.key !== "" && !this.isDegraded && !this.#isForgotten;
+  /** Whether it is in the storage. */
+  get isStored() {
+    return this.key !== "" && !this.isDegraded && !this.#isDeleted;
   }
 
-  /** The message that is not acknowledged yet, or null. */
+  /** The text of the unacknowledged message, or null. */
   get pendingText() {
     for (const { frame } of this.#commands) {
       const { payload } = JSON.parse(frame);
@@ -257,106 +264,106 @@ export class Stream {
     return null;
   }
 
-  /** What must be known of this stream to take it up again; its secret and its commands are kept apart. */
+  /** Return the state to store, from which the stream can be resumed. Its secret and its commands are stored separately. */
   record() {
-    const { session, key, cursor, turn, acked, nextSeqno, openedAt } = this;
-    const { isDetached, isWhole, life, cancelAfterS } = this;
-    const kept = { session, key, cursor, turn, acked, nextSeqno, openedAt, isDetached, isWhole, life, cancelAfterS };
-    return { ...kept, promised: told(this.#promised), known: this.#known };
+    const { session, key, cursor, turn, acked, nextSeqno } = this;
+    const { isAbandoned: isDetached, isWhole, life, cancelAfterS } = this;
+    const state = { session, key, cursor, turn, acked, nextSeqno, isDetached, isWhole, life, cancelAfterS };
+    return { ...state, promised: formatEventId(this.#promised), known: this.#newestEpoch };
   }
 
-  // --- what the application says ---
+  // --- commands of the application ---
 
-  /** Number a user's message. Throws, with nothing changed, if it is larger than a frame may be, or has half a character. */
-  say(text, now, whenBusy = "queue") {
-    if (typeof text !== "string") throw new MidstreamError("usage", `a message is a string, not ${typeof text}. Nothing was sent`);
+  /** Number a user's message. Throws, and changes nothing, if it is too large for a frame or has a lone surrogate. */
+  send(text, now, whenBusy = "queue") {
+    if (typeof text !== "string") throw new MidstreamError("usage", `the message is a ${typeof text}; expected a string. Nothing was sent`);
     const payload = { type: "send", parts: [{ type: "text", text }] };
-    this.#number(whenBusy === "queue" ? payload : { ...payload, when_busy: whenBusy }, now);
+    this.#submit(whenBusy === "queue" ? payload : { ...payload, when_busy: whenBusy });
   }
 
-  /** Number a person's answer to an open question of a call; see `Answer` in midstream.d.ts. */
+  /** Number a person's answer to an open question. */
   answer(answer, now) {
-    this.#number({ type: "answer", ...answer }, now);
+    this.#submit({ type: "answer", ...answer });
   }
 
-  /** Number a request to go on with the last turn, or with `turn` and no other; that becomes this stream's turn. */
+  /** Number a request to resume the last turn, or only `turn`. It becomes the turn of this stream. */
   resume(turn, now) {
-    this.#number(turn ? { type: "resume", turn } : { type: "resume" }, now);
+    this.#submit(turn ? { type: "resume", turn } : { type: "resume" });
   }
 
-  /** Number a request to take back a queued message, or all of them. */
+  /** Number a request to withdraw a queued message, or all of them. */
   withdraw(number, now) {
-    this.#number(number ? { type: "withdraw", number } : { type: "withdraw" }, now);
+    this.#submit(number ? { type: "withdraw", number } : { type: "withdraw" });
   }
 
-  /** Number a request to stop `turn`, or whichever turn runs, and try to connect for it. Asking twice is harmless. */
+  /** Number a request to cancel `turn`, or the turn that runs, and connect for it. A second call is harmless. */
   abort(turn, now) {
     if (this.#abortSeqno !== null || this.phase === "ended") return;
-    this.#number(turn ? { type: "cancel", turn } : { type: "cancel" }, now);
+    this.#submit(turn ? { type: "cancel", turn } : { type: "cancel" });
     this.#abortSeqno = this.nextSeqno - 1;
     if (this.phase === "waiting") this.wake(now);
   }
 
   /**
-   * Show the secret of the session from now on, where one is known. One that it began with is shown beside it, if it is
-   * another: the session's was changed since, or it began when each stream had its own. What the server has refused is not
-   * shown again: then the stream ends (STREAM-96).
+   * Send this secret of the session from now on; "" changes nothing. The first secret of the stream is sent beside it if it
+   * differs: the session's secret was changed, or the stream had a secret of its own. If the server has refused the same
+   * secrets before, the stream ends (STREAM-96).
    */
-  unlock({ secret, oldSecret = "" }, now) {
-    if (secret) this.#show(secret, oldSecret);
+  showSecrets({ secret, oldSecret = "" }, now) {
+    if (secret) this.#setSecrets(secret, oldSecret);
     const refusal = this.#refusal;
     this.#refusal = null;
-    if (refusal?.shown === this.#secrets) this.#end(refusal.error, now);
+    if (refusal?.shown === this.#secrets) this.#end(refusal.error);
   }
 
   get #secrets() {
     return `${this.secret} ${this.oldSecret}`;
   }
 
-  #show(secret, oldSecret) {
-    if (this.key && !this.#own) {
-      this.#own = secret;
+  #setSecrets(secret, oldSecret) {
+    if (this.key && !this.#firstSecret) {
+      this.#firstSecret = secret;
       if (this.nextSeqno > 0) this.#write({ op: "secret", value: { key: this.key, secret } });
     }
     this.secret = secret;
-    this.oldSecret = oldSecret || (this.#own === secret ? "" : this.#own);
+    this.oldSecret = oldSecret || (this.#firstSecret === secret ? "" : this.#firstSecret);
   }
 
-  /** Deliver nothing more; the stream lives on until its commands are acknowledged, and is forgotten then. */
-  detach(now) {
-    this.isDetached = true;
+  /** Deliver no more events. The stream continues until its commands are acknowledged, and is deleted then. */
+  abandon(now) {
+    this.isAbandoned = true;
     this.#events = [];
-    if (this.phase === "ended") this.finished();
-    else if (this.isAcknowledged) this.#end(null, now);
+    if (this.phase === "ended") this.markHandled();
+    else if (this.isAcknowledged) this.#end(null);
     else this.#write({ op: "stream", value: this.record() });
   }
 
-  /** Leave at once and keep what is written down, so that another page can take it up. */
-  leave() {
-    if (this.phase === "live") this.#frames.push('{"type":"close"}');
-    this.#rest();
+  /** End at once and keep the stored state, so that another page can resume the stream. */
+  detach() {
+    if (this.phase === "live") this.#frames.push(CLOSE_FRAME);
+    this.#stop();
   }
 
-  /** The application has handled all events of a stream that ended: nothing of it need be kept (STREAM-26). */
-  finished() {
-    if (this.#isOver) this.#forget();
+  /** Delete the stored state, as the application has handled all events of a stream that ended (STREAM-26). */
+  markHandled() {
+    if (this.#isOver) this.#delete();
   }
 
-  // --- what the shell tells ---
+  // --- connections and time ---
 
-  /** There is a connection. */
-  opened(now) {
+  /** Begin with an open connection. */
+  beginConnection(now) {
     if (this.phase !== "connecting") return;
     this.phase = "opening";
-    this.#shown = this.#secrets;
+    this.#shownSecrets = this.#secrets;
     this.#sent = this.acked;
-    this.#connection += 1;
-    this.#frames.push(JSON.stringify(this.#opening()));
+    this.#connectionNumber += 1;
+    this.#frames.push(JSON.stringify(this.#openFrame()));
     this.#sendCommands();
-    this.heard(now);
+    this.noteTraffic(now);
   }
 
-  #opening() {
+  #openFrame() {
     const { key: stream, secret, oldSecret: old_secret, isWhole, cancelAfterS } = this;
     const event_id = this.#isBegun ? this.cursor : null;
     const open = { type: "open", version: PROTOCOL_VERSION, event_id };
@@ -364,95 +371,95 @@ export class Stream {
     if (secret) open.secret = secret;
     if (old_secret) open.old_secret = old_secret;
     if (!stream) return open;
-    // STREAM-6: of a stream whose first command is not known to have arrived the server need not know, and an event id
-    // that is the session's and not the stream's would say that it should.
+    // STREAM-6: the server may not have the stream before its first command is acknowledged. With the event id of the
+    // session and a number above 0, it would refuse the unknown stream.
     const next_seqno = isWhole && event_id !== null && this.acked === 0 ? 0 : this.nextSeqno;
-    const identity = { stream, next_seqno, connection: this.#connection };
+    const identity = { stream, next_seqno, connection: this.#connectionNumber };
     return { ...open, ...identity, ...(cancelAfterS === null ? {} : { cancel_after_s: cancelAfterS }) };
   }
 
-  /** The connection ended, or was never made: why, where `error` is known. `notBefore` keeps the next one away. */
-  lost(chance, now, { notBefore = 0, error = null } = {}) {
-    if (this.phase === "ended" || this.phase === "waiting") return this.#keepAway(notBefore);
+  /** Plan the next connection, as the connection was lost or not made. The next try is not before `notBefore`. */
+  endConnection(chance, now, { notBefore = 0, error = null } = {}) {
+    if (this.phase === "ended" || this.phase === "waiting") return this.#delayUntil(notBefore);
     this.#frames = [];
     this.#isPinged = false;
-    this.#moved(Infinity);
+    this.#restartSilence(Infinity);
     if (this.isDegraded) {
-      const message = "the connection broke and this server cannot resume";
-      return this.#end(error ?? new MidstreamError("connection_lost", message, "later"), now);
+      const message = "the connection was lost, and the server cannot resume the stream";
+      return this.#end(error ?? new MidstreamError("connection_lost", message, "later"));
     }
-    if (error?.code === WRONG_SECRET) this.#refusal = { error, shown: this.#shown };
-    else if (error !== null && ["never", "ask"].includes(error.retry) && !this.#willGo(error)) return this.#end(error, now);
+    if (error?.code === WRONG_SECRET) this.#refusal = { error, shown: this.#shownSecrets };
+    else if (error !== null && FINAL_RETRIES.has(error.retry) && !this.#isTemporary(error)) return this.#end(error);
     if (error !== null && error.code !== "connection_lost") this.trouble = error;
-    this.#loss = error?.message ?? this.#loss;
+    this.#lastFailure = error?.message ?? this.#lastFailure;
     if (this.#failures === 0) this.#lostAt = now;
     this.#failures += 1;
     const isStopped = this.#abortSeqno !== null && this.#abortSeqno < this.acked;
     const patienceMs = isStopped ? Math.min(STOPPED_PATIENCE_MS, this.#patienceMs) : this.#patienceMs;
     if (this.#failures > 1 && now - this.#lostAt >= patienceMs) {
-      const message = `no connection could be kept for ${patienceMs / 1000} s`;
-      return this.#end(new MidstreamError("connection_lost", message, "later"), now);
+      const message = `no working connection for ${patienceMs / 1000} s`;
+      return this.#end(new MidstreamError("connection_lost", message, "later"));
     }
     this.phase = "waiting";
     this.isReconnecting = true;
-    this.#askedToWait(error, now);
-    // The first try comes at once: most cuts are short. The last one comes when patience ends, and not after that.
+    this.#delayAsRequested(error, now);
+    // The first try is immediate, as most cuts are short. The last one is at the end of the patience.
     const pauseMs = backoffMs(this.#failures - 1, chance, now - this.#lostAt);
     this.deadlineAt = Math.min(now + pauseMs, this.#lostAt + patienceMs);
-    return this.#keepAway(notBefore);
+    return this.#delayUntil(notBefore);
   }
 
-  /** Whether it is said by somebody who answers where the server was, and not for good (STREAM-107). */
-  #willGo(error) {
-    return this.#isKnown && error.isForeign === true && error.code !== "access";
+  /** Return whether a refusal comes from something between client and server, and may end (STREAM-107). */
+  #isTemporary(error) {
+    return this.#isReached && error.isForeign === true && error.code !== "access";
   }
 
-  #askedToWait(error, now) {
-    const askedMs = Math.min(1000 * (error?.retryAfterS ?? 0), RETRY_AFTER_MAX_MS);
-    this.#notBefore = Math.max(this.#notBefore, now + askedMs);
+  #delayAsRequested(error, now) {
+    const requestedMs = Math.min(1000 * (error?.retryAfterS ?? 0), RETRY_AFTER_MAX_MS);
+    this.#notBefore = Math.max(this.#notBefore, now + requestedMs);
   }
 
-  #keepAway(notBefore) {
+  #delayUntil(notBefore) {
     this.#notBefore = Math.max(this.#notBefore, notBefore);
     if (this.phase === "waiting") this.deadlineAt = Math.max(this.deadlineAt, this.#notBefore);
   }
 
-  /** The network may be back, or somebody is looking: try now, or make sure that the line still lives. */
+  /** Connect now, or test the open connection with a ping: the network may be back, or the page is visible. */
   wake(now) {
     if (this.phase === "waiting") {
       const soonest = Math.max(now, this.#notBefore, this.#wokenAt + WAKE_EVERY_MS);
       if (soonest < this.deadlineAt) this.#wokenAt = this.deadlineAt = soonest;
     } else if (this.phase === "live" && !this.#isPinged) {
       this.#isPinged = true;
-      this.#frames.push('{"type":"ping"}');
+      this.#frames.push(PING_FRAME);
       this.deadlineAt = Math.min(this.deadlineAt, now + PING_WITHIN_MS);
     }
   }
 
   /**
-   * Time passed. Returns whether the connection, if any, must be given up (then call `lost`).
+   * Do what is due; return whether the connection must end (then call `endConnection`).
    *
-   * `isLate`: this page did not run for a while (asleep, frozen, in the background), so that what came meanwhile may
-   * still stand in a queue. Silence is not judged then: the server is asked first.
+   * `isLate`: this page did not run for a while (asleep, frozen, in the background). Received frames may still be in a
+   * queue, so a ping is sent before the silence counts.
    */
   tick(now, isLate = false) {
     if (now >= this.#reachBy) {
-      if (!isLate) return this.#endUnreached(now);
-      this.#reachBy = now + this.#reachWithinMs; // nothing was tried meanwhile
+      if (!isLate) return this.#endUnreached();
+      this.#reachBy = now + this.#reachWithinMs; // no connection was tried meanwhile
     }
     if (isLate && this.phase === "live" && !this.#isPinged) {
-      this.#moved(now);
+      this.#restartSilence(now);
       this.deadlineAt = Infinity;
       this.wake(now);
       return false;
     }
     if (now >= this.#stallAt) {
-      // STREAM-47: reported, and nothing else. What is waited for stands in heartbeats only.
-      if (this.#isWaitKnown) this.#judgeSilence(now);
+      // STREAM-47: a stall is reported, and causes nothing else. Only heartbeats have what the turn waits for.
+      if (this.#isHeartbeatFresh) this.#judgeSilence(now);
       else {
-        this.#isWaitAsked = true;
+        this.#isHeartbeatRequested = true;
         this.#stallAt = Infinity;
-        this.#frames.push('{"type":"ping"}');
+        this.#frames.push(PING_FRAME);
       }
     }
     if (now < this.deadlineAt) return false;
@@ -461,31 +468,31 @@ export class Stream {
       this.deadlineAt = now + CONNECT_WITHIN_MS;
       return false;
     }
-    return this.wantsSocket;
+    return this.isConnectionWanted;
   }
 
-  /** A person may be waited for; then this is decided again later. */
+  /** Decide whether the silence is a stall. A turn that waits for a person is checked again later. */
   #judgeSilence(now) {
     this.isStalled = MACHINES.has(this.waitingOn);
     this.#stallAt = this.isStalled ? Infinity : now + this.#stallAfterMs;
   }
 
-  /** Bytes came: a whole frame, or a part of one (STREAM-46). */
-  heard(now) {
+  /** Restart the count of the server's silence, as a frame or a part of one was received (STREAM-46). */
+  noteTraffic(now) {
     if (this.phase !== "opening" && this.phase !== "live") return;
     this.#isPinged = false;
     this.deadlineAt = now + this.#silenceMs;
   }
 
-  /** Take one message off the wire. Returns whether the connection must be given up (then call `lost`). */
+  /** Take one received frame; return whether the connection must end (then call `endConnection`). */
   receive(text, now) {
     if (this.phase !== "opening" && this.phase !== "live") return false;
     const before = this.phase === "live" ? this.cursor : "";
     try {
       const frame = JSON.parse(text);
-      const outcome = this.#receive(frame, now);
-      if (this.phase === "live" && before !== this.cursor && !isSilence(frame)) this.#moved(now);
-      this.heard(now);
+      const outcome = this.#takeFrame(frame, now);
+      if (this.phase === "live" && before !== this.cursor && !isSilence(frame)) this.#restartSilence(now);
+      this.noteTraffic(now);
       return outcome === "reconnect";
     } catch (error) {
       if (error instanceof SyntaxError || error instanceof TypeError || error instanceof MidstreamError)
@@ -494,7 +501,7 @@ export class Stream {
     }
   }
 
-  /** Return what is to be done, in this order: writes (await them), frames, events. */
+  /** Return what is due, in this order: writes (await them), frames, events. */
   take() {
     const taken = { writes: this.#writes, frames: this.#frames, events: this.#events };
     this.#writes = [];
@@ -503,39 +510,38 @@ export class Stream {
     return taken;
   }
 
-  // --- inside ---
+  // --- frames ---
 
-  #receive(frame, now) {
-    if (frame.type === "error") return this.#refused(frame, now);
-    if (this.phase === "opening" && frame.type !== "welcome") return KNOWN.has(frame.type) ? "reconnect" : undefined;
+  #takeFrame(frame, now) {
+    if (frame.type === "error") return this.#takeError(frame, now);
+    if (this.phase === "opening" && frame.type !== "welcome") return FRAME_TYPES.has(frame.type) ? "reconnect" : undefined;
     switch (frame.type) {
       case "welcome":
-        return this.phase === "live" ? "reconnect" : this.#welcome(frame, now);
+        return this.phase === "live" ? "reconnect" : this.#takeWelcome(frame, now);
       case "ack":
-        return frame.is_single ? this.#acknowledgeOne(frame.seqno, now) : this.#acknowledge(frame.seqno + 1, now);
+        return frame.is_single ? this.#acknowledgeOne(frame.seqno) : this.#acknowledge(frame.seqno + 1);
       case "events":
-        return this.#apply(frame.events, now);
+        return this.#takeEvents(frame.events);
       case "gone":
-        return this.#gone(frame, now);
+        return this.#takeGone(frame);
       case "snapshot":
-        return this.#replace(frame, now);
+        return this.#takeSnapshot(frame);
       case "heartbeat":
-        return this.#heartbeat(frame, now);
+        return this.#takeHeartbeat(frame, now);
       default:
-        return undefined; // a newer server's frame; the version in the welcome says which matter
+        return undefined; // a frame of a newer server
     }
   }
 
-  #welcome(frame, now) {
+  #takeWelcome(frame, now) {
     const from = parseEventId(frame.resume_from);
     const acked = frame.acked ?? 0;
     this.phase = "live";
-    this.#isKnown = true;
+    this.#isReached = true;
     this.#reachBy = Infinity;
     this.isReconnecting = false;
     this.isDegraded = frame.is_degraded ?? false;
     this.isEncrypted = frame.is_encrypted ?? false;
-    this.status = frame.status ?? "";
     this.frameBytesMax = frame.frame_bytes_max ?? this.frameBytesMax;
     this.#inFlightMax = Math.max(1, Math.min(frame.in_flight_max ?? IN_FLIGHT_MAX, IN_FLIGHT_MAX));
     if ((frame.heartbeat_s ?? HEARTBEAT_S) > 0) {
@@ -546,44 +552,44 @@ export class Stream {
     this.#announced = null;
     this.#unanswered = 0;
     this.turn = frame.turn || this.turn;
-    this.#isQueued = this.key !== "" && acked > 0 && !this.turn && !this.isDetached;
+    this.#isQueued = this.key !== "" && acked > 0 && !this.turn && !this.isAbandoned;
     this.#isGoneDue = !this.#isBegun || frame.resume_from !== this.cursor;
     if (!this.#isBegun || this.#at === null) this.#at = from;
     this.#isSnapshotDue = false;
-    this.#moved(now);
-    if (this.isDegraded && this.key) this.#writes.push({ op: "forget", key: this.key });
+    this.#restartSilence(now);
+    if (this.isDegraded && this.key) this.#writes.push({ op: "delete", key: this.key });
     if (this.key && acked > this.nextSeqno) {
-      // What is kept here is older than what was sent: its numbers would be given out again (STREAM-11).
-      const message = `the server has ${acked} commands of this stream, and ${this.nextSeqno} were numbered here`;
-      return this.#end(new MidstreamError("seqno_reused", message), now);
+      // The stored state is older than the sent commands. It would use their numbers again (STREAM-11).
+      const message = `the server has ${acked} commands of this stream; ${this.nextSeqno} were numbered here`;
+      return this.#end(new MidstreamError("seqno_reused", message));
     }
     const newest = parseEventId(frame.event_id);
-    if (endsTooSoon(this.#promised, newest, this.key !== "")) return this.#endLost(`ends with ${told(newest)}`, now);
-    if (this.#isSetBack(from.epoch, frame.began_at ?? null)) return this.#endSetBack(from.epoch, now);
+    if (hasLostPromised(this.#promised, newest, this.key !== "")) return this.#endWithLoss(`ends with ${formatEventId(newest)}`);
+    if (this.#isSetBack(from.epoch, frame.began_at ?? null)) return this.#endSetBack(from.epoch);
     if (this.key && acked < this.acked) {
-      // Acknowledged commands are gone from here too: they cannot be played back.
-      const message = "the server no longer knows this stream";
-      return this.#end(new MidstreamError("stream_not_found", message), now);
+      // Acknowledged commands are deleted here, so they cannot be played back.
+      const message = `the server has ${acked} commands of this stream; it had acknowledged ${this.acked}`;
+      return this.#end(new MidstreamError("stream_not_found", message));
     }
-    this.#turnEnd = OVER.has(frame.turn_status) ? parseEventId(frame.event_id) : null;
-    return this.key ? this.#acknowledge(acked, now) : undefined;
+    this.#turnEnd = ENDED_STATUSES.has(frame.turn_status) ? parseEventId(frame.event_id) : null;
+    return this.key ? this.#acknowledge(acked) : undefined;
   }
 
-  #gone(frame, now) {
-    this.#move(frame.resume_from);
+  #takeGone(frame) {
+    this.#moveTo(frame.resume_from);
     this.#isBegun = this.isWhole;
     this.#announced = null;
     this.#isGoneDue = false;
     this.#isSnapshotDue = frame.has_snapshot ?? false;
     const { resume_from: id, reason, has_snapshot: hasSnapshot = false } = frame;
-    this.#tell({ type: "gone", id, reason, hasSnapshot });
+    this.#emit({ type: "gone", id, reason, hasSnapshot });
     this.#write({ op: "stream", value: this.record() });
-    return this.#endIfDone(now);
+    return this.#endIfDone();
   }
 
-  /** Go on behind a snapshot, which stands for all events up to it. */
-  #replace(frame, now) {
-    this.#move(frame.event_id);
+  /** Continue after a snapshot, which replaces all events up to it. */
+  #takeSnapshot(frame) {
+    this.#moveTo(frame.event_id);
     this.#isBegun = true;
     this.#isGoneDue = this.#isSnapshotDue = false;
     if (this.key && frame.turn) {
@@ -591,131 +597,131 @@ export class Stream {
       this.#isQueued = false;
     }
     this.#announced = null;
-    this.#progressed();
+    this.#noteProgress();
     const { event_id: id, session, turn = null } = frame;
-    this.#tell({ type: "snapshot", id, session, turn });
+    this.#emit({ type: "snapshot", id, session, turn });
     this.#write({ op: "stream", value: this.record() });
-    if (this.damage) return !OPEN.has(frame.session?.status) ? this.#end(null, now) : undefined;
-    return this.key && frame.is_over ? this.#end(null, now) : this.#endIfDone(now);
+    if (this.damage) return !OPEN_STATUSES.has(frame.session?.status) ? this.#end(null) : undefined;
+    return this.key && frame.is_over ? this.#end(null) : this.#endIfDone();
   }
 
   /** Take an ack of all commands below `accepted`. */
-  #acknowledge(accepted, now) {
-    if (!(accepted <= this.nextSeqno)) return "reconnect"; // of what was never sent
+  #acknowledge(accepted) {
+    if (!(accepted <= this.nextSeqno)) return "reconnect"; // an ack of a command that was never sent
     if (accepted > this.acked || this.#commands.some((command) => command.seqno < accepted)) {
       this.acked = Math.max(this.acked, accepted);
       this.#commands = this.#commands.filter((command) => command.seqno >= accepted);
       this.#sent = Math.max(this.#sent, accepted);
       this.#unanswered = 0;
-      this.#progressed();
+      this.#noteProgress();
       this.#write({ op: "acked", key: this.key, accepted }, { op: "stream", value: this.record() });
     }
     this.#sendCommands();
-    return this.#endIfDone(now);
+    return this.#endIfDone();
   }
 
-  /** Take an ack of one command alone: it is kept until all before it are acknowledged too (STREAM-53). */
-  #acknowledgeOne(seqno, now) {
+  /** Take an ack of one command only. The command stays until all commands before it are acknowledged (STREAM-53). */
+  #acknowledgeOne(seqno) {
     if (!(seqno >= 0 && seqno < this.nextSeqno)) return "reconnect";
-    if (seqno > this.acked) this.#apart.add(seqno);
+    if (seqno > this.acked) this.#ackedSingly.add(seqno);
     if (seqno !== this.acked) return undefined;
     let accepted = seqno + 1;
-    while (this.#apart.delete(accepted)) accepted += 1;
-    return this.#acknowledge(accepted, now);
+    while (this.#ackedSingly.delete(accepted)) accepted += 1;
+    return this.#acknowledge(accepted);
   }
 
-  /** Send what this connection has not sent: new commands, and after a reconnect the unacknowledged ones again. */
+  /** Send the commands that this connection has not sent: new ones, and the unacknowledged ones of earlier connections. */
   #sendCommands() {
     if (this.phase !== "opening" && this.phase !== "live") return;
-    const room = this.acked + this.#apart.size + this.#inFlightMax;
+    const room = this.acked + this.#ackedSingly.size + this.#inFlightMax;
     for (const { seqno, frame, isFiller } of this.#commands) {
       if (seqno < this.#sent || seqno >= room) continue;
-      if (isFiller && this.phase === "opening") return; // the server may have the command that was lost
-      if (!this.#apart.has(seqno)) this.#frames.push(frame);
+      if (isFiller && this.phase === "opening") return; // the server may have the lost command
+      if (!this.#ackedSingly.has(seqno)) this.#frames.push(frame);
       this.#sent = seqno + 1;
     }
   }
 
-  #apply(events, now) {
+  #takeEvents(events) {
     for (const { id, record } of events) {
       if (this.phase === "ended") return undefined;
       const at = parseEventId(id);
-      if (at.position <= this.#at.position && at.epoch <= this.#at.epoch) continue; // shown before
-      if (at.position !== this.#at.position + 1 || at.epoch < this.#at.epoch) return "reconnect"; // a hole
+      if (at.position <= this.#at.position && at.epoch <= this.#at.epoch) continue; // applied before
+      if (at.position !== this.#at.position + 1 || at.epoch < this.#at.epoch) return "reconnect"; // a gap
       const began = record.type === "epoch_started" ? (record.at ?? null) : null;
-      if (this.#isSetBack(at.epoch, began)) return this.#endSetBack(at.epoch, now);
-      if (standsInPlace(this.#promised, at, this.key !== "")) return this.#endLost(`has ${id} in its place`, now);
+      if (this.#isSetBack(at.epoch, began)) return this.#endSetBack(at.epoch);
+      if (isReplaced(this.#promised, at, this.key !== "")) return this.#endWithLoss(`has ${id} in its place`);
       if (isDurable(record) && !(this.key && at.position <= this.#promised?.position)) this.#promised = at;
       this.#at = at;
       this.#isGoneDue = false;
-      this.#progressed();
-      if (this.#takeRecord(id, record, now) === "reconnect") return "reconnect";
+      this.#noteProgress();
+      if (this.#takeRecord(id, record) === "reconnect") return "reconnect";
     }
-    return this.#endIfDone(now);
+    return this.#endIfDone();
   }
 
-  #takeRecord(id, record, now) {
+  #takeRecord(id, record) {
     const isOwn = this.key !== "" && record.stream === this.key;
-    if (isOwn) this.#isBegun = true; // its own first record is `stream_opened`
+    if (isOwn) this.#isBegun = true; // the first record of a stream is `stream_opened`
     if (!this.#isBegun) return undefined;
     if (isOwn && record.type === "message_queued") this.#isQueued = true;
     if (isOwn && record.type === "message_accepted") this.#isQueued = false;
-    if (isOwn || this.isWhole || !this.#isQueued) this.#tell({ type: "record", id, record });
-    if (this.damage && record.type === "turn_ended") return this.#end(null, now);
+    if (isOwn || this.isWhole || !this.#isQueued) this.#emit({ type: "record", id, record });
+    if (this.damage && record.type === "turn_ended") return this.#end(null);
     if (!this.key) return undefined;
     if (isOwn && (record.type === "message_accepted" || record.type === "turn_resumed")) this.turn = record.turn;
-    if (isOwn && record.type === "command_accepted") return this.#acknowledge(record.seqno + 1, now);
+    if (isOwn && record.type === "command_accepted") return this.#acknowledge(record.seqno + 1);
     const isTaken = isOwn && record.type === "message_withdrawn";
     const isEnd = this.turn > 0 && record.type === "turn_ended" && record.turn === this.turn;
-    return isTaken || isEnd ? this.#end(null, now) : undefined;
+    return isTaken || isEnd ? this.#end(null) : undefined;
   }
 
-  /** A turn that is over, with all commands taken and all events seen, owes this stream nothing. */
-  #endIfDone(now) {
+  /** End if the turn had ended by the welcome, and all its events and acks were received. */
+  #endIfDone() {
     if (!this.key || !this.isAcknowledged || this.phase !== "live" || this.nextSeqno === 0) return undefined;
     if (this.#isGoneDue || this.#isSnapshotDue) return undefined;
     const isOver = this.#turnEnd !== null && this.#at.position >= this.#turnEnd.position;
-    return this.isDetached || isOver ? this.#end(null, now) : undefined;
+    return this.isAbandoned || isOver ? this.#end(null) : undefined;
   }
 
-  #heartbeat(frame, now) {
+  #takeHeartbeat(frame, now) {
     const newest = parseEventId(frame.event_id).position;
     this.waitingOn = frame.waiting_on ?? "";
-    this.#isWaitKnown = true;
-    if (this.#isWaitAsked) this.#judgeSilence(now);
-    this.#isWaitAsked = false;
+    this.#isHeartbeatFresh = true;
+    if (this.#isHeartbeatRequested) this.#judgeSilence(now);
+    this.#isHeartbeatRequested = false;
     if (this.#announced !== null && this.#at.position < this.#announced) return "reconnect";
     this.#announced = newest;
-    if (this.#sent > this.acked + this.#apart.size) this.#unanswered += 1;
+    if (this.#sent > this.acked + this.#ackedSingly.size) this.#unanswered += 1;
     if (this.#unanswered >= HEARTBEATS_MISSED_MAX) return "reconnect"; // STREAM-14
     this.#failures = 0;
     return undefined;
   }
 
-  #refused(frame, now) {
+  #takeError(frame, now) {
     const error = new MidstreamError(frame.code, frame.message, frame.retry, frame.retry_after_s ?? null);
-    const canPlayBack =
+    const isPlaybackPossible =
       frame.code === "seqno_gap" && this.#commands.some((command) => command.seqno === frame.expected);
-    const isFinal = error.code === BUSY || error.retry === "never" || error.retry === "ask";
+    const isFinal = error.code === BUSY || FINAL_RETRIES.has(error.retry);
     if (!this.isDegraded && error.code === WRONG_SECRET) {
-      this.#refusal = { error, shown: this.#shown };
+      this.#refusal = { error, shown: this.#shownSecrets };
       return "reconnect";
     }
-    if (this.isDegraded || (isFinal && !canPlayBack)) return this.#end(error, now);
+    if (this.isDegraded || (isFinal && !isPlaybackPossible)) return this.#end(error);
     this.trouble = error;
-    this.#askedToWait(error, now);
+    this.#delayAsRequested(error, now);
     return "reconnect";
   }
 
-  #number(payload, now) {
-    if (this.phase === "ended") throw this.error ?? new MidstreamError("usage", "this stream has ended");
+  #submit(payload) {
+    if (this.phase === "ended") throw this.error ?? new MidstreamError("usage", "the stream has ended. Nothing was sent");
     refuseBrokenText(payload);
-    if (this.nextSeqno >= COMMANDS_MAX) throw new MidstreamError("usage", `a stream takes ${COMMANDS_MAX} commands at most`);
+    if (this.nextSeqno >= COMMANDS_MAX) throw new MidstreamError("usage", `the stream has ${COMMANDS_MAX} commands, the maximum. Nothing was sent`);
     const seqno = this.nextSeqno;
     const frame = `{"type":"command","seqno":${seqno},"payload":${JSON.stringify(payload)}}`;
     const bytes = new TextEncoder().encode(frame).length;
     if (bytes > this.frameBytesMax) {
-      const message = `this message takes ${bytes} bytes; a frame holds ${this.frameBytesMax}`;
+      const message = `the message needs ${bytes} bytes; a frame has at most ${this.frameBytesMax}. Nothing was sent`;
       throw new MidstreamError("frame_too_large", message);
     }
     this.nextSeqno += 1;
@@ -725,69 +731,68 @@ export class Stream {
     this.#sendCommands();
   }
 
-  #tell(event) {
-    if (!this.isDetached) this.#events.push(event);
+  #emit(event) {
+    if (!this.isAbandoned) this.#events.push(event);
   }
 
-  /** Something new came: the next failure is a first one. */
-  #progressed() {
+  /** End the count of failures, as an event or an ack was received. */
+  #noteProgress() {
     this.#failures = 0;
     this.trouble = null;
   }
 
-  /** Count the turn's silence from `now` on; Infinity: there is no line to hear it on. */
-  #moved(now) {
-    this.isStalled = this.#isWaitKnown = this.#isWaitAsked = false;
+  /** Restart the count of the turn's silence at `now`; Infinity stops it. */
+  #restartSilence(now) {
+    this.isStalled = this.#isHeartbeatFresh = this.#isHeartbeatRequested = false;
     this.#stallAt = this.key && this.phase === "live" ? now + this.#stallAfterMs : Infinity;
   }
 
   #write(...writes) {
-    if (this.isKept && this.phase !== "ended") this.#writes.push(...writes);
+    if (this.isStored && this.phase !== "ended") this.#writes.push(...writes);
   }
 
-  #move(cursor) {
+  #moveTo(cursor) {
     this.#at = cursor === null ? null : parseEventId(cursor);
   }
 
-  #forget() {
-    if (this.#keptAs && !this.#isForgotten) this.#writes.push({ op: "forget", key: this.#keptAs });
-    this.#isForgotten = true;
+  #delete() {
+    if (this.#storedKey && !this.#isDeleted) this.#writes.push({ op: "delete", key: this.#storedKey });
+    this.#isDeleted = true;
   }
 
-  #end(error, now) {
+  #end(error) {
     if (this.phase === "ended") return;
-    if (this.phase === "live" && error === null) this.#frames.push('{"type":"close"}');
+    if (this.phase === "live" && error === null) this.#frames.push(CLOSE_FRAME);
     this.error = error;
-    this.endedAt = now;
-    this.#rest();
+    this.#stop();
     this.#isOver = error === null;
-    if (error === null ? this.isDetached : !KEPT_CODES.has(error.code)) this.#forget();
+    if (error === null ? this.isAbandoned : !RESUMABLE_CODES.has(error.code)) this.#delete();
   }
 
-  /** Take when an epoch began; return whether the server had said otherwise of it before. */
+  /** Take the beginning of an epoch; return whether it differs from an earlier report. */
   #isSetBack(epoch, beganAt) {
-    if (beganAnother(this.#known, this.#promised, epoch, beganAt)) return true;
-    this.#known = knownAfter(this.#known, this.#promised, epoch, beganAt);
+    if (hasOtherBeginning(this.#newestEpoch, this.#promised, epoch, beganAt)) return true;
+    this.#newestEpoch = newestEpochAfter(this.#newestEpoch, this.#promised, epoch, beganAt);
     return false;
   }
 
-  #endSetBack(epoch, now) {
-    return this.#endLost(`began epoch ${epoch} another time since`, now);
+  #endSetBack(epoch) {
+    return this.#endWithLoss(`began epoch ${epoch} another time since`);
   }
 
-  #endLost(what, now) {
-    const message = `the server had ${told(this.#promised)} on its disk, and ${what}`;
-    return this.#end(new MidstreamError("events_lost", `${message}: its journal was cut, or is an older copy`), now);
+  #endWithLoss(what) {
+    const message = `the server had ${formatEventId(this.#promised)} on its disk, and ${what}`;
+    return this.#end(new MidstreamError("events_lost", `${message}. Its journal was cut, or replaced by an older copy`));
   }
 
-  #endUnreached(now) {
-    const why = this.#loss && ` (last: ${this.#loss})`;
+  #endUnreached() {
+    const why = this.#lastFailure && ` (last: ${this.#lastFailure})`;
     const advice = "check its address and scheme, and that it allows this page's origin (midstream serve --allow-origin)";
     const message = `no connection to the server within ${this.#reachWithinMs / 1000} s${why}: ${advice}`;
-    return this.#end(new MidstreamError("connection_lost", message, "later"), now);
+    return this.#end(new MidstreamError("connection_lost", message, "later"));
   }
 
-  #rest() {
+  #stop() {
     this.phase = "ended";
     this.deadlineAt = this.#stallAt = this.#reachBy = Infinity;
     this.isReconnecting = this.isStalled = false;
@@ -795,19 +800,19 @@ export class Stream {
   }
 }
 
-/** Whether a frame only reports that nothing came (STREAM-47). */
+/** Return whether a frame only reports silence (STREAM-47). */
 function isSilence({ type, events }) {
   return type === "events" && events.every(({ record }) => record.type === "stall_noticed");
 }
 
-/** Frames that come after a welcome. */
-const KNOWN = new Set(["ack", "events", "gone", "snapshot", "heartbeat"]);
+/** The types of frames after a welcome. */
+const FRAME_TYPES = new Set(["ack", "events", "gone", "snapshot", "heartbeat"]);
 
-function told(at) {
+function formatEventId(at) {
   return at && `${at.epoch}-${at.position}`;
 }
 
-function read(frame) {
+function parseFrame(frame) {
   try {
     return JSON.parse(frame);
   } catch {

@@ -1,11 +1,11 @@
-/** Texts as they may be sent. */
+/** Check of the texts that are sent. */
 
 import { MidstreamError } from "./stream.js";
 
-/** A half of a surrogate pair: UTF-8 has no bytes for it. */
+/** Half of a surrogate pair. UTF-8 cannot encode it. */
 const LONE_SURROGATE = /\p{Surrogate}/u;
 
-/** Throw where a text, or one of a payload, has a lone surrogate: it would arrive as another text. */
+/** Throw if a text, or a text of a payload, has a lone surrogate. The server would receive another text. */
 export function refuseBrokenText(value) {
   if (typeof value === "object" && value !== null) Object.values(value).forEach(refuseBrokenText);
   if (typeof value !== "string") return;

@@ -1,22 +1,22 @@
 /**
- * Sockets for pages of other sites: a browser lets a WebSocket show no credential, so each connection is opened by a
- * ticket that is asked for with one, right before. A ticket is good for half a minute, once, for this page.
+ * WebSockets for pages of another origin. A browser sends no headers with a WebSocket. So the client requests a ticket with
+ * the headers and opens the WebSocket with it. A ticket is valid once, for half a minute, for the page's origin.
  *
- * `connect({ headers })` opens its WebSockets so.
+ * `connect({ headers })` opens its WebSockets in this way.
  */
 
-import { refusalOf } from "./lines.js";
+import { refusalOf } from "./connections.js";
 import { MidstreamError } from "./stream.js";
 
 const CONNECTING = 0;
 const CLOSED = 3;
 
-/** Return a `makeSocket` for `connect`; `headers` returns (or promises) those that show who asks. */
-export function ticketed(headers, { action = "speak" } = {}) {
+/** Return a `makeSocket` for `connect`. `headers` returns, or promises, the headers that authenticate the request. */
+export function createTicketSocketFactory(headers, { action = "speak" } = {}) {
   return (address) => new TicketedSocket(address, headers, action);
 }
 
-/** A WebSocket that fetches its ticket first. */
+/** A WebSocket that requests its ticket first. */
 class TicketedSocket {
   onopen = null;
   onmessage = null;
@@ -43,8 +43,8 @@ class TicketedSocket {
   }
 
   async #open(address, headers, action) {
-    const place = address.replace(/^ws/, "http").replace(/\/stream$/, "/tickets");
-    const answer = await fetch(place, {
+    const tickets = address.replace(/^ws/, "http").replace(/\/stream$/, "/tickets");
+    const answer = await fetch(tickets, {
       method: "POST",
       redirect: "manual",
       headers: { "content-type": "application/json", ...(await headers()) },

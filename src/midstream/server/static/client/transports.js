@@ -1,113 +1,114 @@
 /**
- * Which transport a page takes to its server: tried in turn, and remembered for a while.
+ * Selection of the transport to a server. The transport that works is stored for some time.
  *
- * A WebSocket costs least, so it is tried first. Where it is refused, or nothing comes through, server-sent events are
- * tried, and then long polls, which get through wherever a page does. A browser does not tell a page why a WebSocket
- * was not made: two that were lost give the next transport its turn, and once that works the server is asked for a
- * WebSocket that says one word; only where that is not made either was it plainly refused. While a server answers
- * nothing at all, nothing is learnt: a restart is no reason to do without WebSockets.
+ * The order is WebSocket, server-sent events, long polls: a WebSocket costs least, and long polls work wherever a page
+ * loads. The next transport is tried if one is refused or carries no frame.
+ *
+ * A browser does not report why a WebSocket failed. After two lost WebSockets the next transport is tried. Once that works,
+ * a probe opens one more WebSocket, on which the server sends one message. Only if the probe fails too, WebSockets count as
+ * refused. Failures do not count while the server answers no request, as during a restart.
  */
 
-import { HttpLine } from "./http.js";
-import { BrokenLine, letGo, lostLine } from "./lines.js";
+import { HttpConnection } from "./http.js";
+import { FailedConnection, closeQuietly, connectionLostError } from "./connections.js";
 import { MidstreamError } from "./stream.js";
-import { ticketed } from "./ticket.js";
+import { createTicketSocketFactory } from "./ticket.js";
 
 /** The transports, the best first. */
 export const TRANSPORTS = ["websocket", "sse", "poll"];
-/** For the first frame of a connection that was made; a server says `welcome` at once. */
+/** Limit for the first frame of an open connection. A server sends `welcome` at once. */
 const FIRST_FRAME_WITHIN_MS = 5000;
-/** For a WebSocket to be made. */
+/** Limit for the opening of a WebSocket. */
 const CONNECT_WITHIN_MS = 8000;
 /** Connections in a row that may be lost before their first frame until the next transport is tried. */
 const LOST_MAX = 2;
-/** For how long a transport is remembered where something in between plainly does not let a better one through. */
-const REMEMBERED_MS = 24 * 60 * 60 * 1000;
-/** For how long where the better ones were only lost, as in any bad network. */
-const REMEMBERED_DOUBTFUL_MS = 10 * 60 * 1000;
+/** Time for which a transport is stored if a better one is certainly refused. */
+const STORED_MS = 24 * 60 * 60 * 1000;
+/** Time for which it is stored if the better ones were only lost, as in any bad network. */
+const STORED_DOUBTFUL_MS = 10 * 60 * 1000;
 
-/** What is answered in the place of a server that is not there, or not ready. */
+/** Statuses of a proxy whose server is away or not ready. */
 const AWAY = new Set([502, 503, 504]);
 
-/** How one page reaches its server. */
-export class Ways {
+/** Selects the transport for the connections of one client. */
+export class TransportSelection {
   #url;
   #fixed;
   #headers;
   #makeSocket;
-  #means;
+  #environment;
   #first = { transport: TRANSPORTS[0], until: 0 };
-  #doubted = null; // the one to begin with because those before it were lost, until it has worked
+  #candidate = null; // the transport to begin with, as the better ones were lost, until it works
   #lostInARow = 0;
 
-  /** @param means What `LiveStream` has: `{clock, wall, storage}`. */
-  constructor({ url, transport, headers, makeSocket }, means) {
+  /** @param environment The `{clock, wall, storage}` of `LiveStream`. */
+  constructor({ url, transport, headers, makeSocket }, environment) {
     this.#url = url;
     this.#headers = headers;
-    this.#makeSocket = makeSocket ?? (headers ? ticketed(headers) : (address) => new WebSocket(address));
+    this.#makeSocket = makeSocket ?? (headers ? createTicketSocketFactory(headers) : (address) => new WebSocket(address));
     this.#fixed = makeSocket ? TRANSPORTS[0] : transport === "auto" ? null : transport;
-    this.#means = means;
+    this.#environment = environment;
   }
 
-  /** Return a line to a session, by the transport that works. */
+  /** Return a connection to a session, over the transport that works. */
   dial(session) {
-    return this.#fixed ? this.open(this.#fixed, session) : new Trial(this, session, this.#means.clock);
+    return this.#fixed ? this.open(this.#fixed, session) : new TransportTrial(this, session, this.#environment.clock);
   }
 
-  /** Return a line to a session by one transport. */
+  /** Return a connection to a session over one transport. */
   open(transport, session) {
     const address = `${this.#url}/v1/sessions/${encodeURIComponent(session)}`;
     try {
       if (transport === "websocket") return this.#makeSocket(`${address.replace(/^http/, "ws")}/stream`);
-      return new HttpLine(address, transport, this.#headers ?? undefined);
+      return new HttpConnection(address, transport, this.#headers ?? undefined);
     } catch (error) {
-      // There are none here (an old Node), or not from this page to there (https to http): the next one may do.
-      const refusal = new MidstreamError("usage", `no ${transport} can be made from here to there (${error.name})`);
-      return new BrokenLine(Object.assign(refusal, { isForeign: true }));
+      // An old Node has no WebSocket, and an https page cannot open one to http. The next transport may work.
+      const refusal = new MidstreamError("usage", `a ${transport} connection cannot be made here (${error.name})`);
+      return new FailedConnection(Object.assign(refusal, { isForeign: true }));
     }
   }
 
-  /** Return the transports in the order in which they are to be tried. */
+  /** Return the transports in the order of trial. */
   async order() {
-    const now = this.#means.wall();
-    const isBelieved = ({ until }) => now < until && until <= now + REMEMBERED_MS; // else a clock was wrong
+    const now = this.#environment.wall();
+    const isBelieved = ({ until }) => now < until && until <= now + STORED_MS; // a later time comes from a wrong clock
     if (!isBelieved(this.#first)) {
-      const known = await this.#means.storage.worked(this.#url).catch(() => null);
-      const isOfUse = known !== null && isBelieved(known) && TRANSPORTS.includes(known.transport);
-      const until = now + REMEMBERED_DOUBTFUL_MS;
-      this.#first = isOfUse ? known : { transport: TRANSPORTS[0], until };
+      const known = await this.#environment.storage.loadTransport(this.#url).catch(() => null);
+      const isValid = known !== null && isBelieved(known) && TRANSPORTS.includes(known.transport);
+      const until = now + STORED_DOUBTFUL_MS;
+      this.#first = isValid ? known : { transport: TRANSPORTS[0], until };
     }
-    const at = TRANSPORTS.indexOf(this.#doubted ?? this.#first.transport);
+    const at = TRANSPORTS.indexOf(this.#candidate ?? this.#first.transport);
     return [...TRANSPORTS.slice(at), ...TRANSPORTS.slice(0, at)];
   }
 
-  /** Begin with this one from now on, and remember it for as long as the reason is good. */
-  async worked(transport) {
+  /** Begin with this transport from now on, and store it. */
+  async noteSuccess(transport) {
     this.#lostInARow = 0;
-    const isDoubtful = transport === this.#doubted;
-    this.#doubted = null;
+    const isDoubtful = transport === this.#candidate;
+    this.#candidate = null;
     if (transport === this.#first.transport) return;
-    const isSure = !isDoubtful || (!this.#headers && (await this.#isRefused())); // no ticket opens the probe
-    const until = this.#means.wall() + (isSure ? REMEMBERED_MS : REMEMBERED_DOUBTFUL_MS);
+    const isSure = !isDoubtful || (!this.#headers && (await this.#isRefused())); // a ticket is not valid for the probe
+    const until = this.#environment.wall() + (isSure ? STORED_MS : STORED_DOUBTFUL_MS);
     this.#first = { transport, until };
-    const kept = transport === TRANSPORTS[0] ? null : this.#first;
-    await this.#means.storage.remember(this.#url, kept).catch(() => {}); // the next page searches again
+    const stored = transport === TRANSPORTS[0] ? null : this.#first;
+    await this.#environment.storage.storeTransport(this.#url, stored).catch(() => {}); // the next page searches again
   }
 
   /**
-   * A line was lost before its first frame: after some in a row the next transport has its turn. That nothing answers,
-   * whatever is asked, says nothing of a transport (STREAM-108).
+   * Count a connection that was lost before its first frame. After `LOST_MAX` in a row the next transport is tried. While
+   * the server answers no request at all, nothing is counted (STREAM-108).
    */
-  async lost(transport) {
-    if (!(await this.isThere())) return;
+  async noteLoss(transport) {
+    if (!(await this.isServerThere())) return;
     this.#lostInARow += 1;
     if (this.#lostInARow < LOST_MAX) return;
     this.#lostInARow = 0;
-    this.#doubted = TRANSPORTS[(TRANSPORTS.indexOf(transport) + 1) % TRANSPORTS.length];
+    this.#candidate = TRANSPORTS[(TRANSPORTS.indexOf(transport) + 1) % TRANSPORTS.length];
   }
 
-  /** Whether a server answers a plain request now, whatever it answers. */
-  async isThere() {
+  /** Return whether a server answers a plain HTTP request now, with any status. */
+  async isServerThere() {
     try {
       const headers = (await this.#headers?.()) ?? {};
       const signal = AbortSignal.timeout(FIRST_FRAME_WITHIN_MS);
@@ -118,16 +119,16 @@ export class Ways {
     }
   }
 
-  /** Whether a WebSocket is not made while the server answers otherwise. */
+  /** Return whether the probe's WebSocket fails, although the server answers HTTP requests. */
   #isRefused() {
     return new Promise((resolve) => {
       const socket = new WebSocket(`${this.#url.replace(/^http/, "ws")}/v1/probe/stream`);
       const settle = (isRefused) => {
-        this.#means.clock.clear(timer);
-        letGo(socket);
+        this.#environment.clock.clear(timer);
+        closeQuietly(socket);
         resolve(isRefused);
       };
-      const timer = this.#means.clock.set(() => settle(true), FIRST_FRAME_WITHIN_MS);
+      const timer = this.#environment.clock.set(() => settle(true), FIRST_FRAME_WITHIN_MS);
       socket.onmessage = () => settle(false);
       socket.onclose = () => settle(true);
     });
@@ -135,88 +136,88 @@ export class Ways {
 }
 
 /**
- * A line that finds its transport: what is said is said again over the next one, until a frame comes. The server takes
- * each command once, so that saying it twice is harmless (STREAM-12).
+ * A connection that finds its transport. Frames are sent again over the next transport, until a frame is received. The
+ * server accepts each command once, so a repetition is harmless (STREAM-12).
  */
-class Trial {
+class TransportTrial {
   onopen = null;
   onmessage = null;
   onclose = null;
-  onheard = null;
-  #ways;
+  onbytes = null;
+  #selection;
   #session;
   #clock;
   #order = [];
-  #line = null;
-  #isUp = false; // that line may be spoken to
-  #said = [];
-  #isOpen = false; // whoever owns this knows that there is a line
+  #connection = null;
+  #isReady = false; // `#connection` accepts frames
+  #sent = [];
+  #isOpen = false; // `onopen` was called
   #isSettled = false;
   #isOver = false;
   #refusal = null;
   #timer = null;
 
-  constructor(ways, session, clock) {
-    this.#ways = ways;
+  constructor(selection, session, clock) {
+    this.#selection = selection;
     this.#session = session;
     this.#clock = clock;
-    ways.order().then((order) => {
+    selection.order().then((order) => {
       this.#order = order;
       this.#next();
     });
   }
 
   send(frame) {
-    if (!this.#isSettled) this.#said.push(frame);
-    if (this.#isUp) this.#line.send(frame);
+    if (!this.#isSettled) this.#sent.push(frame);
+    if (this.#isReady) this.#connection.send(frame);
   }
 
   close() {
-    this.onopen = this.onmessage = this.onclose = this.onheard = null;
+    this.onopen = this.onmessage = this.onclose = this.onbytes = null;
     this.#end(null);
   }
 
   #next() {
     if (this.#isOver) return;
     const [transport] = this.#order;
-    const line = this.#ways.open(transport, this.#session);
-    this.#line = line;
-    const silent = () => this.#change(lostLine(`nothing came over ${transport}`), true);
+    const connection = this.#selection.open(transport, this.#session);
+    this.#connection = connection;
+    const silent = () => this.#fail(connectionLostError(`no frame was received over ${transport}`), true);
     this.#within(CONNECT_WITHIN_MS, async () => {
-      const isSwallowed = await this.#ways.isThere(); // STREAM-109
-      if (this.#line === line && !this.#isUp) this.#change(lostLine(`${transport} cannot be reached`), isSwallowed);
+      const isSwallowed = await this.#selection.isServerThere(); // STREAM-109
+      if (this.#connection === connection && !this.#isReady) this.#fail(connectionLostError(`no connection over ${transport} was made`), isSwallowed);
     });
-    line.onopen = () => {
-      this.#isUp = true;
+    connection.onopen = () => {
+      this.#isReady = true;
       this.#within(FIRST_FRAME_WITHIN_MS, silent);
-      for (const frame of this.#said) line.send(frame);
+      for (const frame of this.#sent) connection.send(frame);
       if (!this.#isOpen) this.onopen?.({});
       this.#isOpen = true;
     };
-    line.onheard = () => this.onheard?.({});
-    line.onmessage = ({ data }) => {
+    connection.onbytes = () => this.onbytes?.({});
+    connection.onmessage = ({ data }) => {
       if (!this.#isSettled) this.#settle(transport);
       this.onmessage?.({ data });
     };
-    line.onclose = (event) => this.#change(event?.error ?? lostLine("the connection broke"));
+    connection.onclose = (event) => this.#fail(event?.error ?? connectionLostError("the connection was lost"));
   }
 
   #settle(transport) {
     this.#clock.clear(this.#timer);
     this.#isSettled = true;
-    this.#said = [];
-    this.#ways.worked(transport);
+    this.#sent = [];
+    this.#selection.noteSuccess(transport);
   }
 
-  /** A line is of no use: go on to the next transport where something in between may be why, else end. */
-  #change(error, isSilent = false) {
+  /** Close a failed connection. Try the next transport if the network between may be the cause; end otherwise. */
+  #fail(error, isSilent = false) {
     if (this.#isOver) return;
-    letGo(this.#line);
-    this.#line = null;
-    this.#isUp = false;
+    closeQuietly(this.#connection);
+    this.#connection = null;
+    this.#isReady = false;
     if (this.#isSettled) return void this.#end(error);
     if (!isSilent && !error.isForeign) {
-      if (error.code === "connection_lost") this.#ways.lost(this.#order[0]);
+      if (error.code === "connection_lost") this.#selection.noteLoss(this.#order[0]);
       return void this.#end(error);
     }
     this.#refusal ??= error;
@@ -234,9 +235,9 @@ class Trial {
     if (this.#isOver) return;
     this.#isOver = true;
     this.#clock.clear(this.#timer);
-    letGo(this.#line);
-    this.#line = null;
-    this.#isUp = false;
+    closeQuietly(this.#connection);
+    this.#connection = null;
+    this.#isReady = false;
     this.onclose?.({ error });
   }
 }
