@@ -18,9 +18,9 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from msgspec import Struct
 from typing_extensions import override
@@ -28,14 +28,8 @@ from typing_extensions import override
 from midstream.client import client as asynchronous
 from midstream.client.client_settings import ClientSettings
 from midstream.environment import World
-from midstream.errors import MidstreamError, UsageError
-from midstream.history.messages import UserMessage
+from midstream.errors import UsageError
 from midstream.protocol.events import Event
-from midstream.protocol.frames import SnapshotWhen, SnapshotWhenName
-from midstream.session.calls import Choice
-from midstream.session.questions import Question
-from midstream.session.records import QuestionAsked
-from midstream.session.turn.commands import WhenBusy, WhenBusyName
 
 CLOSED = "the client was closed by another thread"
 STOP_S = 5.0
@@ -177,8 +171,62 @@ class SyncInterruptedTurn(Struct, frozen=True):
         return self.resume()
 
 
+def _called(
+    method: Callable[Concatenate[asynchronous.Client, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncClient, P], T]:
+    """Return a method of the client as one that waits for its result."""
+
+    @wraps(method)
+    def call(client: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return client._portal.call(method(client._client, *args, **kwargs))  # noqa: SLF001 - its method
+
+    return call
+
+
+def _read(
+    method: Callable[Concatenate[asynchronous.Client, P], T],
+) -> Callable[Concatenate[SyncClient, P], T]:
+    """Return a method of the client, which does not wait, as one that is called on its event loop."""
+
+    async def on_loop(client: asynchronous.Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(client, *args, **kwargs)
+
+    return _called(wraps(method)(on_loop))
+
+
+def _iterated(
+    method: Callable[Concatenate[asynchronous.Client, P], AsyncGenerator[Event, None]],
+) -> Callable[Concatenate[SyncClient, P], Generator[Event, None, None]]:
+    """Return a method of the client as one whose events need no `async`. Iterating starts it."""
+
+    @wraps(method)
+    def iterate(client: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[Event, None, None]:
+        return client._events_of(method(client._client, *args, **kwargs))  # noqa: SLF001 - its method
+
+    return iterate
+
+
 class SyncClient:
     """Speaks with one server; made by `connect`. See `midstream.Client`, whose methods it has."""
+
+    send = _iterated(asynchronous.Client.send)
+    ask = _called(asynchronous.Client.ask)
+    resume = _iterated(asynchronous.Client.resume)
+    follow = _iterated(asynchronous.Client.follow)
+    questions = _called(asynchronous.Client.questions)
+    answer = _called(asynchronous.Client.answer)
+    withdraw = _called(asynchronous.Client.withdraw)
+    cancel = _called(asynchronous.Client.cancel)
+    secret = _called(asynchronous.Client.secret)
+    keep_secret = _called(asynchronous.Client.keep_secret)
+    change_secret = _called(asynchronous.Client.change_secret)
+    discard_secret = _called(asynchronous.Client.discard_secret)
+    let_look = _called(asynchronous.Client.let_look)
+    withdraw_viewers = _called(asynchronous.Client.withdraw_viewers)
+    is_reconnecting = _read(asynchronous.Client.is_reconnecting)
+    is_stalled = _read(asynchronous.Client.is_stalled)
+    trouble = _read(asynchronous.Client.trouble)
+    waiting_on = _read(asynchronous.Client.waiting_on)
 
     def __init__(self, client: asynchronous.Client, portal: Portal) -> None:
         self._client = client
@@ -218,94 +266,6 @@ class SyncClient:
         finally:
             await self._client.close()
 
-    def send(
-        self,
-        session: str,
-        message: str | UserMessage,
-        *,
-        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
-        cancel_after_s: float | None = None,
-    ) -> Generator[Event, None, None]:
-        """See `midstream.Client.send`. Iterating starts it."""
-        events = self._client.send(session, message, when_busy=when_busy, cancel_after_s=cancel_after_s)
-        return self._events_of(events)
-
-    def ask(
-        self,
-        session: str,
-        message: str | UserMessage,
-        *,
-        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
-        cancel_after_s: float | None = None,
-    ) -> str:
-        """See `midstream.Client.ask`."""
-        asking = self._client.ask(session, message, when_busy=when_busy, cancel_after_s=cancel_after_s)
-        return self._portal.call(asking)
-
-    def resume(self, session: str, turn: int | None = None) -> Generator[Event, None, None]:
-        """See `midstream.Client.resume`. Iterating starts it."""
-        return self._events_of(self._client.resume(session, turn))
-
-    def follow(
-        self,
-        session: str,
-        after: str | None = None,
-        *,
-        snapshots: SnapshotWhen | SnapshotWhenName = SnapshotWhen.GONE,
-        word: str = "",
-    ) -> Generator[Event, None, None]:
-        """See `midstream.Client.follow`. Iterating starts it."""
-        return self._events_of(self._client.follow(session, after, snapshots=snapshots, word=word))
-
-    def questions(self, session: str | None = None) -> tuple[Question, ...]:
-        """See `midstream.Client.questions`."""
-        return self._portal.call(self._client.questions(session))
-
-    def answer(
-        self,
-        session: str,
-        question: QuestionAsked | Question,
-        choice: Choice | str,
-        *,
-        text: str = "",
-        arguments: str | None = None,
-    ) -> None:
-        """See `midstream.Client.answer`."""
-        answering = self._client.answer(session, question, choice, text=text, arguments=arguments)
-        self._portal.call(answering)
-
-    def withdraw(self, session: str, number: int | None = None) -> None:
-        """See `midstream.Client.withdraw`."""
-        self._portal.call(self._client.withdraw(session, number))
-
-    def secret(self, session: str) -> str:
-        """See `midstream.Client.secret`."""
-        return self._portal.call(self._client.secret(session))
-
-    def keep_secret(self, session: str, secret: str) -> None:
-        """See `midstream.Client.keep_secret`."""
-        self._portal.call(self._client.keep_secret(session, secret))
-
-    def change_secret(self, session: str) -> None:
-        """See `midstream.Client.change_secret`."""
-        self._portal.call(self._client.change_secret(session))
-
-    def discard_secret(self, session: str) -> None:
-        """See `midstream.Client.discard_secret`."""
-        self._portal.call(self._client.discard_secret(session))
-
-    def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
-        """See `midstream.Client.let_look`."""
-        return self._portal.call(self._client.let_look(session, for_s=for_s))
-
-    def withdraw_viewers(self, session: str) -> None:
-        """See `midstream.Client.withdraw_viewers`."""
-        self._portal.call(self._client.withdraw_viewers(session))
-
-    def cancel(self, session: str, turn: int | None = None) -> None:
-        """See `midstream.Client.cancel`."""
-        self._portal.call(self._client.cancel(session, turn))
-
     @property
     @override
     def settings(self) -> ClientSettings:
@@ -324,22 +284,6 @@ class SyncClient:
             )
             for turn in left
         ]
-
-    def is_reconnecting(self, session: str) -> bool:
-        """See `midstream.Client.is_reconnecting`."""
-        return self._portal.call(_run_on_loop(partial(self._client.is_reconnecting, session)))
-
-    def is_stalled(self, session: str) -> bool:
-        """See `midstream.Client.is_stalled`."""
-        return self._portal.call(_run_on_loop(partial(self._client.is_stalled, session)))
-
-    def trouble(self, session: str) -> MidstreamError | None:
-        """See `midstream.Client.trouble`."""
-        return self._portal.call(_run_on_loop(partial(self._client.trouble, session)))
-
-    def waiting_on(self, session: str) -> str:
-        """See `midstream.Client.waiting_on`."""
-        return self._portal.call(_run_on_loop(partial(self._client.waiting_on, session)))
 
     def _resume_turn(self, turn: asynchronous.InterruptedTurn) -> Iterator[Event]:
         return self._events_of(turn.resume())
@@ -364,10 +308,6 @@ class SyncClient:
             if self._portal.is_open:
                 with suppress(UsageError):  # another thread closes it
                     self._portal.call(events.aclose())
-
-
-async def _run_on_loop(what: Callable[[], T]) -> T:
-    return what()
 
 
 def _in_a_thread(make: Callable[P, asynchronous.Client]) -> Callable[P, SyncClient]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -45,8 +44,8 @@ class MessageLine(Struct, eq=False):
     """Belongs to an earlier stretch and was looked at there already."""
 
 
-class Ledger(Protocol):
-    """One kind of JSON lines."""
+class Ledger:
+    """One kind of JSON lines: a message a line, one line after the other, unless a kind states something else."""
 
     kind: str
     format: str
@@ -55,30 +54,47 @@ class Ledger(Protocol):
 
     def messages(self, line: Json) -> list[Json]:
         """Return the messages in a line, none for a line that is about something else."""
+        return [line]
 
     def node(self, line: Json) -> Node | None:
         """Return the place of a line in the tree; None where lines simply follow one another."""
+        del line
+        return None
 
     def group(self, line: Json) -> str:
         """Return what the lines of one response have in common; empty for a line of its own."""
+        del line
+        return ""
 
     def is_break(self, line: Json) -> bool:
         """Whether what stands before this line is not sent any more."""
+        del line
+        return False
 
     def is_turn(self, line: Json) -> bool:
         """Whether a turn begins here that can be taken back."""
+        del line
+        return False
 
     def turns_undone(self, line: Json) -> int:
         """Return how many turns before this line are taken back by it."""
+        del line
+        return 0
 
     def line_of(self, entry: MessageLine, messages: list[Json]) -> Json:
         """Return an entry's line with other messages in it."""
+        del entry
+        return messages[0]
 
     def new_line(self, like: MessageLine, message: Json, number: int) -> Json:
         """Return a new line beside one that is there. `number` distinguishes several of them."""
+        del like, number
+        return message
 
     def with_parent(self, line: Json, parent: str | None) -> Json:
         """Return a line under another parent; the same line where there is no tree."""
+        del parent
+        return line
 
 
 class ClaudeCode(Ledger):
@@ -107,21 +123,6 @@ class ClaudeCode(Ledger):
         message = line.get("message")
         name = message.get("id") if line.get("type") == "assistant" and isinstance(message, dict) else None
         return name if isinstance(name, str) else ""
-
-    def is_break(self, line: Json) -> bool:
-        """See `Ledger.is_break`: a new root begins a conversation by itself."""
-        del line
-        return False
-
-    @override
-    def is_turn(self, line: Json) -> bool:
-        del line
-        return False
-
-    @override
-    def turns_undone(self, line: Json) -> int:
-        del line
-        return 0
 
     @override
     def line_of(self, entry: MessageLine, messages: list[Json]) -> Json:
@@ -169,16 +170,6 @@ class CodexRollout(Ledger):
                 return [line] if payload is None and recognize_by_marks(line) == self.format else []
 
     @override
-    def node(self, line: Json) -> Node | None:
-        del line
-        return None
-
-    @override
-    def group(self, line: Json) -> str:
-        del line
-        return ""
-
-    @override
     def is_break(self, line: Json) -> bool:
         return line.get("type") == "compacted"
 
@@ -220,11 +211,6 @@ class CodexRollout(Ledger):
         if "payload" not in like.value:
             return message
         return {"timestamp": like.value.get("timestamp"), "type": "response_item", "payload": message}
-
-    @override
-    def with_parent(self, line: Json, parent: str | None) -> Json:
-        del parent
-        return line
 
 
 _CODEX_CONTEXT = (
@@ -268,50 +254,6 @@ class Messages(Ledger):
 
     def __init__(self, form: str) -> None:
         self.kind = self.format = form
-
-    @override
-    def messages(self, line: Json) -> list[Json]:
-        return [line]
-
-    @override
-    def node(self, line: Json) -> Node | None:
-        del line
-        return None
-
-    @override
-    def group(self, line: Json) -> str:
-        del line
-        return ""
-
-    @override
-    def is_break(self, line: Json) -> bool:
-        del line
-        return False
-
-    @override
-    def is_turn(self, line: Json) -> bool:
-        del line
-        return False
-
-    @override
-    def turns_undone(self, line: Json) -> int:
-        del line
-        return 0
-
-    @override
-    def line_of(self, entry: MessageLine, messages: list[Json]) -> Json:
-        del entry
-        return messages[0]
-
-    @override
-    def new_line(self, like: MessageLine, message: Json, number: int) -> Json:
-        del like, number
-        return message
-
-    @override
-    def with_parent(self, line: Json, parent: str | None) -> Json:
-        del parent
-        return line
 
 
 class Facts(Struct, frozen=True):

@@ -68,14 +68,14 @@ def shape_of(value: object, named: str | None = None) -> Shape | None:
     if isinstance(value, list):
         if not _is_list_of_messages(value):
             return None
-        form = _format(value, _format_in(named), ())
+        form = format_of(value, _format_in(named))
         return confirm(Shape(form, form, ()), named)
     if not isinstance(value, dict):
         return None
     for path in _LISTS:
         found = at(value, path)
         if isinstance(found, list) and _is_list_of_messages(found):
-            form = _format(found, _format_in(named), (*path, *value))
+            form = format_of(found, _format_in(named), (*path, *value))
             return confirm(Shape(_kind(value, form), form, path, _system(value, path, form)), named)
     return None
 
@@ -133,10 +133,6 @@ def format_of(messages: Iterable[object], named: str | None = None, hints: Seque
         UsageError: No format has the name.
         UnreadableHistoryError: The messages are of several formats, or not of the one that was named.
     """
-    return _format(messages, named, hints)
-
-
-def _format(messages: Iterable[object], named: str | None, hints: Sequence[str]) -> str:
     votes: Counter[str] = Counter()
     firsts: dict[str, int] = {}
     plain = 0
