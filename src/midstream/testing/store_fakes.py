@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Protocol
-
-from typing_extensions import override
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from midstream.errors import MidstreamError
-from midstream.store.contract import Batch, KeyValueEntry, ListPlace, News, SessionInfo, Store, StoredRecord
+from midstream.store.contract import ListPlace, SessionInfo, Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ODD_NAMES = ("s", "a/b", "it's", '"', "%_", "naïve ☃ 😀", "x" * 500, "line\nbreak", " ")
 ODD_BODIES = (b"", b"{}", b"\x00\xff\r\n'", b"x" * 300_000)
@@ -37,6 +40,23 @@ async def open_store(place: Storage) -> AsyncIterator[Store]:
         await store.close()
 
 
+def _in_front(
+    method: Callable[Concatenate[Store, P], Awaitable[T]],
+) -> Callable[Concatenate[StoreInFront, P], Coroutine[Any, Any, T]]:
+    """Return a method of stores as one of a store in front of another one."""
+    name = method.__name__
+    is_of_session = "session" in inspect.signature(method).parameters
+
+    @wraps(method)
+    async def call(front: StoreInFront, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        session = kwargs.get("session", args[0] if args else "") if is_of_session else ""
+        await front.before_operation(name, str(session))
+        result: T = await getattr(front.store, name)(*args, **kwargs)
+        return result
+
+    return call
+
+
 class StoreInFront(Store):
     """Any store, with a call of `before_operation` each time, which may wait or refuse. It declares no abilities.
 
@@ -60,59 +80,6 @@ class StoreInFront(Store):
     async def before_operation(self, operation: str, session: str) -> None:
         """Called before each operation, by its name in `Store`; whatever it raises is raised instead."""
 
-    @override
-    async def open(self) -> None:
-        await self.before_operation("open", "")
-        await self.store.open()
-
-    @override
-    async def close(self) -> None:
-        await self.before_operation("close", "")
-        await self.store.close()
-
-    @override
-    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
-        await self.before_operation("claim", session)
-        return await self.store.claim(session, at=at, is_free=is_free)
-
-    @override
-    async def release(self, session: str, *, epoch: int) -> None:
-        await self.before_operation("release", session)
-        await self.store.release(session, epoch=epoch)
-
-    @override
-    async def append(self, session: str, batch: Batch) -> int:
-        await self.before_operation("append", session)
-        return await self.store.append(session, batch)
-
-    @override
-    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
-        await self.before_operation("read", session)
-        return await self.store.read(session, after=after, limit=limit)
-
-    @override
-    async def prune(
-        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
-    ) -> bool:
-        await self.before_operation("prune", session)
-        return await self.store.prune(session, body, position=position, epoch=epoch, link=link)
-
-    @override
-    async def blob(self, session: str, digest: str) -> bytes | None:
-        await self.before_operation("blob", session)
-        return await self.store.blob(session, digest)
-
-    @override
-    async def blob_digests(self, session: str) -> Sequence[str]:
-        await self.before_operation("blob_digests", session)
-        return await self.store.blob_digests(session)
-
-    @override
-    async def find(self, session: str) -> SessionInfo | None:
-        await self.before_operation("find", session)
-        return await self.store.find(session)
-
-    @override
     async def list(
         self,
         *,
@@ -121,54 +88,30 @@ class StoreInFront(Store):
         after: ListPlace | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
+        """See `StoreReader.list`."""
         await self.before_operation("list", "")
         async for each in self.store.list(live=live, of=of, after=after, limit=limit):
             yield each
 
-    @override
-    async def delete(self, session: str) -> bool:
-        await self.before_operation("delete", session)
-        return await self.store.delete(session)
-
-    @override
-    async def watch(self, followed: Mapping[str, int]) -> News:
-        await self.before_operation("watch", "")
-        return await self.store.watch(followed)
-
-    @override
-    async def forward(self, session: str, body: bytes) -> bytes:
-        await self.before_operation("forward", session)
-        return await self.store.forward(session, body)
-
-    @override
-    async def answer(self, forwarded: int, body: bytes) -> None:
-        await self.before_operation("answer", "")
-        await self.store.answer(forwarded, body)
-
-    @override
-    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        await self.before_operation("kv_get", "")
-        return await self.store.kv_get(namespace, key)
-
-    @override
-    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        await self.before_operation("kv_list", "")
-        return await self.store.kv_list(namespace)
-
-    @override
-    async def kv_namespaces(self) -> Sequence[str]:
-        await self.before_operation("kv_namespaces", "")
-        return await self.store.kv_namespaces()
-
-    @override
-    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        await self.before_operation("kv_put", "")
-        return await self.store.kv_put(namespace, key, body, expected=expected, at=at)
-
-    @override
-    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        await self.before_operation("kv_delete", "")
-        return await self.store.kv_delete(namespace, key, expected=expected)
+    open = _in_front(Store.open)
+    close = _in_front(Store.close)
+    claim = _in_front(Store.claim)
+    release = _in_front(Store.release)
+    append = _in_front(Store.append)
+    read = _in_front(Store.read)
+    prune = _in_front(Store.prune)
+    blob = _in_front(Store.blob)
+    blob_digests = _in_front(Store.blob_digests)
+    find = _in_front(Store.find)
+    delete = _in_front(Store.delete)
+    watch = _in_front(Store.watch)
+    forward = _in_front(Store.forward)
+    answer = _in_front(Store.answer)
+    kv_get = _in_front(Store.kv_get)
+    kv_list = _in_front(Store.kv_list)
+    kv_namespaces = _in_front(Store.kv_namespaces)
+    kv_put = _in_front(Store.kv_put)
+    kv_delete = _in_front(Store.kv_delete)
 
 
 class FailingStore(StoreInFront):
