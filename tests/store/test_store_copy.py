@@ -100,7 +100,7 @@ async def test_a_store_in_jetstream_is_copied_out_of_it_too(tmp_path: Path, nats
     await store.close()
     target = MemoryStore(Memory())
     await target.open()
-    with read_stored(url) as stored:
+    async with read_stored(url) as stored:
         assert await copy_store(stored, target) == done
     assert await _content(target) == await _content(source)
 

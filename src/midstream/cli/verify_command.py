@@ -76,8 +76,7 @@ def verify(
         raise UsageError(f"{str(checkpoint)!r} exists; choose another name, so that no checkpoint is lost")
     named = store or surroundings.places.store
     before = None if against is None else _read_checkpoint(against)
-    with read_stored(named) as reader:
-        found = asyncio.run(_verify(reader, named, session, before, key_file))
+    found = asyncio.run(_verify(named, session, before, key_file))
     for each in found:
         if is_json:
             click.echo(json_of(each))
@@ -92,23 +91,22 @@ def verify(
 
 
 async def _verify(
-    reader: StoreReader,
     named: str | Path,
     session: str | None,
     before: dict[str, CheckpointLine] | None,
     key_file: KeyPlace | None,
 ) -> list[SessionVerdict]:
-    keys = await _keys_of(reader, named, key_file)
-    if session is None:
-        return [each async for each in verify_store(reader, keys, before)]
-    known = (before or {}).get(session)
-    if await reader.find(session) is None:
+    async with read_stored(named) as reader:
+        keys = await _keys_of(reader, named, key_file)
+        if session is None:
+            return [each async for each in verify_store(reader, keys, before)]
+        known = (before or {}).get(session)
+        if await reader.find(session) is not None:
+            return [await verify_session(reader, session, keys, known)]
         if known is None:
             raise SessionNotFoundError(f"no session {session!r}")
-        return [
-            each async for each in verify_store(reader, keys, {session: known}) if each.session == session
-        ]
-    return [await verify_session(reader, session, keys, known)]
+        judged = verify_store(reader, keys, {session: known})
+        return [each async for each in judged if each.session == session]
 
 
 async def _keys_of(reader: StoreReader, named: str | Path, key_file: KeyPlace | None) -> ChainKeys:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from midstream.environment import World
@@ -33,6 +35,15 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what a coroutine returns."""
         return self._thread.submit(self._runner.run, work).result()
+
+    @contextlib.contextmanager
+    def within(self, place: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """Enter a context in the loop, and leave it there."""
+        opened = self.run(_entered(place))
+        try:
+            yield opened
+        finally:
+            self.run(_left(place))
 
     def close(self) -> None:
         """Close what its coroutines left open, and end the thread."""
@@ -87,6 +98,14 @@ class ClosedStore:
     def is_under_client_key(self, session: str) -> bool:
         """Return whether a session is encrypted under its client's secret too."""
         return self._run(self._stored.kv_get(ESCROW, root_of(session))) is not None
+
+
+async def _entered(place: AbstractAsyncContextManager[T]) -> T:
+    return await place.__aenter__()
+
+
+async def _left(place: AbstractAsyncContextManager[T]) -> None:
+    await place.__aexit__(None, None, None)
 
 
 async def _page_of(lines: AsyncIterator[SessionInfo]) -> list[SessionInfo]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -56,7 +56,7 @@ class Backend(Protocol):
             UsageError: It is no address of this kind.
         """
 
-    def read(self, address: str) -> AbstractContextManager[StoreReader]:
+    def read(self, address: str) -> AbstractAsyncContextManager[StoreReader]:
         """Open a store for reading, also while a server works on it. Nothing is created, locked or written.
 
         Raises:
@@ -144,21 +144,19 @@ def read_store(named: str | Path, *, key_file: KeyPlace | None = None) -> Iterat
         StoreDamagedError: It cannot be read.
     """
     backend, address = _find_backend(named)
-    with backend.read(address) as reader, contextlib.closing(LoopThread()) as loop:
+    with contextlib.closing(LoopThread()) as loop, loop.within(backend.read(address)) as reader:
         guarded = GuardedReader(reader, NoKeySource())
         yield ClosedStore(reader, guarded if key_file is None else decrypt_reader(reader, key_file), loop)
 
 
-@contextlib.contextmanager
-def read_stored(named: str | Path) -> Iterator[StoreReader]:
+def read_stored(named: str | Path) -> AbstractAsyncContextManager[StoreReader]:
     """Open a store for reading, as it is stored; a server may work on it meanwhile.
 
     Raises:
         NotFoundError, UsageError, StoreDamagedError: As `read_store`.
     """
     backend, address = _find_backend(named)
-    with backend.read(address) as reader:
-        yield reader
+    return backend.read(address)
 
 
 async def copy_named(source: str | Path, target: str | Path, *, world: World = World()) -> Copied:
@@ -174,7 +172,7 @@ async def copy_named(source: str | Path, target: str | Path, *, world: World = W
     """
     if show_store(source) == show_store(target):
         raise UsageError("FROM and TO are the same store")
-    with read_stored(source) as stored:
+    async with read_stored(source) as stored:
         is_encrypted = await read_marker(stored) is not None or await holds_encrypted(stored)
         reader = stored if is_encrypted else GuardedReader(stored, NoKeySource())
         opened = open_store(target, world=world)

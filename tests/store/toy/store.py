@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -339,9 +339,9 @@ class ToyBackend:
     def open(self, address: str, *, world: World) -> ToyStore:
         return ToyStore(Place(Path(address)), world)
 
-    @contextlib.contextmanager
-    def read(self, address: str) -> Iterator[StoreReader]:
-        if not Path(address).exists():
+    @contextlib.asynccontextmanager
+    async def read(self, address: str) -> AsyncIterator[StoreReader]:
+        if not Path(address).exists():  # noqa: ASYNC240 - a local file, at once
             raise NotFoundError(f"there is no toy store {address!r}")
         yield ToyReader(Place(Path(address)))
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from typing_extensions import override
 
 from midstream.environment import World
 from midstream.errors import LeaseLostError, MidstreamError, UsageError
-from midstream.store.contract import Batch, News, Store
+from midstream.store.contract import News, Store
 from midstream.store.guard.store_key import require_shared_key
 from midstream.store.jetstream.change_watcher import ChangeWatcher, Sign
 from midstream.store.jetstream.command_routes import CommandRoutes
@@ -21,12 +22,14 @@ from midstream.store.jetstream.jetstream_address import JetStreamAddress
 from midstream.store.jetstream.jetstream_link import JetStreamLink
 from midstream.store.jetstream.journal_writes import JournalWrites
 from midstream.store.jetstream.node_presence import NodePresence
-from midstream.store.jetstream.session_reader import JetStreamReads, SessionReader
+from midstream.store.jetstream.session_reader import SessionReader
 from midstream.store.jetstream.session_removal import SessionRemoval
 from midstream.store.jetstream.stream_setup import Durability, prepare_streams
 from midstream.store.jetstream.stream_subjects import StreamSubjects
 
+P = ParamSpec("P")
 T = TypeVar("T")
+W = TypeVar("W")
 
 LEASE_S = 20.0
 """Seconds without an answer after which a node that is connected counts as frozen."""
@@ -34,117 +37,6 @@ DEATH_NOTICED_S = 3.0
 """Seconds in which the end of a connection is noticed and examined."""
 CLOSE_S = 10.0
 """Seconds that a store which is closed waits for servers that are away."""
-
-
-class JetStreamStore(JetStreamReads, Store):
-    """A store in a NATS JetStream cluster that any number of processes and machines may share.
-
-    Tools cannot write in the transaction of their outcome: it is not `transactional`.
-
-    Args:
-        url: `nats://host:4222,host:4222,host:4222/?name=midstream`; see `JetStreamAddress`. Its streams are made on
-            first use.
-        lease_s: Seconds after which the sessions of a frozen node may be taken; a dead one's after one.
-        world: Clock, jitter and ids.
-
-    Raises:
-        UsageError: `url` is no such address.
-    """
-
-    def __init__(self, url: str, *, lease_s: float = LEASE_S, world: World = World()) -> None:
-        self.node = ""
-        self._address = JetStreamAddress.parse(url.partition(":")[2])
-        self._lease_s = lease_s
-        self._world = world
-        self._opening = asyncio.Lock()
-        self._opened: _Opened | None = None
-
-    @override
-    async def open(self) -> None:
-        require_shared_key(self.key_file)
-        async with self._opening:
-            if self._opened is None:
-                node = self._world.new_id("node")
-                self._opened = await _Opened.make(self._address, node, self._lease_s, self._world)
-                self.node = node
-
-    @override
-    async def close(self) -> None:
-        async with self._opening:
-            if self._opened is not None:
-                opened, self._opened = self._opened, None
-                self.node = ""
-                await asyncio.shield(opened.close())  # a cancelled close still closes
-
-    @property
-    @override
-    def key_file(self) -> Path | None:
-        return Path(self._address.store_key) if self._address.store_key else None
-
-    @override
-    async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
-        opened = self._require_open()
-        return await opened.finish(opened.writes.claim(session, at=at, is_free=is_free))
-
-    @override
-    async def release(self, session: str, *, epoch: int) -> None:
-        opened = self._require_open()
-        await opened.finish(opened.writes.release(session, epoch=epoch))
-
-    @property
-    @override
-    def death_noticed_s(self) -> float:
-        return DEATH_NOTICED_S
-
-    @override
-    async def append(self, session: str, batch: Batch) -> int:
-        opened = self._require_open()
-        return await opened.finish(opened.writes.append(session, batch))
-
-    @override
-    async def prune(
-        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
-    ) -> bool:
-        opened = self._require_open()
-        return await opened.finish(
-            opened.writes.prune(session, body, position=position, epoch=epoch, link=link)
-        )
-
-    @override
-    async def delete(self, session: str) -> bool:
-        opened = self._require_open()
-        return await opened.finish(opened.removal.delete(session))
-
-    @override
-    async def watch(self, followed: Mapping[str, int]) -> News:
-        opened = self._require_open()
-        return await opened.until_closed(opened.watcher.watch(followed))
-
-    @override
-    async def forward(self, session: str, body: bytes) -> bytes:
-        return await self._require_open().routes.forward(session, body)
-
-    @override
-    async def answer(self, forwarded: int, body: bytes) -> None:
-        await self._require_open().routes.answer(forwarded, body)
-
-    @override
-    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        opened = self._require_open()
-        return await opened.finish(opened.entries.put(namespace, key, body, expected=expected, at=at))
-
-    @override
-    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        opened = self._require_open()
-        return await opened.finish(opened.entries.delete(namespace, key, expected=expected))
-
-    async def _query(self, question: Callable[[SessionReader], Awaitable[T]]) -> T:
-        return await question(self._require_open().reader)
-
-    def _require_open(self) -> _Opened:
-        if self._opened is None:
-            raise UsageError("the store is not open: call `await store.open()` first")
-        return self._opened
 
 
 class _Opened:
@@ -258,3 +150,108 @@ class _Opened:
         with contextlib.suppress(Exception):
             await self.link.flush()
         await self.link.close()
+
+
+def _of(
+    part: Callable[[_Opened], W], method: Callable[Concatenate[W, P], T]
+) -> Callable[Concatenate[JetStreamStore, P], T]:
+    """Return a method of a part as one of the store."""
+
+    @wraps(method)
+    def call(store: JetStreamStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(part(store.require_open()), *args, **kwargs)
+
+    return call
+
+
+def _write(
+    part: Callable[[_Opened], W], method: Callable[Concatenate[W, P], Coroutine[Any, Any, T]]
+) -> Callable[Concatenate[JetStreamStore, P], Coroutine[Any, Any, T]]:
+    """Return the same of a write, for which the end of the store waits."""
+
+    @wraps(method)
+    async def call(store: JetStreamStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        opened = store.require_open()
+        return await opened.finish(method(part(opened), *args, **kwargs))
+
+    return call
+
+
+class JetStreamStore(Store):
+    """A store in a NATS JetStream cluster that any number of processes and machines may share.
+
+    Tools cannot write in the transaction of their outcome: it is not `transactional`.
+
+    Args:
+        url: `nats://host:4222,host:4222,host:4222/?name=midstream`; see `JetStreamAddress`. Its streams are made on
+            first use.
+        lease_s: Seconds after which the sessions of a frozen node may be taken; a dead one's after one.
+        world: Clock, jitter and ids.
+
+    Raises:
+        UsageError: `url` is no such address.
+    """
+
+    def __init__(self, url: str, *, lease_s: float = LEASE_S, world: World = World()) -> None:
+        self.node = ""
+        self._address = JetStreamAddress.parse(url.partition(":")[2])
+        self._lease_s = lease_s
+        self._world = world
+        self._opening = asyncio.Lock()
+        self._opened: _Opened | None = None
+
+    @override
+    async def open(self) -> None:
+        require_shared_key(self.key_file)
+        async with self._opening:
+            if self._opened is None:
+                node = self._world.new_id("node")
+                self._opened = await _Opened.make(self._address, node, self._lease_s, self._world)
+                self.node = node
+
+    @override
+    async def close(self) -> None:
+        async with self._opening:
+            if self._opened is not None:
+                opened, self._opened = self._opened, None
+                self.node = ""
+                await asyncio.shield(opened.close())  # a cancelled close still closes
+
+    @property
+    @override
+    def key_file(self) -> Path | None:
+        return Path(self._address.store_key) if self._address.store_key else None
+
+    @property
+    @override
+    def death_noticed_s(self) -> float:
+        return DEATH_NOTICED_S
+
+    read = _of(lambda opened: opened.reader, SessionReader.read)
+    blob = _of(lambda opened: opened.reader, SessionReader.blob)
+    blob_digests = _of(lambda opened: opened.reader, SessionReader.blob_digests)
+    find = _of(lambda opened: opened.reader, SessionReader.find)
+    list = _of(lambda opened: opened.reader, SessionReader.list)
+    kv_get = _of(lambda opened: opened.reader, SessionReader.kv_get)
+    kv_list = _of(lambda opened: opened.reader, SessionReader.kv_list)
+    kv_namespaces = _of(lambda opened: opened.reader, SessionReader.kv_namespaces)
+    forward = _of(lambda opened: opened.routes, CommandRoutes.forward)
+    answer = _of(lambda opened: opened.routes, CommandRoutes.answer)
+    claim = _write(lambda opened: opened.writes, JournalWrites.claim)
+    release = _write(lambda opened: opened.writes, JournalWrites.release)
+    append = _write(lambda opened: opened.writes, JournalWrites.append)
+    prune = _write(lambda opened: opened.writes, JournalWrites.prune)
+    delete = _write(lambda opened: opened.removal, SessionRemoval.delete)
+    kv_put = _write(lambda opened: opened.entries, EntryWrites.put)
+    kv_delete = _write(lambda opened: opened.entries, EntryWrites.delete)
+
+    @override
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        opened = self.require_open()
+        return await opened.until_closed(opened.watcher.watch(followed))
+
+    def require_open(self) -> _Opened:
+        """Return the parts of an open store."""
+        if self._opened is None:
+            raise UsageError("the store is not open: call `await store.open()` first")
+        return self._opened

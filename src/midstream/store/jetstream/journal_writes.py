@@ -241,7 +241,7 @@ class JournalWrites:
     # --- pruning
 
     async def prune(
-        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None
+        self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
     ) -> bool:
         """See `Store.prune`."""
         place = self._subjects.session(session)

@@ -6,8 +6,7 @@ import asyncio
 import itertools
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 
 from msgspec import Struct
 from typing_extensions import override
@@ -35,8 +34,6 @@ from midstream.store.jetstream.journal_messages import (
 from midstream.store.jetstream.line_view import LineView
 from midstream.store.jetstream.stored_values import read_body, read_value
 from midstream.store.jetstream.stream_subjects import SessionPlace, StreamSubjects
-
-T = TypeVar("T")
 
 CURSORS_MAX = 5000
 """Sessions for which this process knows where to read on."""
@@ -74,7 +71,7 @@ class _Marks(Struct):
         return self.starts[place - 1] if place else 1
 
 
-class SessionReader:
+class SessionReader(StoreReader):
     """The reading half of a store, on one connection."""
 
     def __init__(self, link: JetStreamLink, subjects: StreamSubjects, world: World) -> None:
@@ -114,8 +111,8 @@ class SessionReader:
         found = await self._link.last(stream, self._subjects.ledger(stream))
         return (0, SpentLedger()) if found is None else (found.seq, decode(found.data, SpentLedger))
 
+    @override
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
-        """See `StoreReader.read`."""
         for _ in range(TRIES_MAX):
             newest, folded = await asyncio.gather(self.present(session), self.fold(session))
             if newest is None or limit <= 0:
@@ -205,8 +202,8 @@ class SessionReader:
         self._marks.move_to_end(session)
         return marks
 
+    @override
     async def find(self, session: str, *, has_seal: bool = True) -> SessionInfo | None:
-        """See `StoreReader.find`."""
         newest, folded = await asyncio.gather(self.present(session), self.fold(session))
         if newest is None:
             return None
@@ -215,8 +212,8 @@ class SessionReader:
             oldest = folded[1].position
         return newest.head.info(oldest=oldest, has_seal=has_seal)
 
+    @override
     async def blob(self, session: str, digest: str) -> bytes | None:
-        """See `StoreReader.blob`."""
         place = self._subjects.session(session)
         newest, found = await asyncio.gather(
             self.present(session), read_value(self._link, place.stream, place.blob(digest), BlobHead)
@@ -225,8 +222,8 @@ class SessionReader:
             return None
         return found[2]
 
+    @override
     async def blob_digests(self, session: str) -> Sequence[str]:
-        """See `StoreReader.blob_digests`."""
         place = self._subjects.session(session)
         newest = await self.present(session)
         if newest is None:
@@ -241,14 +238,14 @@ class SessionReader:
         found = await self._link.last(stream, subject)
         return None if found is None else (found.seq, decode(found.data, Entry))
 
+    @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValueReader.kv_get`."""
         stream, subject = self._subjects.entry(namespace, key)
         found = await read_value(self._link, stream, subject, Entry)
         return None if found is None or found[1].is_gone else found[1].value(found[2])
 
+    @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValueReader.kv_list`."""
         entries = await asyncio.gather(
             *(self._list_entries(*where) for where in self._subjects.entries(namespace))
         )
@@ -265,8 +262,8 @@ class SessionReader:
             found += [] if entry is None else [entry]
         return found
 
+    @override
     async def kv_namespaces(self) -> Sequence[str]:
-        """See `StoreReader.kv_namespaces`."""
         found = set()
         for stream, pattern in self._subjects.entries(None):
             for message in await self._link.scan(stream, pattern):
@@ -290,69 +287,3 @@ class SessionReader:
 
         async for info in self.lines.list(find, live=live, of=of, after=after, limit=limit):
             yield info
-
-
-class JetStreamReads(StoreReader):
-    """The reading methods of a store, answered by the reader that `_query` selects."""
-
-    async def _query(self, question: Callable[[SessionReader], Awaitable[T]]) -> T:
-        raise NotImplementedError
-
-    @override
-    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
-        return await self._query(lambda reader: reader.read(session, after=after, limit=limit))
-
-    @override
-    async def blob(self, session: str, digest: str) -> bytes | None:
-        return await self._query(lambda reader: reader.blob(session, digest))
-
-    @override
-    async def blob_digests(self, session: str) -> Sequence[str]:
-        return await self._query(lambda reader: reader.blob_digests(session))
-
-    @override
-    async def find(self, session: str) -> SessionInfo | None:
-        return await self._query(lambda reader: reader.find(session))
-
-    async def list(
-        self,
-        *,
-        live: bool | None = None,
-        of: Collection[str] | None = None,
-        after: ListPlace | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[SessionInfo]:
-        """See `StoreReader.list`. The order is that of the first step; what is deleted meanwhile is left out."""
-
-        async def collect(reader: SessionReader) -> list[SessionInfo]:
-            return [info async for info in reader.list(live=live, of=of, after=after, limit=limit)]
-
-        for info in await self._query(collect):
-            yield info
-
-    @override
-    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        return await self._query(lambda reader: reader.kv_get(namespace, key))
-
-    @override
-    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        return await self._query(lambda reader: reader.kv_list(namespace))
-
-    @override
-    async def kv_namespaces(self) -> Sequence[str]:
-        return await self._query(lambda reader: reader.kv_namespaces())
-
-
-class JetStreamReader(JetStreamReads):
-    """A store that is opened for reading only.
-
-    Args:
-        ask: Answers a question with a reader, wherever that lives.
-    """
-
-    def __init__(self, ask: Callable[[Callable[[SessionReader], Awaitable[T]]], T]) -> None:
-        self._ask = ask
-
-    async def _query(self, question: Callable[[SessionReader], Awaitable[T]]) -> T:
-        found: T = self._ask(question)  # type: ignore[arg-type, assignment]
-        return found

@@ -19,6 +19,7 @@ from midstream.store.contract import (
     StoredRecord,
     StoreReader,
 )
+from midstream.store.postgres.postgres_connections import Postgres
 
 with extra("postgres"):
     import asyncpg
@@ -167,16 +168,18 @@ class PostgresReader(PostgresReads):
     """A store that is opened for reading only.
 
     Args:
-        ask: Answers a question on its connection, wherever that lives.
+        postgres: Its database.
+        connection: Answers the questions.
     """
 
-    def __init__(self, ask: Callable[[Question[Any]], Any]) -> None:
-        self._ask = ask
+    def __init__(self, postgres: Postgres, connection: asyncpg.Connection) -> None:
+        self._postgres = postgres
+        self._connection = connection
 
     async def _query(self, name: str, question: Question[T]) -> T:
         require_name(name)
-        found: T = self._ask(question)
-        return found
+        async with self._postgres.errors():
+            return await question(self._connection)
 
 
 def _line_of(row: Any) -> SessionInfo:  # noqa: ANN401 - the driver's row

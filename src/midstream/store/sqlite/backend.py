@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from typing_extensions import override
@@ -23,9 +23,9 @@ class SQLiteBackend(Backend):
     def open(self, address: str, *, world: World) -> SQLiteStore:
         return SQLiteStore(self.file(address), world=world)
 
-    @contextlib.contextmanager
+    @contextlib.asynccontextmanager
     @override
-    def read(self, address: str) -> Iterator[StoreReader]:
+    async def read(self, address: str) -> AsyncIterator[StoreReader]:
         with reading(self.file(address)) as reader:
             yield SQLiteReader(reader)
 
