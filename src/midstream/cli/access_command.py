@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
+from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.session_options import server_options
 from midstream.cli.sources import IssuedCredential, ServerSource
-from midstream.cli.terminal import clean
 from midstream.cli.times import time_of
 from midstream.cli.token_lines import add_token, read_tokens, write_tokens
-from midstream.cli.visible_text import json_of
 from midstream.errors import UsageError
 from midstream.server.auth.principals import Action
 from midstream.server.auth.token_file import HASHED, ROLES, parse_line
@@ -29,16 +27,10 @@ def access() -> None:
 
 @access.command("list")
 @server_options
-def list_credentials(
-    url: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+def list_credentials(source: ServerSource, output: Output) -> None:
     """List the credentials that you issued; an operator gets those of all principals."""
-    page = ServerSource(url).credentials()
-    for line in page.credentials:
-        click.echo(json_of(line) if is_json else "\t".join(_cells(line)))
-    if not page.credentials:
-        click.echo("No credentials were issued.", err=True)
+    page = source.credentials()
+    output.print_list(page.credentials, _cells, none="No credentials were issued.")
     if not page.is_complete:
         click.echo("There are more; revoke some of these to see the rest.", err=True)
 
@@ -46,28 +38,20 @@ def list_credentials(
 @access.command()
 @click.argument("credential")
 @server_options
-def revoke(
-    credential: str,
-    url: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+def revoke(credential: str, source: ServerSource, output: Output) -> None:
     """Revoke the credential of this id (see `list`), and all that were issued for it."""
-    _report(ServerSource(url).revoke(credential), is_json=is_json)
+    _report(source.revoke(credential), output)
 
 
 @access.command()
 @click.argument("principal", required=False)
 @server_options
-def revoke_all(
-    principal: str | None,
-    url: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+def revoke_all(principal: str | None, source: ServerSource, output: Output) -> None:
     """Revoke all credentials of PRINCIPAL: yours by default, `*` for everyone, `TENANT:NAME` in a tenant.
 
     A line of a token file stays good until it is removed from the file.
     """
-    _report(ServerSource(url).revoke_all(principal), is_json=is_json)
+    _report(source.revoke_all(principal), output)
 
 
 @access.command()
@@ -91,7 +75,7 @@ def revoke_all(
     "--days", type=click.FloatRange(min=0, min_open=True), help="Days until the token ends (default: never)."
 )
 @click.option("--comment", default="", help="Text behind the line, for people.")
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
+@json_option("Print one JSON object.")
 def add(
     file: Path,
     subject: str,
@@ -101,7 +85,7 @@ def add(
     sessions: str | None,
     days: float | None,
     comment: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
+    output: Output,
 ) -> None:
     """Add a new token for SUBJECT to the token file FILE, and print the token once.
 
@@ -109,20 +93,15 @@ def add(
     """
     settings = {"role": role or "", "scope": ",".join(actions), "sessions": sessions or ""}
     token = add_token(file, subject, tenant, settings, days=days, comment=comment)
-    if is_json:
-        click.echo(json_of({"subject": subject, "token": token, "file": str(file)}))
-        return
-    click.echo(token)
-    click.echo(f"The token of {clean(subject, is_one_line=True)} is not stored: keep it now.", err=True)
+    output.print_one({"subject": subject, "token": token, "file": str(file)}, token, err=False)
+    if not output.is_json:
+        click.echo(f"The token of {one_line(subject)} is not stored: keep it now.", err=True)
 
 
 @access.command("hash")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
-def hash_tokens(
-    file: Path,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+@json_option("Print one JSON object.")
+def hash_tokens(file: Path, output: Output) -> None:
     """Replace the tokens in FILE by their digests. The tokens, and all logins under them, stay good."""
     lines, count = [], 0
     for number, line in enumerate(read_tokens(file).splitlines(), 1):
@@ -137,14 +116,13 @@ def hash_tokens(
         lines.append(line)
     if count:
         write_tokens(file, "\n".join(lines) + "\n")
-    click.echo(json_of({"replaced": count}) if is_json else f"{count} tokens were replaced by their digests.")
+    output.print_one({"replaced": count}, f"{count} tokens were replaced by their digests.", err=False)
 
 
-def _cells(line: IssuedCredential) -> Iterator[str]:
+def _cells(line: IssuedCredential) -> tuple[str, ...]:
     whose = line.session or line.principal
-    for cell in (line.id, line.kind, whose, line.issued_by, time_of(line.issued_at), time_of(line.ends_at)):
-        yield clean(cell, is_one_line=True)
+    return (line.id, line.kind, whose, line.issued_by, time_of(line.issued_at), time_of(line.ends_at))
 
 
-def _report(count: int, *, is_json: bool) -> None:
-    click.echo(json_of({"revoked": count}) if is_json else f"{count} credentials were revoked.")
+def _report(count: int, output: Output) -> None:
+    output.print_one({"revoked": count}, f"{count} credentials were revoked.", err=False)

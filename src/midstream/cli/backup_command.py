@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from midstream.cli import Surroundings
-from midstream.cli.terminal import clean
-from midstream.cli.visible_text import json_of
+from midstream.cli.output import Output, json_option, one_line
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.sqlite.backup_restore import put_back
@@ -28,14 +27,14 @@ QUIET_S = 0.5
     help="Copy this store (default: the one `midstream serve` uses).",
 )
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
-@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+@json_option()
 @click.pass_obj
 def backup(
     surroundings: Surroundings,
     target: Path,
     store: str | None,
     force: bool,  # noqa: FBT001 - click passes options so
-    is_json: bool,  # noqa: FBT001 - see above
+    output: Output,
 ) -> None:
     """Copy the sessions into one file, also while a server works on them.
 
@@ -52,13 +51,8 @@ def backup(
         )
     done = back_up(file, target, may_replace=force, progress=progress.show)
     progress.clear()
-    if is_json:
-        click.echo(json_of(done))
-    else:
-        path = clean(str(target), is_one_line=True)
-        click.echo(
-            f"{path}: {done.sessions:,} sessions, {done.records:,} records, {done.bytes:,} bytes", err=True
-        )
+    counts = f"{done.sessions:,} sessions, {done.records:,} records, {done.bytes:,} bytes"
+    output.print_one(done, f"{one_line(str(target))}: {counts}")
 
 
 @click.command()
@@ -71,14 +65,14 @@ def backup(
 @click.option(
     "--force", is_flag=True, help="Replace the database if it exists. It is kept beside the new one."
 )
-@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+@json_option()
 @click.pass_obj
 def restore(
     surroundings: Surroundings,
     source: Path,
     store: str | None,
     force: bool,  # noqa: FBT001 - click passes options so
-    is_json: bool,  # noqa: FBT001 - see above
+    output: Output,
 ) -> None:
     """Put a copy of the sessions, made by `backup`, in the place of the database. Stop all servers first.
 
@@ -93,12 +87,9 @@ def restore(
             "SQLite's file into a new one: `midstream store copy FILE URL`"
         )
     done = put_back(source, file, may_replace=force)
-    if is_json:
-        click.echo(json_of(done))
-        return
-    shown = clean(str(file), is_one_line=True)
-    kept = f"; the one before is {clean(done.replaced, is_one_line=True)}" if done.replaced else ""
-    click.echo(f"{shown}: {done.sessions:,} sessions, {done.records:,} records{kept}", err=True)
+    kept = f"; the one before is {one_line(done.replaced)}" if done.replaced else ""
+    counts = f"{done.sessions:,} sessions, {done.records:,} records"
+    output.print_one(done, f"{one_line(str(file))}: {counts}{kept}")
 
 
 class _Progress:

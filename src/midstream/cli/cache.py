@@ -10,15 +10,13 @@ import msgspec
 
 from midstream.agents.cache_use import TurnCost, turn_costs
 from midstream.agents.prefix_difference import first_difference
-from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
-from midstream.cli.session_options import complete, source_of, source_options
-from midstream.cli.sources import resolve
-from midstream.cli.terminal import COLUMNS, Ink, clean, columns, pad, shorten
-from midstream.cli.visible_text import json_of
+from midstream.cli.output import Output, one_line
+from midstream.cli.session_options import complete, source_options
+from midstream.cli.sources import Source, resolve
+from midstream.cli.terminal import Ink, clean, pad, shorten
 from midstream.errors import UsageError
 from midstream.session.journal_reading import JournalReader
-from midstream.store.key_place import KeyPlace
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of a request in a file; no provider takes one half as long."""
@@ -37,38 +35,22 @@ _COSTLY = {"divergence", "rebase", "tools-changed"}
     help="Compare two recorded requests (files with their JSON bodies) instead.",
 )
 @source_options
-@click.pass_obj
-def cache(
-    surroundings: Surroundings,
-    session: str,
-    requests: tuple[Path, Path] | None,
-    store: str | None,
-    url: str | None,
-    key_file: KeyPlace | None,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> int:
+def cache(session: str, requests: tuple[Path, Path] | None, source: Source, output: Output) -> int:
     """Show the cached share of each turn, and why the rest was not cached.
 
     SESSION is an id, the beginning of one, or - for the last changed. With --diff the first difference of two
     requests is named, and the command ends with 6 where there is one.
     """
     if requests:
-        return _compare(*requests, is_json=is_json)
-    source = source_of(surroundings, store, url, key_file)
+        return _compare(*requests, output)
     found = resolve(source, session)
     journal = JournalReader()
     turns = turn_costs(journal.read(bytes(line.record)) for line in source.records(found.id))
-    if is_json:
+    if output.is_json:
         for turn in turns:
-            click.echo(json_of({**msgspec.to_builtins(turn), "uncached_tokens": turn.uncached_tokens}))
+            output.print_json({**msgspec.to_builtins(turn), "uncached_tokens": turn.uncached_tokens})
         return 0
-    ink = surroundings.out
-    if ink.is_terminal:
-        for row in table(turns, ink, columns()):
-            click.echo(row, color=True)
-    else:
-        for row in table(turns, ink, COLUMNS):
-            click.echo(row)
+    output.print_rows(table(turns, output.ink, output.width))
     click.echo(summary(turns), err=True)
     return 0
 
@@ -104,19 +86,18 @@ def _format_count(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _compare(before: Path, after: Path, *, is_json: bool) -> int:
+def _compare(before: Path, after: Path, output: Output) -> int:
     difference = first_difference(_body(before), _body(after))
-    if is_json:
-        told = None if difference is None else {**msgspec.to_builtins(difference), "words": difference.words}
-        click.echo(json_of({"difference": told}))
-    elif difference is None:
-        click.echo("The later request begins with all of the earlier one.")
-    else:
-        share = 100 * difference.byte / max(difference.total, 1)
-        click.echo(
-            clean(f"{share:.0f} % of the earlier request is kept: {difference.words}.", is_one_line=True)
+    if difference is None:
+        output.print_one(
+            {"difference": None}, "The later request begins with all of the earlier one.", err=False
         )
-    return VERIFICATION if difference else 0
+        return 0
+    share = 100 * difference.byte / max(difference.total, 1)
+    text = one_line(f"{share:.0f} % of the earlier request is kept: {difference.words}.")
+    told = {**msgspec.to_builtins(difference), "words": difference.words}
+    output.print_one({"difference": told}, text, err=False)
+    return VERIFICATION
 
 
 def _body(path: Path) -> bytes:

@@ -8,10 +8,9 @@ import click
 from msgspec import Struct
 
 from midstream.cli import Surroundings
-from midstream.cli.terminal import clean
+from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.times import time_of
 from midstream.cli.token_lines import add_token, read_tokens, write_tokens
-from midstream.cli.visible_text import json_of
 from midstream.dialects.api_callers import UNLIMITED, Allowance
 from midstream.errors import NotFoundError
 from midstream.paths import Paths, make_folder
@@ -53,9 +52,6 @@ def keys() -> None:
     """
 
 
-_json_option = click.option("--json", "is_json", is_flag=True, help="Print JSON.")
-
-
 @keys.command()
 @click.argument("user")
 @click.option("--tenant", default="", help="Group with names of its own.")
@@ -75,7 +71,7 @@ _json_option = click.option("--json", "is_json", is_flag=True, help="Print JSON.
     "--days", type=click.FloatRange(min=0, min_open=True), help="Days until the key ends (default: never)."
 )
 @click.option("--comment", default="", help="Text behind the line, for people.")
-@_json_option
+@json_option()
 @click.pass_context
 def add(
     context: click.Context,
@@ -85,7 +81,7 @@ def add(
     models: tuple[str, ...],
     days: float | None,
     comment: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
+    output: Output,
     **limits: float | None,
 ) -> None:
     """Add a new key for USER, and print the key once.
@@ -95,48 +91,36 @@ def add(
     file = _file_of(context)
     settings = {name.replace("_", "-"): f"{value}" for name, value in limits.items() if value}
     key = add_token(file, user, tenant, {**settings, "models": ",".join(models)}, days=days, comment=comment)
-    if is_json:
-        click.echo(json_of({"user": user, "key": key, "file": str(file)}))
-        return
-    click.echo(key)
-    click.echo(f"The key of {clean(user, is_one_line=True)} is not stored: keep it now.", err=True)
+    output.print_one({"user": user, "key": key, "file": str(file)}, key, err=False)
+    if not output.is_json:
+        click.echo(f"The key of {one_line(user)} is not stored: keep it now.", err=True)
 
 
 @keys.command("list")
-@_json_option
+@json_option()
 @click.pass_context
-def list_keys(
-    context: click.Context,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+def list_keys(context: click.Context, output: Output) -> None:
     """List the keys, with their limits."""
     file = _file_of(context)
     lines = read_token_file(file, TokenUse.GATEWAY) if file.exists() else []
-    for line in map(_shown, lines):
-        if is_json:
-            click.echo(json_of(line))
-            continue
-        ends = "never ends" if line.expires_at is None else f"ends {time_of(line.expires_at)}"
-        limits = [
-            f"{name.replace('_', '-')}={','.join(value) if isinstance(value, tuple) else f'{value:g}'}"
-            for name in line.allowance.__struct_fields__
-            if (value := getattr(line.allowance, name))
-        ]
-        cells = (line.id, line.user, ends, " ".join(limits) or "no limits")
-        click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
-    if not lines:
-        click.echo("No keys of users yet.", err=True)
+    output.print_list([*map(_shown, lines)], _cells, none="No keys of users yet.")
+
+
+def _cells(line: KeyLine) -> tuple[str, ...]:
+    ends = "never ends" if line.expires_at is None else f"ends {time_of(line.expires_at)}"
+    limits = [
+        f"{name.replace('_', '-')}={','.join(value) if isinstance(value, tuple) else f'{value:g}'}"
+        for name in line.allowance.__struct_fields__
+        if (value := getattr(line.allowance, name))
+    ]
+    return (line.id, line.user, ends, " ".join(limits) or "no limits")
 
 
 @keys.command()
 @click.argument("name", metavar="USER|ID")
-@_json_option
+@json_option()
 @click.pass_context
-def revoke(
-    context: click.Context,
-    name: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+def revoke(context: click.Context, name: str, output: Output) -> None:
     """Revoke all keys of a user, or the one of this id (see `list`). What they used stays counted."""
     file = _file_of(context)
     kept, count = [], 0
@@ -149,7 +133,7 @@ def revoke(
     if not count:
         raise NotFoundError(f"no key of {name!r} in {file}: `midstream gateway keys list` lists the keys")
     write_tokens(file, "\n".join(kept) + "\n")
-    click.echo(json_of({"revoked": count}) if is_json else f"{count} key{'s' if count > 1 else ''} revoked.")
+    output.print_one({"revoked": count}, f"{count} key{'s' if count > 1 else ''} revoked.", err=False)
 
 
 def _file_of(context: click.Context) -> Path:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 from msgspec import Struct
 
 from midstream.cli import Surroundings
+from midstream.cli.output import Output, json_option
 from midstream.cli.terminal import clean
-from midstream.cli.visible_text import json_of
 from midstream.dialects.usage_ledger import ENTRIES, read_usage
 from midstream.dialects.usage_totals import By, UsageLine, group_lines
 from midstream.errors import UsageError
@@ -60,14 +60,9 @@ class UsageReport(Struct, frozen=True, omit_defaults=True):
     type=click.Choice(COLUMNS),
     help="Sums by this column; may be repeated (default: day, user and model).",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print JSON, one object a line.")
+@json_option("Print JSON, one object a line.")
 @click.pass_context
-def usage(
-    context: click.Context,
-    since: object,
-    groups: tuple[By, ...],
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+def usage(context: click.Context, since: object, groups: tuple[By, ...], output: Output) -> None:
     """Show what users have used: requests, tokens as the models counted them, and cost.
 
     The store is that of the gateway: `midstream gateway --store FILE|URL usage`, or `--config FILE usage`. A gateway
@@ -83,24 +78,19 @@ def usage(
         lines = found.ask(lambda reader: read_usage(reader, since=from_day)).lines()
     by = groups or COLUMNS
     rows = [_report(line, by) for line in group_lines((each for each in lines if each.day >= from_day), by)]
-    if is_json:
-        for row in rows:
-            click.echo(json_of(row))
-        return
     shown = [column for column in COLUMNS if column in by]
-    table = [[*(column.upper() for column in shown), *HEADINGS]]
-    table += [_cells(row, shown) for row in rows]
-    if surroundings.out.is_terminal:
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for cells in table:
-            texts = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)][: len(shown)]
-            numbers = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)][len(shown) :]
-            click.echo("  ".join([*texts, *numbers]))
-    else:
-        for cells in table[1:]:
-            click.echo("\t".join(cells))
-    if not rows:
-        click.echo("No usage yet.", err=True)
+    output.print_list(
+        rows, lambda row: _cells(row, shown), table=lambda: _table(rows, shown), none="No usage yet."
+    )
+
+
+def _table(rows: Sequence[UsageReport], shown: Sequence[str]) -> Iterator[str]:
+    table = [[*(column.upper() for column in shown), *HEADINGS], *(_cells(row, shown) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        texts = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)][: len(shown)]
+        numbers = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)][len(shown) :]
+        yield "  ".join([*texts, *numbers])
 
 
 async def _is_encrypted(store: StoreReader) -> bool:

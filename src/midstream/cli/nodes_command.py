@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import click
 
-from midstream.cli import Surroundings
-from midstream.cli.session_options import source_of, source_options
+from midstream.cli.output import Output
+from midstream.cli.session_options import source_options
+from midstream.cli.sources import Source
 from midstream.cli.terminal import clean, columns, pad, width_of
 from midstream.cli.times import duration_of, time_of
-from midstream.cli.visible_text import json_of
-from midstream.store.key_place import KeyPlace
 from midstream.store.node_reports import NodeLine
 
 HEADINGS = (
@@ -35,14 +34,7 @@ LEFT_OUT_FIRST = ("VERSION", "STREAMS", "TURNS", "SINCE", "PROCESS", "LAG")
 
 @click.command(short_help="List the servers that share a store, with their sessions and their lag.")
 @source_options
-@click.pass_obj
-def nodes(
-    surroundings: Surroundings,
-    store: str | None,
-    url: str | None,
-    key_file: KeyPlace | None,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+def nodes(source: Source, output: Output) -> None:
     """List the servers that share a store: those of SQLite on this machine, those of PostgreSQL on all.
 
     REPORT is the age of the newest report, which comes every 2 s (30 s of a server that is alone). SESSIONS are in
@@ -50,18 +42,13 @@ def nodes(
     loop was. A server that died without giving notice is `silent`, and is listed for an hour. A
     narrow terminal shows fewer columns; --json has all.
     """
-    found = source_of(surroundings, store, url, key_file).nodes()
-    if is_json:
-        for line in found:
-            click.echo(json_of(line))
-    elif surroundings.out.is_terminal:
-        for row in _table(found, columns()):
-            click.echo(row)
-    else:
-        for line in found:
-            click.echo("\t".join(clean(cell, is_one_line=True) for cell in (line.node, *_cells(line))))
-    if not found:
-        click.echo("No server has reported.", err=True)
+    found = source.nodes()
+    output.print_list(
+        found,
+        lambda line: (line.node, *_cells(line)),
+        table=lambda: _table(found, columns()),
+        none="No server has reported.",
+    )
 
 
 def _cells(line: NodeLine) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ from midstream.agents.pool_entries import CALLS_NAMESPACE, POOL_NAMESPACE, sessi
 from midstream.agents.pool_records import PoolRecord, decode
 from midstream.cli import Surroundings
 from midstream.cli.key_option import key_file_option
+from midstream.cli.output import Output, json_option
 from midstream.cli.terminal import Ink, clean, columns, pad, shorten
 from midstream.cli.times import time_of
-from midstream.cli.visible_text import json_of, reveal_line
+from midstream.cli.visible_text import reveal_line
 from midstream.errors import NotFoundError, UsageError
 from midstream.store.blocking_reads import ENTRY_MARK
 from midstream.store.contract import KeyValueEntry
@@ -76,61 +77,47 @@ _store_option = click.option(
     metavar="FILE|URL",
     help="Read this store (default: those of `midstream gateway` and `midstream serve`).",
 )
-_json_option = click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 
 
 @pool.command("ls")
 @_store_option
 @key_file_option
-@_json_option
+@json_option()
 @click.pass_obj
 def list_records(
     surroundings: Surroundings,
     store: str | None,
     key_file: KeyPlace | None,
-    is_json: bool,  # noqa: FBT001 - click passes options so
+    output: Output,
 ) -> None:
     """List the records, last used first: a table, or tab-separated lines if stdout is not a terminal."""
     found = _find(_stores(surroundings, store, key_file), key_file)
-    ink = surroundings.out
-    if is_json:
-        for line in found:
-            click.echo(json_of(line))
-    elif ink.is_terminal:
-        for row in _table(found, ink, columns()):
-            click.echo(row, color=True)
-    else:
-        for line in found:
-            cells = (
-                line.session,
-                line.upstream,
-                line.state,
-                str(line.users),
-                time_of(line.used_at),
-                line.agent,
-            )
-            click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
-    if not found:
-        click.echo("No agents yet.", err=True)
+    output.print_list(
+        found, _cells, table=lambda: _table(found, output.ink, columns()), none="No agents yet."
+    )
+
+
+def _cells(line: PoolLine) -> tuple[str, ...]:
+    return (line.session, line.upstream, line.state, str(line.users), time_of(line.used_at), line.agent)
 
 
 @pool.command()
 @click.argument("session")
 @_store_option
 @key_file_option
-@_json_option
+@json_option()
 @click.pass_obj
 def show(
     surroundings: Surroundings,
     session: str,
     store: str | None,
     key_file: KeyPlace | None,
-    is_json: bool,  # noqa: FBT001 - click passes options so
+    output: Output,
 ) -> None:
     """Show the record of a session's agent. SESSION is the id or its beginning."""
     for line in _of_session(_find(_stores(surroundings, store, key_file), key_file), session):
-        if is_json:
-            click.echo(json_of(line))
+        if output.is_json:
+            output.print_json(line)
             continue
         for name in line.__struct_fields__:
             value = getattr(line, name)
@@ -146,7 +133,7 @@ def show(
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @_store_option
 @key_file_option
-@_json_option
+@json_option()
 @click.pass_obj
 def clear(
     surroundings: Surroundings,
@@ -155,7 +142,7 @@ def clear(
     yes: bool,  # noqa: FBT001 - see above
     store: str | None,
     key_file: KeyPlace | None,
-    is_json: bool,  # noqa: FBT001 - see above
+    output: Output,
 ) -> None:
     """Remove records, so that the next turn begins with a fresh agent. Nothing is deleted upstream."""
     if bool(sessions) == is_all:
@@ -173,9 +160,8 @@ def clear(
         keys = [line.key for line in wanted if line.store == show_store(named)]
         if keys:
             removed += asyncio.run(_remove(named, keys))
-    if is_json:
-        for key in removed:
-            click.echo(json_of({"key": key, "is_removed": True}))
+    for key in removed:
+        output.print_json({"key": key, "is_removed": True})
     click.echo(f"{_format_count(len(removed))} removed.", err=True)
 
 

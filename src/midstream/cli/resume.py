@@ -9,12 +9,11 @@ import click
 from midstream.cli import Surroundings
 from midstream.cli.chat import ChatSession
 from midstream.cli.chats import Chats
+from midstream.cli.output import Output
 from midstream.cli.session_options import complete, server_options
+from midstream.cli.sessions import session_cells
 from midstream.cli.sources import ListedSession, ServerSource
 from midstream.cli.sources import resolve as resolved
-from midstream.cli.terminal import clean
-from midstream.cli.times import time_of
-from midstream.cli.visible_text import json_of
 from midstream.errors import NothingToResumeError
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import TurnStatus
@@ -29,41 +28,33 @@ _LEFT = (TurnStatus.INTERRUPTED, TurnStatus.FAILED)
 def resume(
     ctx: click.Context,
     session: str | None,
-    url: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
+    source: ServerSource,
+    output: Output,
 ) -> None:
     """Resume the last turn of SESSION and show the rest of it. Without SESSION, list all that can be resumed.
 
     A turn that still runs (this terminal left it, or it waits for a person) is shown from where this terminal stopped.
     """
-    url = url.rstrip("/")
-    source = ServerSource(url)
+    url = source.url.rstrip("/")
     surroundings: Surroundings = ctx.obj
     chats = Chats(surroundings.places.state / "chats")
     if session is None:
-        _list(source, set(chats.find_interrupted(url)), is_json=is_json)
+        _list(source, set(chats.find_interrupted(url)), output)
         return
     name = resolved(source, session).id
     chats.set_last(url, name)
-    talk = ChatSession(surroundings, chats, url, name, is_json=is_json)
+    talk = ChatSession(surroundings, chats, url, name, is_json=output.is_json)
     left = asyncio.run(talk.go_on())
     if left is None:
         raise NothingToResumeError(f"the last turn of session {name!r} has ended")
     ctx.exit(left)
 
 
-def _list(source: ServerSource, left: set[str], *, is_json: bool) -> None:
+def _list(source: ServerSource, left: set[str], output: Output) -> None:
     found = [line for line in source.list() if line.id in left or _can_go_on(source, line)]
-    for line in found:
-        if is_json:
-            click.echo(json_of(line))
-        else:
-            cells = (line.id, str(line.turns), line.status, time_of(line.updated_at), line.title)
-            click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
+    output.print_list(found, session_cells, none="No turn can be resumed.")
     if found:
         click.echo("`midstream resume SESSION` resumes one.", err=True)
-    else:
-        click.echo("No turn can be resumed.", err=True)
 
 
 def _can_go_on(source: ServerSource, line: ListedSession) -> bool:

@@ -9,47 +9,32 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
+from midstream.cli.output import Output, one_line
 from midstream.cli.prompts import how_to_answer, question_lines
-from midstream.cli.session_options import complete, server_options, source_of, source_options
-from midstream.cli.sources import ServerSource, resolve
-from midstream.cli.terminal import Ink, clean, columns
+from midstream.cli.session_options import complete, server_options, source_options
+from midstream.cli.sources import ServerSource, Source, resolve
+from midstream.cli.terminal import Ink, columns
 from midstream.cli.transcript import INDENT
-from midstream.cli.visible_text import json_of, reveal_line
+from midstream.cli.visible_text import reveal_line
 from midstream.errors import NotFoundError, UsageError
 from midstream.protocol.frames import AnswerPayload, encode
 from midstream.session.calls import Choice
 from midstream.session.questions import Question
-from midstream.store.key_place import KeyPlace
 
 
 @click.command()
 @click.argument("session", required=False, shell_complete=complete)
 @source_options
-@click.pass_obj
-def questions(
-    surroundings: Surroundings,
-    session: str | None,
-    store: str | None,
-    url: str | None,
-    key_file: KeyPlace | None,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+def questions(session: str | None, source: Source, output: Output) -> None:
     """List open questions, oldest first: of all sessions, or of SESSION and its sub-agents."""
-    source = source_of(surroundings, store, url, key_file)
     found = source.questions(resolve(source, session).id if session else None)
-    if is_json:
-        for question in found:
-            click.echo(json_of(question))
-    elif surroundings.out.is_terminal:
-        for row in _cards(found, surroundings.out, columns()):
-            click.echo(row, color=True)
-    else:
-        for question in found:
-            place = (question.session, question.call_id, question.kind.value)
-            cells = (*place, question.name, question.arguments, question.text)
-            click.echo("\t".join(reveal_line(cell) for cell in cells))
-    if not found:
-        click.echo("No open questions.", err=True)
+    output.print_list(
+        found,
+        lambda each: (each.session, each.call_id, each.kind.value, each.name, each.arguments, each.text),
+        table=lambda: _cards(found, output.ink, columns()),
+        shown=reveal_line,
+        none="No open questions.",
+    )
 
 
 def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
@@ -79,9 +64,9 @@ def answer(
     text: str,
     arguments: str | None,
     digest: str | None,
-    yes: bool,  # noqa: FBT001 - see below
-    url: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
+    yes: bool,  # noqa: FBT001 - click passes options so
+    source: ServerSource,
+    output: Output,
 ) -> None:
     """Answer an open question of SESSION or of a sub-agent below it.
 
@@ -90,7 +75,6 @@ def answer(
     """
     if choice == Choice.RESPOND and not text:
         raise UsageError("the choice `respond` needs a text; give --text")
-    source = ServerSource(url)
     name = resolve(source, session).id
     question = _the_one(source.questions(name), name, call_id)
     if choice in _RUNS and not (yes or digest) and sys.stdin.isatty():
@@ -107,9 +91,7 @@ def answer(
         arguments,
     )
     source.send_command(question.session, "answer", body=encode(payload))
-    if is_json:
-        told = {"session": question.session, "call_id": question.call_id, "choice": choice}
-        click.echo(json_of(told))
+    output.print_json({"session": question.session, "call_id": question.call_id, "choice": choice})
     click.echo(f"Answered: {reveal_line(question.name)}: {choice}.", err=True)
 
 
@@ -130,58 +112,45 @@ def _the_one(found: Sequence[Question], session: str, call_id: str | None) -> Qu
     raise UsageError(f"several questions are open ({named}); give --call and the session of the question")
 
 
-@click.command("resume")
-@click.argument("session", shell_complete=complete)
-@click.option("--turn", type=click.IntRange(min=1), help="Resume this turn and no other.")
-@server_options
-def resume_turn(
-    session: str,
-    turn: int | None,
-    url: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
-    """Resume the last turn of SESSION, which was interrupted or failed."""
-    _send_command(url, session, "resume", ("turn", turn), is_json=is_json)
+def _command(name: str, option: str, meaning: str, purpose: str) -> click.Command:
+    """Return a command that has a server do something in a session.
+
+    Args:
+        option: Name of the number that limits it.
+        meaning, purpose: The help of that option, and of the command.
+    """
+
+    @click.command(name, help=purpose)
+    @click.argument("session", shell_complete=complete)
+    @click.option(f"--{option}", "number", type=click.IntRange(min=1), help=meaning)
+    @server_options
+    def command(session: str, number: int | None, source: ServerSource, output: Output) -> None:
+        found = resolve(source, session).id
+        told = source.send_command(found, name, number=None if number is None else (option, number))
+        output.print_json({"session": found, **msgspec.to_builtins(told)})
+        state = "a turn runs" if told.is_running else "no turn runs"
+        click.echo(f"{one_line(found)}: {state} after event {told.event_id}.", err=True)
+
+    return command
 
 
-@click.command()
-@click.argument("session", shell_complete=complete)
-@click.option("--turn", type=click.IntRange(min=1), help="Stop this turn and no later one.")
-@server_options
-def cancel(
-    session: str,
-    turn: int | None,
-    url: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
-    """Stop the running turn of SESSION, if any."""
-    _send_command(url, session, "cancel", ("turn", turn), is_json=is_json)
-
-
-@click.command()
-@click.argument("session", shell_complete=complete)
-@click.option(
-    "--number", type=click.IntRange(min=1), help="This message only (default: all queued messages)."
+COMMANDS = (
+    questions,
+    answer,
+    _command(
+        "resume",
+        "turn",
+        "Resume this turn and no other.",
+        "Resume the last turn of SESSION, which was interrupted or failed.",
+    ),
+    _command(
+        "cancel", "turn", "Stop this turn and no later one.", "Stop the running turn of SESSION, if any."
+    ),
+    _command(
+        "withdraw",
+        "number",
+        "This message only (default: all queued messages).",
+        "Withdraw queued messages of SESSION.",
+    ),
 )
-@server_options
-def withdraw(
-    session: str,
-    number: int | None,
-    url: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
-    """Withdraw queued messages of SESSION."""
-    _send_command(url, session, "withdraw", ("number", number), is_json=is_json)
-
-
-def _send_command(
-    url: str, session: str, what: str, number: tuple[str, int | None], *, is_json: bool
-) -> None:
-    source = ServerSource(url)
-    name = resolve(source, session).id
-    query = None if number[1] is None else (number[0], number[1])
-    told = source.send_command(name, what, number=query)
-    if is_json:
-        click.echo(json_of({"session": name, **msgspec.to_builtins(told)}))
-    state = "a turn runs" if told.is_running else "no turn runs"
-    click.echo(f"{clean(name, is_one_line=True)}: {state} after event {told.event_id}.", err=True)
+"""The commands of `midstream sessions` that are here."""

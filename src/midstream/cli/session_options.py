@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import wraps
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
 from midstream.cli.key_option import key_file_option
+from midstream.cli.output import json_option
 from midstream.cli.sources import ServerSource, Source, StoreSource
 from midstream.cli.terminal import clean
 from midstream.errors import MidstreamError, UsageError
@@ -19,17 +21,31 @@ from midstream.local_keys import URL_VARIABLE
 from midstream.paths import Paths
 from midstream.store.key_place import KeyPlace
 
-F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
+T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 COMPLETIONS_MAX = 50
 """Ids offered by a shell; more would not fit the screen."""
 
 
-def source_options(command: F) -> F:
-    """Add the options of a source, and of the form of the answer."""
+def source_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add the options of a source, and of the form of the answer: the command gets `source` and `output`."""
+
+    @wraps(command)
+    def with_source(
+        *args: Any,  # noqa: ANN401 - click passes options so
+        store: str | None,
+        url: str | None,
+        key_file: KeyPlace | None,
+        **options: Any,  # noqa: ANN401 - see above
+    ) -> T:
+        surroundings = click.get_current_context().find_object(Surroundings)
+        assert surroundings is not None, "the command is one of ours"
+        return command(*args, source=source_of(surroundings, store, url, key_file), **options)
+
+    added: Callable[..., T] = with_source
     for option in (
-        click.option("--json", "is_json", is_flag=True, help="Print JSON."),
+        json_option(),
         click.option("--url", metavar="URL", help="Use a running server, such as http://127.0.0.1:8000."),
         click.option(
             "--store",
@@ -38,17 +54,23 @@ def source_options(command: F) -> F:
         ),
         key_file_option,
     ):
-        command = option(command)
-    return command
+        added = option(added)
+    return added
 
 
 url_argument = click.argument("url", default=DEFAULT_URL, envvar=URL_VARIABLE)
 
 
-def server_options(command: F) -> F:
-    """Which server is to do it, and in which form to answer."""
+def server_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add the options of a server, and of the form of the answer: the command gets `source` and `output`."""
+
+    @wraps(command)
+    def with_server(*args: Any, url: str, **options: Any) -> T:  # noqa: ANN401 - click passes options so
+        return command(*args, source=ServerSource(url), **options)
+
+    added: Callable[..., T] = with_server
     for option in (
-        click.option("--json", "is_json", is_flag=True, help="Print JSON."),
+        json_option(),
         click.option(
             "--url",
             metavar="URL",
@@ -58,8 +80,8 @@ def server_options(command: F) -> F:
             help=f"The server; also {URL_VARIABLE}.",
         ),
     ):
-        command = option(command)
-    return command
+        added = option(added)
+    return added
 
 
 def source_of(

@@ -322,7 +322,8 @@ class ServerSource(Source):
         parts = urlsplit(base_url(url))
         assert parts.hostname is not None, "`base_url` has read the address"
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._url = url
+        self.url = url
+        """As it was given."""
         self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
         self._path = parts.path
         self._places = _places()
@@ -381,7 +382,7 @@ class ServerSource(Source):
     @override
     def delete(self, session: str) -> None:
         self._request_of(session, "DELETE").read()
-        delete_secret(self._url, session, self._places)
+        delete_secret(self.url, session, self._places)
 
     @override
     def nodes(self) -> Sequence[NodeLine]:
@@ -431,7 +432,7 @@ class ServerSource(Source):
         try:
             self._read(self._request("GET", "/health").read(), _Health)
         except (NotFoundError, UnauthorizedError) as error:  # a server of ours answers everyone there
-            raise ProtocolError(f"the server at {self._url} has no midstream at this path") from error
+            raise ProtocolError(f"the server at {self.url} has no midstream at this path") from error
 
     def _request_of(
         self, session: str, method: str, what: str = "", body: bytes = b""
@@ -440,23 +441,23 @@ class ServerSource(Source):
         return self._request(method, path, body, shown=self._secret_of(session))
 
     def _secret_of(self, session: str) -> Mapping[str, str]:
-        return read_secrets(self._url, session, self._places).headers
+        return read_secrets(self.url, session, self._places).headers
 
     def _request(
         self, method: str, path: str, body: bytes = b"", *, shown: Mapping[str, str] = MappingProxyType({})
     ) -> http.client.HTTPResponse:
         try:
             # A connection each: none has to be closed later, and the server proves itself for each.
-            credential = headers_for(self._url, self._places)
+            credential = headers_for(self.url, self._places)
             headers = {"connection": "close", "x-midstream": "cli", **credential, **shown}
             self._connection.request(method, self._path + path, body=body or None, headers=headers)
             answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise ConnectionLostError(f"no answer from {self._url} ({type(error).__name__})") from error
+            raise ConnectionLostError(f"no answer from {self.url} ({type(error).__name__})") from error
         if http.client.MULTIPLE_CHOICES <= answer.status < http.client.BAD_REQUEST:
             raise ProtocolError(
-                f"{self._url} redirects to another address; none is followed: give the address of the server itself"
+                f"{self.url} redirects to another address; none is followed: give the address of the server itself"
             )
         if answer.status >= http.client.BAD_REQUEST:
             problem = self._read(answer.read(), _Problem)
@@ -467,7 +468,7 @@ class ServerSource(Source):
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ProtocolError(f"{self._url} does not answer like a midstream server") from error
+            raise ProtocolError(f"{self.url} does not answer like a midstream server") from error
 
 
 def _places() -> Paths | None:

@@ -6,8 +6,7 @@ import asyncio
 
 import click
 
-from midstream.cli.terminal import clean
-from midstream.cli.visible_text import json_of
+from midstream.cli.output import Output, json_option, one_line
 from midstream.store.store_registry import copy_named, prepare_store, show_store
 
 
@@ -21,41 +20,36 @@ def store() -> None:
 @click.option(
     "--grant", metavar="ROLE", default="", help="Give this role the rights with which a server runs."
 )
-@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
-def migrate(url: str, grant: str, is_json: bool) -> None:  # noqa: FBT001 - click passes options so
+@json_option()
+def migrate(url: str, grant: str, output: Output) -> None:
     """Make the tables of a store, or bring them up to date.
 
     A server does this by itself where its role may create tables. URL is a PostgreSQL address, such as
     postgresql://owner@host/database.
     """
     done = asyncio.run(prepare_store(url, grant=grant))
-    if is_json:
-        click.echo(json_of(done))
-        return
-    shown = clean(show_store(url), is_one_line=True)
-    if done.before == done.after:
-        click.echo(f"{shown}: up to date (schema {done.after})", err=True)
-    else:
-        click.echo(f"{shown}: schema {done.before} before, {done.after} now", err=True)
+    is_changed = done.before != done.after
+    now = (
+        f"schema {done.before} before, {done.after} now"
+        if is_changed
+        else f"up to date (schema {done.after})"
+    )
+    output.print_one(done, f"{one_line(show_store(url))}: {now}")
 
 
 @store.command()
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
-def copy(source: str, target: str, is_json: bool) -> None:  # noqa: FBT001 - click passes options so
+@json_option()
+def copy(source: str, target: str, output: Output) -> None:
     """Copy a store into another one, of any kind, and compare them.
 
     FROM and TO are files or URLs. Servers may work on FROM: stop them, and repeat the command for the rest. No server
     may work on TO. Interrupted, it goes on where it was. Encrypted sessions stay encrypted under their keys.
     """
     done = asyncio.run(copy_named(source, target))
-    if is_json:
-        click.echo(json_of(done))
-        return
-    shown = clean(show_store(target), is_one_line=True)
-    click.echo(
-        f"{shown}: {done.sessions:,} sessions, {done.records:,} records, {done.blobs:,} large results, "
-        f"{done.entries:,} entries; the same as in the source",
-        err=True,
+    output.print_one(
+        done,
+        f"{one_line(show_store(target))}: {done.sessions:,} sessions, {done.records:,} records, "
+        f"{done.blobs:,} large results, {done.entries:,} entries; the same as in the source",
     )

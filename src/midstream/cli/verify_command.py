@@ -13,8 +13,7 @@ import click
 from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.key_option import key_file_option
-from midstream.cli.terminal import clean
-from midstream.cli.visible_text import json_of
+from midstream.cli.output import Output, json_option, one_line
 from midstream.environment import World
 from midstream.errors import SessionNotFoundError, UsageError
 from midstream.file_safety import create_own_once, follow_own_links, open_own
@@ -55,7 +54,7 @@ CALLED = "the checkpoint"
     help="Write the ends of all intact journals into this new file; keep it outside the machine.",
 )
 @key_file_option
-@click.option("--json", "is_json", is_flag=True, help="Print JSON, one line for each session.")
+@json_option("Print JSON, one line for each session.")
 @click.pass_obj
 def verify(
     surroundings: Surroundings,
@@ -64,7 +63,7 @@ def verify(
     against: Path | None,
     checkpoint: Path | None,
     key_file: KeyPlace | None,
-    is_json: bool,  # noqa: FBT001 - click passes options so
+    output: Output,
 ) -> int:
     """Check that no other program changed the journals of a store.
 
@@ -78,10 +77,8 @@ def verify(
     before = None if against is None else _read_checkpoint(against)
     found = asyncio.run(_verify(named, session, before, key_file))
     for each in found:
-        if is_json:
-            click.echo(json_of(each))
-        elif each.verdict is not Verdict.INTACT:
-            click.echo(_line_of(each))
+        if output.is_json or each.verdict is not Verdict.INTACT:
+            output.print_one(each, _line_of(each), err=False)
     if checkpoint is not None:
         create_own_once(checkpoint, b"".join(checkpoint_lines(found, at=World().now())))
     counts = Counter(each.verdict.value for each in found)
@@ -152,6 +149,4 @@ def _line_of(found: SessionVerdict) -> str:
         if found.verdict is Verdict.PARTLY
         else f"no chain before record {found.end + 1}"
     )
-    return (
-        f"{clean(found.session, is_one_line=True)}: {found.verdict.value}: {clean(words, is_one_line=True)}"
-    )
+    return f"{one_line(found.session)}: {found.verdict.value}: {one_line(words)}"

@@ -1,0 +1,94 @@
+"""The form in which a command prints what it found: text, or JSON with `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from midstream.cli import Surroundings
+from midstream.cli.terminal import COLUMNS, Ink, clean, columns
+from midstream.cli.visible_text import json_of
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
+
+
+def one_line(text: str) -> str:
+    """Return what another program wrote as a cell of a table."""
+    return clean(text, is_one_line=True)
+
+
+class Output:
+    """Prints the results of one command.
+
+    Args:
+        ink: The colours of stdout.
+        is_json: Whether `--json` was given.
+    """
+
+    def __init__(self, ink: Ink, *, is_json: bool) -> None:
+        self.ink = ink
+        self.is_json = is_json
+
+    @property
+    def width(self) -> int:
+        """The columns of a terminal; 80 where stdout is none."""
+        return columns() if self.ink.is_terminal else COLUMNS
+
+    def print_one(self, value: object, text: str, *, err: bool = True) -> None:
+        """Print a result as JSON on stdout, or as text, which is a message by default and goes to stderr."""
+        if self.is_json:
+            click.echo(json_of(value))
+        else:
+            click.echo(text, err=err)
+
+    def print_json(self, value: object) -> None:
+        """Print a result where JSON was wanted."""
+        if self.is_json:
+            click.echo(json_of(value))
+
+    def print_rows(self, rows: Iterable[str]) -> None:
+        """Print lines of text with their colours."""
+        for row in rows:
+            click.echo(row, color=True)
+
+    def print_list(
+        self,
+        found: Sequence[T],
+        cells: Callable[[T], Iterable[str]],
+        *,
+        table: Callable[[], Iterable[str]] | None = None,
+        shown: Callable[[str], str] = one_line,
+        none: str = "",
+    ) -> None:
+        """Print results: JSON lines; a table on a terminal; else lines of cells with tabs between them.
+
+        Args:
+            cells: Returns those of one result.
+            table: Returns the lines of the table, in colours; None where a terminal gets lines with tabs, too.
+            shown: Makes a cell harmless.
+            none: The message for stderr where there are no results.
+        """
+        if self.is_json:
+            for line in found:
+                click.echo(json_of(line))
+        elif table is not None and self.ink.is_terminal:
+            self.print_rows(table())
+        else:
+            for line in found:
+                click.echo("\t".join(map(shown, cells(line))))
+        if none and not found:
+            click.echo(none, err=True)
+
+
+def json_option(text: str = "Print JSON.") -> Callable[[F], F]:
+    """Add `--json` to a command, which gets its `output`."""
+
+    def output_of(ctx: click.Context, _: click.Parameter, is_json: bool) -> Output:  # noqa: FBT001 - click passes it so
+        surroundings = ctx.find_object(Surroundings)
+        assert surroundings is not None, "the command is one of ours"
+        return Output(surroundings.out, is_json=is_json)
+
+    return click.option("--json", "output", is_flag=True, help=text, callback=output_of)
