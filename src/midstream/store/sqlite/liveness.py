@@ -6,10 +6,8 @@ node. That needs neither a clock nor a heartbeat. A node's name is never used tw
 A process that is stopped, not dead, still holds its lock. So every node that sees others also touches its file every
 now and then; who sees no touch for the whole of a lease takes it for frozen (`Peers`). A touch shows that the
 process gets processor time, not that its event loop is quick: it comes from a thread of the store, so that a tool
-    which blocks the loop for a minute is working, not frozen. No two clocks are compared: each observer adds up, by
-    its own clock, how
-long a file stayed as it was, and a gap between two of its own looks (it was itself stopped, the machine was suspended,
-a clock was set) counts as one beat. A node that is wrongly taken for frozen is fenced by the epoch, as if it had died.
+which blocks the loop for a minute is working, not frozen. `NodeSilences` adds up how long a file stayed as it was. A
+node that is wrongly taken for frozen is fenced by the epoch, as if it had died.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from pathlib import Path
 
 from midstream.errors import UsageError
 from midstream.file_safety import open_own, require_own_folder
+from midstream.store.node_liveness import NodeSilences
 
 if sys.platform == "win32":
     import msvcrt
@@ -172,9 +171,7 @@ class Peers:
         self._lease_s = lease_s
         self._beat_s = lease_s / BEATS_PER_LEASE
         self._beaten_at = -lease_s
-        self._looked_at: float | None = None
-        self._silent_s: dict[str, tuple[int, float]] = {}
-        """Each one's last beat, by its file, and the seconds seen since."""
+        self._silences: NodeSilences[str] = NodeSilences(lease_s=lease_s, beat_s=self._beat_s)
 
     def check_all(self, *, now: float) -> bool:
         """Check all nodes; return whether one came, went, froze or continued.
@@ -182,15 +179,10 @@ class Peers:
         Args:
             now: The looker's own clock, in seconds; it may stand still while the machine is suspended.
         """
-        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, self._beat_s)
-        self._looked_at = now
-        silent_s: dict[str, tuple[int, float]] = {}
-        for node, beat in self._beats():
-            if is_alive(self._folder, node):
-                last, silent = self._silent_s.get(node, (beat, 0.0))
-                silent_s[node] = (beat, silent + passed_s if beat == last else 0.0)
-        self._silent_s = silent_s
-        if silent_s and now - self._beaten_at >= self._beat_s:
+        self._silences.observe(
+            {node: beat for node, beat in self._beats() if is_alive(self._folder, node)}, now=now
+        )
+        if self._silences.known and now - self._beaten_at >= self._beat_s:
             self._lock.show_liveness()
             self._beaten_at = now
         return self._judge()
@@ -200,8 +192,8 @@ class Peers:
         return node not in self.frozen and is_alive(self._folder, node)
 
     def _judge(self) -> bool:
-        frozen = frozenset(node for node, (_, silent) in self._silent_s.items() if silent >= self._lease_s)
-        living = frozenset(self._silent_s) - frozen
+        frozen = self._silences.frozen
+        living = frozenset(self._silences.known) - frozen
         for node in frozen - self.frozen:
             _log.warning(
                 "node %s was silent for %g s; other nodes may take its sessions", node, self._lease_s
