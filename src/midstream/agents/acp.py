@@ -14,7 +14,7 @@ import contextlib
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
@@ -97,16 +97,7 @@ _INSTRUCTIONS = (
     "These are the instructions of the application that you are used in. They hold for the whole conversation; the "
     "user's first message follows them.\n\n{}"
 )
-_KINDS: Mapping[str, Kind] = {
-    "read": "read",
-    "edit": "edit",
-    "delete": "delete",
-    "move": "move",
-    "search": "search",
-    "execute": "execute",
-    "think": "think",
-    "fetch": "fetch",
-}
+_KINDS: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)}
 
 _Block = (
     TextContentBlock
@@ -431,7 +422,12 @@ class _Conversation:
         reader = self._reader
         tool, kind, arguments, is_vague = reader.describe_request(told)
         asked = Permission(
-            session, tool, _KINDS.get(kind, "other"), arguments, is_fixed=True, is_vague=is_vague
+            session,
+            tool,
+            _KINDS.get(kind, "other"),
+            arguments,
+            is_fixed=True,
+            is_vague=is_vague,
         )
         answer = await decide_permission(self._terms.permissions, asked, self._person)
         if not isinstance(answer, Allowed):

@@ -14,9 +14,8 @@ import click
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_agent, find_server
-from midstream.cli.key_option import KeyPlaceType
-from midstream.cli.listening import LOG_LEVELS, log_to_stderr, run_server
-from midstream.cli.log_format import FORMATS
+from midstream.cli.listening import log_to_stderr, run_server
+from midstream.cli.option_groups import encryption_option, log_options, mcp_option, sessions_store_option
 from midstream.cli.store_option import encrypted_store
 from midstream.extras import extra
 from midstream.paths import make_folder
@@ -33,33 +32,10 @@ LINE_BYTES_MAX = 64 * 1024 * 1024
 
 @click.command(short_help="Be an agent in an editor (Agent Client Protocol).")
 @click.argument("agent_name", metavar="MODULE:AGENT")
-@click.option(
-    "--store",
-    metavar="FILE|URL",
-    help="The store of all sessions: a SQLite file (created if missing), or a URL such as postgresql://host/db "
-    "(default: a file for the current folder, in midstream's data folder).",
-)
-@click.option(
-    "--mcp",
-    "servers",
-    multiple=True,
-    metavar="NAME=COMMAND|URL",
-    help="Add the tools of this MCP server: a command to start, or an address; may be repeated.",
-)
-@click.option(
-    "--key-file",
-    type=KeyPlaceType(exists=False),
-    help="Encrypt sessions under the first key of this file; created if neither the file nor the store exists. "
-    "A URL uses the key endpoint there.",
-)
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
-@click.option(
-    "--log-format",
-    type=click.Choice([*FORMATS]),
-    default="text",
-    show_default=True,
-    help="json: one object per line, with ids and without content of messages.",
-)
+@sessions_store_option
+@mcp_option
+@encryption_option("sessions", "store")
+@log_options
 @click.pass_obj
 def acp(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Be an agent in an editor that speaks the Agent Client Protocol, such as Zed. The editor starts this command.

@@ -15,6 +15,7 @@ from midstream.agents.pool import PoolLimits
 from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.agents.prior_transcript import TranscriptBudget
 from midstream.cli.mcp_servers import read_servers
+from midstream.cli.option_groups import group_options
 from midstream.cli.upstream_options import CLI, SILENCE_S, STORE, UpstreamOptions
 from midstream.errors import UsageError
 
@@ -173,13 +174,8 @@ _ON_POOL = (
 )
 
 
-def agent_options(command: F) -> F:
-    """Add the options of agents and of their pool."""
-    for option in reversed((*_ON_PERMISSIONS, *_ON_AGENTS, *_ON_POOL)):
-        command = option(command)
-    return command
-
-
+agent_options: Callable[[F], F] = group_options(*_ON_PERMISSIONS, *_ON_AGENTS, *_ON_POOL)
+"""The options of agents and of their pool."""
 OF_STORE = frozenset({"pool_records", "pool_days"})
 """Options that hold for all pools of a store: each pool removes what is beyond them."""
 

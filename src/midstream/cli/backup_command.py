@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from midstream.cli import Surroundings
 from midstream.cli.output import Output, json_option, one_line
+from midstream.cli.status_line import StatusLine
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.sqlite.backup_restore import put_back
 from midstream.store.sqlite.online_backup import back_up
 from midstream.store.store_registry import file_of, show_store
-
-QUIET_S = 0.5
-"""Seconds before progress is shown."""
 
 
 @click.command()
@@ -41,7 +38,6 @@ def backup(
     The copy shows one moment, is checked, and appears only when it is complete; `midstream restore` puts it back. A
     copy of an encrypted database needs the same key file.
     """
-    progress = _Progress(surroundings.talk.is_terminal, World())
     named = store or surroundings.places.store
     file = file_of(named)
     if file is None:
@@ -49,8 +45,10 @@ def backup(
             f"store {show_store(named)!r} is not a single file; copy it with the tools of its database "
             "(PostgreSQL: `pg_dump --schema`, or base backups with an archive of the log)"
         )
-    done = back_up(file, target, may_replace=force, progress=progress.show)
-    progress.clear()
+    with StatusLine(is_terminal=surroundings.talk.is_terminal, world=World()) as line:
+        done = back_up(
+            file, target, may_replace=force, progress=lambda share: line.show(f"copied {share:.0%}")
+        )
     counts = f"{done.sessions:,} sessions, {done.records:,} records, {done.bytes:,} bytes"
     output.print_one(done, f"{one_line(str(target))}: {counts}")
 
@@ -90,26 +88,3 @@ def restore(
     kept = f"; the one before is {one_line(done.replaced)}" if done.replaced else ""
     counts = f"{done.sessions:,} sessions, {done.records:,} records"
     output.print_one(done, f"{one_line(str(file))}: {counts}{kept}")
-
-
-class _Progress:
-    """One line on stderr with the copied share: only on a terminal, and only for long copies."""
-
-    def __init__(self, is_terminal: bool, world: World) -> None:  # noqa: FBT001 - a fact about the output
-        self._is_terminal = is_terminal
-        self._world = world
-        self._quiet_until = world.monotonic() + QUIET_S
-        self._is_shown = False
-
-    def show(self, share: float) -> None:
-        """Show the share that is copied, 0 to 1."""
-        if self._is_terminal and self._world.monotonic() >= self._quiet_until:
-            sys.stderr.write(f"\r\x1b[Kcopied {share:.0%}")
-            sys.stderr.flush()
-            self._is_shown = True
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._is_shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

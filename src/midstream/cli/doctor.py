@@ -117,7 +117,7 @@ def doctor(
         return _check_installation(surroundings, port, is_json=is_json)
     statuses: Counter[Status] = Counter()
     width = columns() if surroundings.out.is_terminal else COLUMNS
-    with ProgressLine(surroundings.talk.is_terminal, World()) as progress:
+    with ProgressLine(is_terminal=surroundings.talk.is_terminal, world=World()) as progress:
         found = (examine_url(store, profile=rules, key_file=key_file) for store in stores)
         for examined in chain(found, _examine(paths, look, progress) if paths else ()):
             report = _fix(examined, in_place=in_place) if fix else examined.report

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Self
 
-from midstream.cli.terminal import Ink, clean, columns, shorten, width_of
+from midstream.cli.status_line import StatusLine
+from midstream.cli.terminal import Ink, clean, shorten, width_of
 from midstream.doctor.findings import HistoryReport, LocatedFinding, Status
 from midstream.doctor.installation import Check, CheckResult
 from midstream.environment import World
 
 INDENT = "  "
-QUIET_S = 0.3
-"""Seconds before any progress is printed."""
-PAUSE_S = 0.1
-"""Seconds between two words about it."""
 
 _WORDS = {
     Status.CLEAN: "clean",
@@ -120,24 +114,13 @@ def _tail_of(path: str, width: int) -> str:
     return f"…{tail}"
 
 
-class ProgressLine:
-    """One line of progress on stderr: only on a terminal, and only where it takes a while."""
+class ProgressLine(StatusLine):
+    """Files and what was read of them, as one line of progress."""
 
-    def __init__(self, is_terminal: bool, world: World) -> None:  # noqa: FBT001 - a fact about the output
-        self._is_terminal = is_terminal
-        self._world = world
-        self._quiet_until = world.monotonic() + QUIET_S
+    def __init__(self, *, is_terminal: bool, world: World) -> None:
+        super().__init__(is_terminal=is_terminal, world=world)
         self._files = 0
         self._name = ""
-        self._is_shown = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.clear()
 
     def next(self, name: str) -> None:
         """Another file begins."""
@@ -147,18 +130,5 @@ class ProgressLine:
 
     def tick(self, done: int) -> None:
         """So many bytes of it are read."""
-        if not self._is_terminal or self._world.monotonic() < self._quiet_until:
-            return
-        self._quiet_until = self._world.monotonic() + PAUSE_S
         size = f" {done / 2**20:,.0f} MB" if done >= 2**20 else ""
-        line = shorten(clean(f"file {self._files}: {self._name}{size}", is_one_line=True), columns() - 1)
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
-        self._is_shown = True
-
-    def clear(self) -> None:
-        """Take the line away, before something else is printed."""
-        if self._is_shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._is_shown = False
+        self.show(f"file {self._files}: {self._name}{size}")

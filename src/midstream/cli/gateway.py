@@ -18,7 +18,6 @@ from midstream.cli.gateway_file import PRICES, file_option, models_of
 from midstream.cli.gateway_key import GatewayKey, find_key
 from midstream.cli.gateway_keys_command import keys, users_file
 from midstream.cli.gateway_usage_command import usage
-from midstream.cli.key_option import KeyPlaceType
 from midstream.cli.listening import (
     address_options,
     log_to_stderr,
@@ -27,6 +26,7 @@ from midstream.cli.listening import (
     require_safe_address,
     run_server,
 )
+from midstream.cli.option_groups import encryption_option
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.cli.upstream_options import find_upstream, is_pooled
@@ -145,12 +145,7 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     help="Hours after its last response until the text of a conversation is deleted.",
 )
 @agent_options
-@click.option(
-    "--key-file",
-    type=KeyPlaceType(exists=False),
-    help="Encrypt the database under the first key of this file; created if neither the file nor the database exists. "
-    "A URL uses the key endpoint there.",
-)
+@encryption_option("the database", "database")
 @click.option(
     "--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools that an agent runs itself."
 )

@@ -14,6 +14,7 @@ import click
 
 from midstream.cli.env_secrets import drop_secret_variables
 from midstream.cli.log_format import FORMATS
+from midstream.cli.option_groups import group_options, log_options
 from midstream.errors import UsageError
 from midstream.server.raw_connections import RawLimits
 from midstream.server.uvicorn_server import TlsFiles
@@ -23,7 +24,6 @@ if sys.platform != "win32":
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
 COLLECT_AFTER = (10_000, 5, 5)
 """When the garbage collector runs in a process that only serves. Python's own (700, 10, 10) is made for small
 programs: it walks thousands of connections again and again, and finds little, since little is part of a cycle. What
@@ -37,53 +37,39 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 def address_options(port: int) -> Callable[[F], F]:
     """Options of the address, and of the names under which clients may ask; `port` is the default port."""
-    host_option = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-    port_option = click.option(
-        "--port",
-        type=click.IntRange(0, 65535),
-        default=port,
-        show_default=True,
-        help="Port to listen on; 0 takes a free one.",
-    )
-    names_option = click.option(
-        "--allow-host",
-        "allowed_hosts",
-        multiple=True,
-        metavar="NAME",
-        help="Permitted host name of requests, if --host is not this machine only; * for any.",
-    )
-    certificate_option = click.option(
-        "--tls-cert",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="PEM file with the server's certificate and those above it; speaks TLS.",
-    )
-    tls_key_option = click.option(
-        "--tls-key",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="PEM file with the certificate's key, readable by you only.",
-    )
-    plain_option = click.option(
-        "--allow-plain-text",
-        "allows_plain_text",
-        is_flag=True,
-        help="Speak plain text also if --host is not this machine only: a proxy in front has TLS.",
-    )
-    options = (
-        host_option,
-        port_option,
-        names_option,
-        certificate_option,
-        tls_key_option,
-        plain_option,
+    pem = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return group_options(
+        click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=port,
+            show_default=True,
+            help="Port to listen on; 0 takes a free one.",
+        ),
+        click.option(
+            "--allow-host",
+            "allowed_hosts",
+            multiple=True,
+            metavar="NAME",
+            help="Permitted host name of requests, if --host is not this machine only; * for any.",
+        ),
+        click.option(
+            "--tls-cert",
+            type=pem,
+            help="PEM file with the server's certificate and those above it; speaks TLS.",
+        ),
+        click.option(
+            "--tls-key", type=pem, help="PEM file with the certificate's key, readable by you only."
+        ),
+        click.option(
+            "--allow-plain-text",
+            "allows_plain_text",
+            is_flag=True,
+            help="Speak plain text also if --host is not this machine only: a proxy in front has TLS.",
+        ),
         *_raw_options(),
     )
-
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 def _raw_options() -> tuple[Callable[[F], F], ...]:
@@ -166,22 +152,11 @@ def require_safe_address(options: Mapping[str, Any]) -> TlsFiles | None:
     return tls
 
 
-def report_options(command: F) -> F:
-    """Options of the log, and of the form in which the address is reported."""
-    log_option = click.option(
-        "--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True
-    )
-    format_option = click.option(
-        "--log-format",
-        type=click.Choice([*FORMATS]),
-        default="text",
-        show_default=True,
-        help="json: one object per line, with ids and without content of messages.",
-    )
-    json_option = click.option(
-        "--json", "is_json", is_flag=True, help="Print one JSON object when the server listens."
-    )
-    return log_option(format_option(json_option(command)))
+report_options: Callable[[F], F] = group_options(
+    log_options,
+    click.option("--json", "is_json", is_flag=True, help="Print one JSON object when the server listens."),
+)
+"""Options of the log, and of the form in which the address is reported."""
 
 
 def log_to_stderr(level: str, log_format: str, *, worker: int = 0) -> None:

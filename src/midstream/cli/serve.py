@@ -16,7 +16,6 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
-from midstream.cli.key_option import KeyPlaceType
 from midstream.cli.listening import (
     LOCAL_HOSTS,
     address_options,
@@ -26,6 +25,7 @@ from midstream.cli.listening import (
     require_safe_address,
     run_server,
 )
+from midstream.cli.option_groups import encryption_option, mcp_option, sessions_store_option
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.cli.workers import run_workers, workers_option
@@ -85,12 +85,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     help="Let other servers listen on the same port; start several with the same --store.",
 )
 @workers_option
-@click.option(
-    "--store",
-    metavar="FILE|URL",
-    help="The store of all sessions: a SQLite file (created if missing), or a URL such as postgresql://host/db "
-    "(default: a file for the current folder, in midstream's data folder).",
-)
+@sessions_store_option
 @click.option(
     "--no-auth",
     "is_open",
@@ -127,13 +122,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     metavar="ADDRESS",
     help="A proxy whose X-Forwarded-For and X-Forwarded-Proto are trusted; may be repeated.",
 )
-@click.option(
-    "--mcp",
-    "servers",
-    multiple=True,
-    metavar="NAME=COMMAND|URL",
-    help="Add the tools of this MCP server: a command to start, or an address; may be repeated.",
-)
+@mcp_option
 @click.option("--metrics", "has_metrics", is_flag=True, help="Serve counters for Prometheus at /metrics.")
 @click.option(
     "--otel",
@@ -188,12 +177,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     help="Settings of streams, as TOML: is_recovery_on, look_back_s, heartbeat_s, in_flight_max, coalesce_s, "
     "tail_bytes_max. May be changed while the server runs.",
 )
-@click.option(
-    "--key-file",
-    type=KeyPlaceType(exists=False),
-    help="Encrypt sessions under the first key of this file; created if neither the file nor the store exists. "
-    "A URL uses the key endpoint there.",
-)
+@encryption_option("sessions", "store")
 @click.option(
     "--encrypt",
     "encrypting",

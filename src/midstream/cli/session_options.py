@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
 from midstream.cli.key_option import key_file_option
+from midstream.cli.option_groups import group_options
 from midstream.cli.output import json_option
 from midstream.cli.sources import ServerSource, Source, StoreSource
 from midstream.cli.terminal import clean
@@ -43,19 +44,16 @@ def source_options(command: Callable[..., T]) -> Callable[..., T]:
         assert surroundings is not None, "the command is one of ours"
         return command(*args, source=source_of(surroundings, store, url, key_file), **options)
 
-    added: Callable[..., T] = with_source
-    for option in (
-        json_option(),
-        click.option("--url", metavar="URL", help="Use a running server, such as http://127.0.0.1:8000."),
+    return group_options(
+        key_file_option,
         click.option(
             "--store",
             metavar="FILE|URL",
             help="Read this store (default: the one that `midstream serve` uses).",
         ),
-        key_file_option,
-    ):
-        added = option(added)
-    return added
+        click.option("--url", metavar="URL", help="Use a running server, such as http://127.0.0.1:8000."),
+        json_option(),
+    )(with_source)
 
 
 url_argument = click.argument("url", default=DEFAULT_URL, envvar=URL_VARIABLE)
@@ -68,9 +66,7 @@ def server_options(command: Callable[..., T]) -> Callable[..., T]:
     def with_server(*args: Any, url: str, **options: Any) -> T:  # noqa: ANN401 - click passes options so
         return command(*args, source=ServerSource(url), **options)
 
-    added: Callable[..., T] = with_server
-    for option in (
-        json_option(),
+    return group_options(
         click.option(
             "--url",
             metavar="URL",
@@ -79,9 +75,8 @@ def server_options(command: Callable[..., T]) -> Callable[..., T]:
             show_default=True,
             help=f"The server; also {URL_VARIABLE}.",
         ),
-    ):
-        added = option(added)
-    return added
+        json_option(),
+    )(with_server)
 
 
 def source_of(

@@ -8,7 +8,7 @@ epoch is reached by claims, and the beginning of a pruned journal by records tha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from msgspec import Struct
@@ -33,19 +33,13 @@ class Copied(Struct, frozen=True):
     digest: str
 
 
-async def copy_store(
-    source: StoreReader,
-    target: Store,
-    *,
-    progress: Callable[[int], None] = lambda _: None,
-) -> Copied:
+async def copy_store(source: StoreReader, target: Store) -> Copied:
     """Copy whatever the target lacks, then compare each session with its source.
 
     Args:
         source: A server may work on it; what it appends meanwhile is copied by the next call.
         target: Open. No server may work on it. Both are guarded, or both are as they are stored: see
             `store_registry.copy_named`.
-        progress: Called with the number of sessions that are copied.
 
     Raises:
         UsageError: The target has other records under the name of a session, or another entry under a key.
@@ -54,7 +48,7 @@ async def copy_store(
     digest = hashlib.sha256()
     records = blobs = 0
     names = [line.session async for line in source.list()]
-    for number, name in enumerate(reversed(names), start=1):
+    for name in reversed(names):
         line = await source.find(name)
         if line is None:
             continue  # deleted meanwhile
@@ -63,7 +57,6 @@ async def copy_store(
         digest.update(await copy.verify())
         records += line.end - max(line.oldest - 1, 0)
         blobs += len(await target.blob_digests(name))
-        progress(number)
     entries = await _copy_entries(source, target)
     return Copied(len(names), records, blobs, entries, digest.hexdigest())
 

@@ -1,0 +1,65 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from midstream.cli.key_option import KeyPlaceType
+from midstream.cli.log_format import FORMATS
+
+F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def group_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return what adds options to a command, in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+log_options: Callable[[F], F] = group_options(
+    click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True),
+    click.option(
+        "--log-format",
+        type=click.Choice([*FORMATS]),
+        default="text",
+        show_default=True,
+        help="json: one object per line, with ids and without content of messages.",
+    ),
+)
+sessions_store_option = click.option(
+    "--store",
+    metavar="FILE|URL",
+    help="The store of all sessions: a SQLite file (created if missing), or a URL such as postgresql://host/db "
+    "(default: a file for the current folder, in midstream's data folder).",
+)
+mcp_option = click.option(
+    "--mcp",
+    "servers",
+    multiple=True,
+    metavar="NAME=COMMAND|URL",
+    help="Add the tools of this MCP server: a command to start, or an address; may be repeated.",
+)
+
+
+def encryption_option(what: str, store: str) -> Callable[[F], F]:
+    """Return the option for the keys of a store that may have to be made.
+
+    Args:
+        what, store: What is encrypted, and what it stands in.
+    """
+    return click.option(
+        "--key-file",
+        type=KeyPlaceType(exists=False),
+        help=f"Encrypt {what} under the first key of this file; created if neither the file nor the {store} exists. "
+        "A URL uses the key endpoint there.",
+    )
