@@ -78,10 +78,8 @@ class AcpProcess:
     Args:
         name: What errors and log lines call the agent.
         command: The program and its arguments.
-        cwd: Its folder.
         env: Added to the few variables that it is given of ours.
         leave: Decides what it asks leave for.
-        world: Its tasks.
     """
 
     def __init__(

@@ -603,7 +603,6 @@ def write_rules(folder: Path, instructions: str) -> None:
     A file that is not ours stays, and so does everything outside of the folder: a checkout may have links.
 
     Args:
-        folder: The agent's working folder.
         instructions: The content; "" removes the file.
     """
     path = folder / RULES_FILE

@@ -15,7 +15,6 @@ class Forwarding:
     """The servers that one upstream is given, for as long as it lives.
 
     Args:
-        name: The upstream's.
         abilities: Whether it has a flow of its own to sign in to servers.
     """
 

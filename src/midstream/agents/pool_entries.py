@@ -83,7 +83,6 @@ class PoolEntries:
     """The entries of one upstream.
 
     Args:
-        upstream: Its name.
         age_max_s: Seconds that a record is kept after its last use.
         records_max: Records that are kept, of all upstreams that share the store.
         evictions: Counts the removed records; a new counter by default.

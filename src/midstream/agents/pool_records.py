@@ -54,7 +54,6 @@ class PoolRecord(Struct, frozen=True):
 
     Args:
         agent: What to resume it by; "" while a fresh one has no name yet.
-        upstream: The name of the upstream.
         fingerprint: The digest of the agent's conversation, once the record is confirmed.
         phase: `pending`: a message was being sent; whether it arrived is unknown. `confirmed`: it answered with an
             event.

@@ -32,7 +32,6 @@ class SingleFlight:
         """Wait for an answer.
 
         Args:
-            request: Asks for it.
             let_go: Called with an answer that came although its waiter was cancelled: no other task has it.
                 Never raises.
 

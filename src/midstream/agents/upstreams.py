@@ -79,7 +79,6 @@ class UpstreamMessage(Struct, frozen=True):
     """Message to an agent.
 
     Args:
-        message: The user's words.
         results: Answers to the calls its last response asked for, in the calls' order; then `message` may have no
         parts. before: For a fresh conversation of an upstream that takes history: all entries before `message`.
         settings: How the answer is to be made; those that `Abilities.grants` does not name are ignored.

@@ -91,7 +91,6 @@ class Surroundings:
     """Settings that hold for every command of one invocation.
 
     Args:
-        places: Where files go.
         color: "auto", "always" or "never".
     """
 

@@ -47,7 +47,6 @@ class Answering:
     """Asks and answers. After each event `take` it; wait for `work` beside the events; then call `go_on`.
 
     Args:
-        client: Whose session it is.
         session: The session; questions of its sub-agents belong to it.
         screen, ink, width: Where the question is shown.
         prompt: Shows what stands before the answer; "" once the answer was typed.

@@ -169,7 +169,6 @@ class ChatSession:
     """One session, talked in from here; each turn has a client of its own, so that nothing is held at the prompt.
 
     Args:
-        surroundings: Places and colours.
         chats: What was there before.
         url, session: Where.
         is_json: Print events instead of words.

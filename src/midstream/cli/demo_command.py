@@ -91,7 +91,6 @@ class Show:
 
     Args:
         output: Where the story goes; where that is not stdout, what was found goes there as JSON.
-        ink: Its colours.
     """
 
     def __init__(self, output: TextIO, ink: Ink) -> None:

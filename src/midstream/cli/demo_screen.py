@@ -17,7 +17,6 @@ class DemoScreen:
 
     Args:
         write: Takes what is shown.
-        ink: Its colours.
     """
 
     def __init__(self, write: Callable[[str], None], ink: Ink) -> None:

@@ -29,7 +29,6 @@ class KeyLine(Struct, frozen=True):
     Args:
         id: Names the key; it is no part of it.
         expires_at: In seconds since 1970; None for never.
-        allowance: Its limits.
     """
 
     id: str

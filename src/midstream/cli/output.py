@@ -21,12 +21,7 @@ def one_line(text: str) -> str:
 
 
 class Output:
-    """Prints the results of one command.
-
-    Args:
-        ink: The colours of stdout.
-        is_json: Whether `--json` was given.
-    """
+    """Prints the results of one command."""
 
     def __init__(self, ink: Ink, *, is_json: bool) -> None:
         self.ink = ink

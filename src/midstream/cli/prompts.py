@@ -66,7 +66,6 @@ class QuestionPrompt:
     """One question put to a person at a terminal: show `new_lines`, then `prompt`, and `take` what is typed.
 
     Args:
-        question: The question.
         lines: The question set for this terminal; it can be answered once all of them were shown.
     """
 

@@ -364,7 +364,6 @@ class ServerSource(Source):
 
         Args:
             number: The name and the value of a number in the query.
-            body: What is sent with it.
 
         Raises:
             MidstreamError: It refused; nothing was changed.

@@ -20,7 +20,6 @@ class StatusLine:
 
     Args:
         is_terminal: Whether stderr is one; otherwise nothing is printed.
-        world: The clock.
     """
 
     def __init__(self, *, is_terminal: bool, world: World) -> None:

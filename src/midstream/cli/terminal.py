@@ -31,7 +31,6 @@ def clean(text: str, *, is_one_line: bool = False) -> str:
     """Return `text` without what could act on a terminal: only words, tabs and newlines are left.
 
     Args:
-        text: Anything.
         is_one_line: Join lines and runs of white space with single spaces, for a cell of a table.
     """
     harmless = _HOSTILE.sub("", _SEQUENCE.sub("", text.replace("\r\n", "\n")))

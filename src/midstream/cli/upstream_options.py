@@ -44,7 +44,6 @@ class UpstreamOptions(Struct, frozen=True):
         instructions: Where the instructions of a client application go; "" for its default.
         sign_in: The id of the authentication method that it uses; "" for none.
         sessions: Where its conversations are kept: `CLI`, `STORE`, or "" for its default.
-        limits: What its pool holds.
         silence_s: Seconds of silence after which an answer is cut, also before its first word.
     """
 
@@ -72,7 +71,6 @@ class Wanted(Struct, frozen=True):
         cwd: The folder an agent works in.
         api_key: The upstream's key, or None where it finds its own.
         options: What else it is to be made with.
-        kv: The gateway's store.
     """
 
     detail: str

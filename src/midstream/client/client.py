@@ -82,7 +82,6 @@ class InterruptedTurn(Struct, frozen=True):
     """A turn that an earlier process of this client did not see the end of. Iterate over it to go on.
 
     Args:
-        session: Its session.
         at: When this client last did something in it, in seconds since 1970.
     """
 

@@ -17,7 +17,6 @@ class ConnectionHeaders:
     """Headers that are found anew for each connection.
 
     Args:
-        url: The server's address.
         given: The application's headers. Where they have no `authorization`, this user's own credential is added.
 
     Raises:

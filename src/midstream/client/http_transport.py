@@ -66,7 +66,6 @@ class HttpPaths(Struct, frozen=True):
     Args:
         session: The address of the session.
         connection: What this client calls this connection; made by chance.
-        headers: Sent with each request.
     """
 
     session: str

@@ -53,8 +53,6 @@ class LocalTools:
     """The client's calls in one stream.
 
     Args:
-        session: The session, for the tools.
-        tools: By name.
         epoch: From `CheckpointFile.start_epoch`: calls that older ones started and did not end are in doubt.
         kept: What the checkpoint holds of this stream's calls.
     """

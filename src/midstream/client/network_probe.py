@@ -98,7 +98,6 @@ class NetworkReport(Struct, frozen=True):
     """The findings about the network between here and a server.
 
     Args:
-        url: The server.
         probed: What was found, the best transport first.
         transport: The best one that nothing disturbs, which will work; None where there is none.
         via: The names that proxies give in `Via` and `Server`.
@@ -178,10 +177,6 @@ def judge(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
 
 class NetworkProbe:
     """Asks one server over each transport.
-
-    Args:
-        url: Its address.
-        headers: Sent with each request.
 
     Raises:
         UsageError: `url` is no address of a server.

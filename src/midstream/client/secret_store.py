@@ -109,7 +109,6 @@ class SecretStore:
 
     Args:
         path: The file; made where it is missing. None keeps everything in memory.
-        world: Clock and names.
         keyring: Has new secrets in the place of the file.
     """
 
@@ -139,8 +138,6 @@ class SecretStore:
         On disk, or in the keyring, when it returns. Of several processes that put different ones, all get the same.
 
         Args:
-            key: Whose it is.
-            secret: Any text.
             keeper: The checkpoint that has the stream.
             replaces: The one that may be replaced.
 
@@ -153,7 +150,6 @@ class SecretStore:
         """Remove a secret; one that is not there is no error.
 
         Args:
-            key: Whose it is.
             only: The one to remove: where another one counts by now, that stays.
 
         Raises:
@@ -167,7 +163,6 @@ class SecretStore:
         Those that a keyring has stay until one that answers is there.
 
         Args:
-            keeper: The checkpoint.
             streams: All that it has: secrets of others that it had are removed.
 
         Raises:

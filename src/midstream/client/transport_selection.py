@@ -138,7 +138,6 @@ class TransportSelection:
     """How one client reaches its server.
 
     Args:
-        server: Its address.
         transport: `auto`, or the one to take.
         headers: What to send with a connection, asked for each.
         remembered: What worked before.
@@ -291,7 +290,6 @@ class Trial(Transport):
     The server takes each command once, so that saying it twice is harmless (STREAM-12).
 
     Args:
-        order: The transports to try.
         first_frame_s: Seconds for the first frame over each of them; None for as long as it takes.
     """
 

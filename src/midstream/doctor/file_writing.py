@@ -66,7 +66,6 @@ def write_in_place(path: Path, pieces: Pieces, expected: Stamp, settle: Settle =
 
     Args:
         expected: The original's stamp when it was examined.
-        settle: See `write_beside`.
 
     Raises:
         ConflictError: Another program wrote into the original meanwhile. It was not touched.
@@ -122,7 +121,6 @@ def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Pat
     """Write a repaired copy of a folder's files beside it: the originals, and what changed of them.
 
     Args:
-        path: The folder.
         originals: Files below it that make up the copy, as relative paths.
         changed: The new bytes of some of them, or None for those left out.
 

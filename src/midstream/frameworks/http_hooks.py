@@ -93,7 +93,6 @@ def repair_body(
 
     Args:
         path: The path of the request's URL, without the query; it decides the format of the body.
-        body: JSON.
         profile: Whose rules hold, if not those of the path.
         mode: As of `midstream.repair`. The prompt at the end stays in `rollback`, the system prompts at the top
             stay in `sanitize`: both belong to this request.

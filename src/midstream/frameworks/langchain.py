@@ -102,7 +102,6 @@ def repair_messages(
     (`midstream.frameworks.langgraph`), a call without a result gets the one that the journal has.
 
     Args:
-        given: The messages.
         profile: Whose rules hold; what every provider asks for unless named. Where the provider takes its system
             prompt apart, system messages at the top of the list stay there: LangChain moves them.
         mode: As of `midstream.repair`. The prompt at the end stays in `rollback`, the system messages at the top

@@ -90,9 +90,6 @@ class ToolGuard:
         Leaving it without an error settles calls in doubt that the graph did not request again: their outcome is
         unknown for good.
 
-        Args:
-            thread: The thread id of the graph's config.
-
         Raises:
             SessionBusyError: The thread is running in this process. Nothing was changed.
             LeaseHeldError: Another process runs it. Nothing was changed.

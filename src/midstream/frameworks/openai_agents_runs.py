@@ -44,7 +44,6 @@ class TurnScope:
     """The scope of one turn, in which one run takes place.
 
     Args:
-        turn: The turn.
         finished: The items of cancelled turns directly before it, which the input of its run may lack.
     """
 

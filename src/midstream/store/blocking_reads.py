@@ -55,9 +55,7 @@ class ClosedStore:
     """The methods of a `StoreReader`, without `await`. Make one with `opening.read_store`.
 
     Args:
-        stored: The store as it is.
         reader: The same, decrypted where its keys are here.
-        loop: Runs both.
     """
 
     def __init__(self, stored: StoreReader, reader: StoreReader, loop: LoopThread) -> None:

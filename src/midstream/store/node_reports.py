@@ -28,7 +28,6 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
         machine, pid, worker: Where it runs; worker 0 is the only process of its server.
         started_at: In seconds since 1970.
         every_s: Seconds until the next report.
-        figures: See `App.figures`.
         counts: What callers have used up here, by the names of limits and the digests of callers.
     """
 

@@ -58,11 +58,7 @@ def _in_front(
 
 
 class StoreInFront(Store):
-    """Any store, with a call of `before_operation` each time, which may wait or refuse. It declares no abilities.
-
-    Args:
-        store: The store behind it.
-    """
+    """Any store, with a call of `before_operation` each time, which may wait or refuse. It declares no abilities."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -118,7 +114,6 @@ class FailingStore(StoreInFront):
     """Any store, with failures by script. A failed call has written nothing, as in the contract; reading goes on.
 
     Args:
-        store: The store behind it.
         failures: What the n-th append raises, counted from 1 over all sessions; a repeated append counts again.
     """
 

@@ -573,7 +573,6 @@ class _Interrupted(Awaitable[T], Generator[Any, None, T]):
     Args:
         work: Goes from step to step: each time it has to wait, and what it waits for comes.
         step: The number of the step, from 1, before which something is closed.
-        close: Closes it.
         looks: For how many `LOOK_S` closing may go on by itself; then the work goes on.
     """
 

@@ -169,7 +169,6 @@ class EncryptedReader(StoreReader):
     """The reading half of an encrypted store.
 
     Args:
-        store: Keeps everything.
         keys: Whose keys wrap what.
         is_mixed: Also read what was written before there were keys.
     """

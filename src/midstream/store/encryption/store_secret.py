@@ -31,7 +31,6 @@ class WrappedKeySource:
     """The secret of an encrypted store.
 
     Args:
-        house: The operator's keys.
         is_mixed: Whether the store may hold journals that are not encrypted.
         world: Where a new secret comes from.
     """

@@ -25,12 +25,7 @@ HEAD_BYTES = len(MARK) + RANDOM_BYTES + SEAL_BYTES
 
 
 class EntrySeals:
-    """Makes and checks the seals of entries.
-
-    Args:
-        keys: The store's.
-        world: Random numbers.
-    """
+    """Makes and checks the seals of entries."""
 
     def __init__(self, keys: ChainKeys, world: World) -> None:
         self.spent = SpentEntries()

@@ -68,7 +68,6 @@ class GuardedReader(StoreReader):
     """The reading half of a guarded store.
 
     Args:
-        reader: The store behind it.
         source: Where its keys are; they are loaded with the first read.
     """
 
@@ -193,10 +192,7 @@ class GuardedStore(GuardedReader, Store):
     """A store in front of another one, with the same abilities: see the module.
 
     Args:
-        store: Keeps everything.
-        keys: Where its keys are.
         has_plain_blobs: Whether large results are stored as they are, so that their digests can be checked.
-        world: Clock and random numbers.
     """
 
     def __init__(self, store: Store, keys: KeySource, *, has_plain_blobs: bool, world: World) -> None:

@@ -37,12 +37,7 @@ class _Received(Struct):
 
 
 class InboxSeals:
-    """Makes and checks the seals of one node.
-
-    Args:
-        keys: The store's.
-        world: Clock and random numbers.
-    """
+    """Makes and checks the seals of one node."""
 
     def __init__(self, keys: ChainKeys, world: World) -> None:
         self._keys = keys

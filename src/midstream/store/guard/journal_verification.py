@@ -51,8 +51,6 @@ class SessionVerdict(Struct, frozen=True):
     """The result for one session.
 
     Args:
-        session: Its name.
-        verdict: See `Verdict`.
         end: Position of its last record.
         epoch: Of that record.
         link: Of that record, hexadecimal; "" where it has none.

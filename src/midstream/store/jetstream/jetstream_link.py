@@ -70,8 +70,6 @@ class SubjectWrite(Struct, frozen=True):
     """A message to be stored.
 
     Args:
-        subject: Its subject.
-        body: Its content.
         expected: Sequence number of the last message of this subject; 0: there is none; None: any.
         is_only: All older messages of the subject are removed.
     """
@@ -116,8 +114,6 @@ class JetStreamLink:
     """The connection of one process.
 
     Args:
-        address: The servers.
-        world: The clock.
         on_connected: Called after each reconnection: signals were missed.
     """
 

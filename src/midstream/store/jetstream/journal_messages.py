@@ -32,15 +32,12 @@ class JournalHead(Struct, frozen=True, array_like=True):
     """A message of a journal: an append, a claim, a release or a deletion.
 
     Args:
-        session: Its name.
         op: What only this write has.
         birth: The first epoch of the session, which no session of this name had before.
         epoch: Its newest epoch, which its records have.
         end: Position of its last record.
         node: The node that has it; "" where it was given up.
         created_at: Time of the first claim, in seconds since 1970.
-        mark: Its line in listings.
-        seal: See `Batch`.
         parts: Messages before this one that have the records; 0: this one has them.
         is_gone: The session was deleted.
         bodies, links: The records, up to `end`.

@@ -69,7 +69,6 @@ class JournalWrites:
     """Writes of one node.
 
     Args:
-        presence: This node, and whether others live.
         on_moved: Called with a session and its new end after each write.
         on_freed: Called when a session with an open turn was given up.
     """

@@ -50,7 +50,6 @@ class NodePresence:
     """This process among the nodes, and the others as it sees them.
 
     Args:
-        node: The name of this node.
         lease_s: Seconds of silence after which a node that is connected counts as frozen.
         on_change: Called when the death of a node was noticed.
     """

@@ -123,10 +123,7 @@ class CommandInbox:
     """The commands that this node forwards, and those that it answers.
 
     Args:
-        pool: Connections to write with.
-        lock: This node.
         frozen: The nodes whose sessions may be taken though they hold their locks.
-        world: Starts tasks.
     """
 
     def __init__(

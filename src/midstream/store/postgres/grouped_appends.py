@@ -112,8 +112,6 @@ class GroupedAppends:
     """Makes the appends of one process, one group at a time.
 
     Args:
-        postgres: The database.
-        world: The clock.
         on_moved: Called with the new ends after each group.
     """
 

@@ -263,8 +263,6 @@ class Neighbours:
     """The other nodes, as this one sees them.
 
     Args:
-        lock: This node.
-        pool: For short questions.
         lease_s: Seconds without a beat after which a node counts as frozen.
         on_death: Called when the end of a node was noticed.
     """

@@ -84,10 +84,6 @@ class NodeWatcher:
     """Looks for changes, from `start` to `close`.
 
     Args:
-        lock: This node.
-        neighbours: The others.
-        pool: For questions.
-        world: The clock.
         notifier: Announces to the others what is followed here, and is informed of what they follow.
     """
 

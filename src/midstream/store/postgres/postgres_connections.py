@@ -63,11 +63,7 @@ update ledger set timeline = $1, era = era + (timeline <> '')::integer where tim
 
 
 class Postgres:
-    """Opens connections to one database.
-
-    Args:
-        address: The database and the schema.
-    """
+    """Opens connections to one database."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self.address = address

@@ -165,12 +165,7 @@ class PostgresReads(StoreReader):
 
 
 class PostgresReader(PostgresReads):
-    """A store that is opened for reading only.
-
-    Args:
-        postgres: Its database.
-        connection: Answers the questions.
-    """
+    """A store that is opened for reading only."""
 
     def __init__(self, postgres: Postgres, connection: asyncpg.Connection) -> None:
         self._postgres = postgres

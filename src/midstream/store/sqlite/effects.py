@@ -60,7 +60,6 @@ class Effects:
     Args:
         db: The connection; a transaction is open whenever `attempt` is called.
         begin: Opens another one, where a statement of a tool has ended it.
-        world: The clock.
     """
 
     def __init__(self, db: apsw.Connection, begin: Callable[[], object], world: World) -> None:

@@ -67,14 +67,7 @@ class Committer(Protocol):
 
 
 class Commits:
-    """Makes the commits of one database, one at a time.
-
-    Args:
-        writer: Who makes them.
-        thread: Where.
-        durability: See `Durability`.
-        world: The clock.
-    """
+    """Makes the commits of one database, one at a time."""
 
     def __init__(self, writer: Committer, thread: WorkThread, durability: Durability, world: World) -> None:
         self._writer = writer
@@ -111,7 +104,6 @@ class Commits:
 
         Args:
             write: Does it, or refuses by a `MidstreamError` before it has written anything.
-            is_alone: See `QueuedOperation`.
         """
         answer: asyncio.Future[T] = self._loop.create_future()
         self._waiting.append(QueuedOperation(write, self._sync or sync, answer, is_alone))
@@ -127,9 +119,6 @@ class Commits:
         """Commit `write` alone, here and now, and return its answer; None where it is to be asked for.
 
         After None nothing was written: the commit would be synced, or have to wait, or was refused.
-
-        Args:
-            write: See `submit`.
         """
         if (self._sync or sync) is Sync.FULL or self._is_busy or self._is_shared or self._has_new_log:
             return None

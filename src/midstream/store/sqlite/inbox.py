@@ -100,11 +100,7 @@ def clear(db: SqlConnection, *, is_alive: Callable[[str], bool]) -> None:
 
 
 class Sight:
-    """The database as a watcher sees it. It belongs to the watcher's thread.
-
-    Args:
-        rows: Runs a query and returns its rows.
-    """
+    """The database as a watcher sees it. It belongs to the watcher's thread."""
 
     def __init__(self, rows: Callable[[str, tuple[Any, ...]], list[Any]]) -> None:
         self._rows = rows

@@ -186,11 +186,7 @@ class SQLiteReads(StoreReader):
 
 
 class SQLiteReader(SQLiteReads):
-    """A database that is opened for reading only.
-
-    Args:
-        reader: Its connection.
-    """
+    """A database that is opened for reading only."""
 
     def __init__(self, reader: ReadConnection) -> None:
         self._reader = reader

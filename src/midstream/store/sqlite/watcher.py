@@ -61,10 +61,7 @@ class Watcher:
     """Looks around in a thread of its own, from `start` to `close`; beats for its node meanwhile.
 
     Args:
-        node: Who looks.
-        peers: The other nodes, and how to find them.
         sight: Opens the view of the database, in the thread that looks.
-        world: The clock.
     """
 
     def __init__(

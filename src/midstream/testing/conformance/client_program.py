@@ -40,7 +40,6 @@ class ClientProgram:
 
     Args:
         command: The program and its arguments.
-        url: The address of the scripted server.
         folder: Where the program may store its files; each stream gets a folder of its own there.
         wait_s: Seconds for each answer.
 

@@ -89,8 +89,6 @@ class WireTrial:
     """Plays scripts to one client.
 
     Args:
-        server: Listening.
-        subject: The client.
         wait_s: Seconds that the client has for whatever it owes.
     """
 

@@ -257,7 +257,6 @@ class ServerTrial:
     """Runs scripts against one server.
 
     Args:
-        connect: Makes connections.
         way: How these carry frames.
         world: Gives the scripts their names.
         wait_s: Seconds for each answer.
