@@ -10,7 +10,6 @@ from midstream.agents.cache_use import (
     ModelCall,
     Prefix,
     TurnCost,
-    model_calls,
     turn_costs,
 )
 from midstream.history.messages import Response, Text, Usage
@@ -42,8 +41,12 @@ def responded(
     return ResponseCompleted(1, number, 1, body, at or float(number), prompt=prompt)
 
 
+def model_calls(records: list[Record]) -> list[ModelCall]:
+    return [call for turn in turn_costs(records) for call in turn.calls]
+
+
 def told(*records: Record) -> list[tuple[Prefix, str]]:
-    return [(call.kind, call.reason) for call in model_calls(records)]
+    return [(call.kind, call.reason) for call in model_calls([*records])]
 
 
 @spec("REUSE-65")

@@ -7,19 +7,22 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from midstream.cli.sources import ServerSource, StoreSource, error_of, resolve
+from midstream.cli.sources import ServerSource, StoreSource, resolve
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.errors import (
     ConnectionLostError,
     MidstreamError,
-    SeqnoGapError,
+    ProtocolError,
     SessionBusyError,
     SessionNotFoundError,
+    UnavailableError,
     UsageError,
 )
 from midstream.store.encryption.ciphers import FileKeys
@@ -76,6 +79,32 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         ServerSource(url)
 
 
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'{"type":"urn:midstream:error:session_busy","code":"session_busy","detail":"x"}', SessionBusyError),
+        (b'{"type":"urn:midstream:error:new","code":"new","detail":"x","retry":"later"}', UnavailableError),
+        (b"<html>nobody is here", ProtocolError),
+    ],
+)
+def test_a_refusal_of_a_server_is_the_same_error_here(body: bytes, kind: type[MidstreamError]) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(409)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        answering = Thread(target=server.handle_request)
+        answering.start()
+        with pytest.raises(MidstreamError) as refused:
+            list(ServerSource(f"http://127.0.0.1:{server.server_port}").list())
+        answering.join()
+    assert type(refused.value) is kind
+
+
 def test_a_name_is_an_id_or_its_only_beginning_or_the_last(store: Path) -> None:
     source = StoreSource(store)
     assert resolve(source, "harbour-1").id == "harbour-1"
@@ -85,12 +114,6 @@ def test_a_name_is_an_id_or_its_only_beginning_or_the_last(store: Path) -> None:
         resolve(source, "har")
     with pytest.raises(SessionNotFoundError):
         resolve(source, "x")
-
-
-def test_an_error_of_a_server_is_the_same_error_here() -> None:
-    assert isinstance(error_of("session_busy", "x"), SessionBusyError)
-    assert type(error_of("from_the_future", "x")) is MidstreamError
-    assert not isinstance(error_of("seqno_gap", "x"), SeqnoGapError)  # it needs a number that is not here
 
 
 LARGE = "é\n" * 40_000

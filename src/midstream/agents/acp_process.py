@@ -215,10 +215,6 @@ class AcpProcess:
         status = error.code if error.code in STATUSES else None
         return upstream_error(self._name, ": ".join(said), names=names, status=status, unknown=unknown)
 
-    def quiet(self) -> None:
-        """Skip all updates that were not read."""
-        self._listener.updates = asyncio.Queue()
-
     def take_updates(self) -> list[tuple[str, object]]:
         """Return the updates that came, each with its session, once."""
         updates = self._listener.updates

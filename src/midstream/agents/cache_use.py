@@ -137,12 +137,6 @@ def _of_calls(calls: list[ModelCall], cached: int) -> tuple[str, str, str]:
     return first.kind.value, "" if is_warm else first.reason, ""
 
 
-def model_calls(records: Iterable[Record]) -> list[ModelCall]:
-    """Return the model calls of a journal, in order."""
-    reading = _Reading()
-    return [call for record in records if (call := reading.take(record)) is not None]
-
-
 class _Reading:
     """Facts known of the last request that the next one should begin with."""
 

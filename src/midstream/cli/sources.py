@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from midstream.cli import Surroundings
 from midstream.cli.session_secret import FILE_VARIABLE, delete_secret, read_secrets
-from midstream.client.transports import base_url
+from midstream.client.transports import base_url, problem_in, refusal_of
 from midstream.environment import World
 from midstream.errors import (
     ConnectionLostError,
@@ -304,13 +304,6 @@ class _Nodes(Struct, frozen=True):
     nodes: tuple[NodeLine, ...]
 
 
-class _Problem(Struct, frozen=True):
-    """Error document of our servers (RFC 9457 with a code)."""
-
-    detail: str
-    code: str
-
-
 class ServerSource(Source):
     """A running server, over its HTTP interface.
 
@@ -459,8 +452,10 @@ class ServerSource(Source):
                 f"{self.url} redirects to another address; none is followed: give the address of the server itself"
             )
         if answer.status >= http.client.BAD_REQUEST:
-            problem = self._read(answer.read(), _Problem)
-            raise error_of(problem.code, problem.detail)
+            body_of_refusal = answer.read()
+            if problem_in(body_of_refusal) is None:
+                raise ProtocolError(f"{self.url} does not answer like a midstream server")
+            raise refusal_of(answer.status, body_of_refusal)
         return answer
 
     def _read(self, body: bytes, kind: type[T]) -> T:
@@ -475,15 +470,3 @@ def _places() -> Paths | None:
     context = click.get_current_context(silent=True)
     surroundings = context.find_object(Surroundings) if context else None
     return surroundings.places if surroundings else None
-
-
-def error_of(code: str, message: str) -> MidstreamError:
-    """Return the error of ours that has this code, else a plain one."""
-    return next((kind(message) for kind in _kinds() if kind.code == code), MidstreamError(message))
-
-
-def _kinds(root: type[MidstreamError] = MidstreamError) -> Iterable[type[MidstreamError]]:
-    for kind in root.__subclasses__():
-        if kind.__init__ is MidstreamError.__init__:
-            yield kind
-        yield from _kinds(kind)
