@@ -6,6 +6,7 @@ import asyncio
 import http.client
 from collections.abc import Mapping
 from functools import partial
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -15,6 +16,8 @@ from midstream.client.transports import refusal_of, session_path
 from midstream.errors import ConnectionLostError, ProtocolError
 from midstream.session.questions import Question
 from midstream.session.records import OPEN_STATUSES
+
+T = TypeVar("T")
 
 ANSWER_S = 10.0
 """Seconds a server may take for an answer."""
@@ -35,10 +38,7 @@ async def questions(url: str, session: str | None, headers: Mapping[str, str]) -
     """
     path = "/v1/questions" if session is None else f"/v1/questions?session={quote(session, safe='')}"
     body = await asyncio.to_thread(partial(_request, "GET", url, path, headers))
-    try:
-        return msgspec.json.decode(body, type=_Questions).questions
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{url} is not a midstream server, or is another version") from error
+    return _read(url, body, _Questions).questions
 
 
 class _Now(Struct):
@@ -55,10 +55,7 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
         MidstreamError: The server refused.
     """
     body = await asyncio.to_thread(partial(_request, "GET", url, session_path(session), headers))
-    try:
-        now = msgspec.json.decode(body, type=_Now)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{url} is not a midstream server, or is another version") from error
+    now = _read(url, body, _Now)
     return now.event_id, now.status not in OPEN_STATUSES, body
 
 
@@ -87,10 +84,7 @@ async def let_look(url: str, session: str, for_s: float, headers: Mapping[str, s
     wish = msgspec.json.encode({"for_s": for_s})
     path = f"{session_path(session)}/viewers"
     body = await asyncio.to_thread(partial(_request, "POST", url, path, headers, wish))
-    try:
-        return msgspec.json.decode(body, type=_Issued).word
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"{url} is not a midstream server, or is another version") from error
+    return _read(url, body, _Issued).word
 
 
 async def withdraw_viewers(url: str, session: str, headers: Mapping[str, str]) -> None:
@@ -101,6 +95,13 @@ async def withdraw_viewers(url: str, session: str, headers: Mapping[str, str]) -
         MidstreamError: The server refused.
     """
     await asyncio.to_thread(partial(_request, "DELETE", url, f"{session_path(session)}/viewers", headers))
+
+
+def _read(url: str, body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"{url} is not a midstream server, or is another version") from error
 
 
 def _request(method: str, url: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
