@@ -16,8 +16,8 @@ from msgspec import Struct
 from midstream.doctor import opencode, sqlite_files
 from midstream.doctor.file_reading import value_in
 from midstream.doctor.file_writing import Written, copy_of, make_backup, make_whole
-from midstream.doctor.findings import HistoryReport, LocatedFinding, finding, status_of
-from midstream.doctor.opencode import StoredMessage
+from midstream.doctor.findings import HistoryReport, finding
+from midstream.doctor.opencode import StorageFindings, StoredMessage
 from midstream.doctor.rewriting import encode
 from midstream.doctor.shapes import Json
 from midstream.doctor.sqlite_files import Database
@@ -122,43 +122,26 @@ def examine_opencode(
             tick(number)
             database.examine(session)
         database.find_orphans()
-    report = HistoryReport(
-        str(path),
-        status_of(database.findings),
-        "opencode",
-        profile or "opencode",
-        database.messages,
-        database.sessions,
-        tuple(database.findings),
-    )
-    return report, DatabaseRemedy(path, database.changes) if database.changes else None
+    return database.report(path), DatabaseRemedy(path, database.changes) if database.changes else None
 
 
-class _Database:
+class _Database(StorageFindings):
     def __init__(self, db: Database, profile: str | None) -> None:
-        self.findings: list[LocatedFinding] = []
+        super().__init__(profile)
         self.changes: list[Change] = []
-        self.messages = 0
-        self.sessions = 0
         self._db = db
-        self._profile = profile
         tables = _tables(db)
         order = "seq, id" if "seq" in _columns(db, "session_message") else "time_created, id"
         self._newer = NEWER.format(order=order) if "session_message" in tables else None
 
     def examine(self, session: str) -> None:
         """Look at one session."""
-        self.sessions += 1
-        stored = list(self._read_messages(session)) or list(self._newer_ones(session))
-        self.messages += len(stored)
-        self.findings += opencode.findings_in(stored, self._profile)
+        self.judge(list(self._read_messages(session)) or list(self._newer_ones(session)))
 
     def find_orphans(self) -> None:
         """Look for parts whose message is gone."""
         for (message,) in self._db.execute(ORPHANS):
-            self.findings.append(
-                finding("orphan-part", "none: opencode does not read it", file=f"message {message}")
-            )
+            self.note_orphan(f"message {message}")
 
     def _read_messages(self, session: str) -> Iterator[StoredMessage]:
         for id_, data in self._db.execute(MESSAGES, (session,)):

@@ -7,10 +7,11 @@ came to an end, a part whose message is gone, and a file that was cut while it w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
-from midstream.doctor.findings import LocatedFinding, finding_of
+from midstream.doctor.findings import HistoryReport, LocatedFinding, finding, finding_of, status_of
 from midstream.doctor.shapes import Json
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.placeholders import UNKNOWN
@@ -48,19 +49,50 @@ def messages_of(stored: Sequence[StoredMessage]) -> tuple[list[Json], list[str]]
     return messages, files
 
 
-def findings_in(stored: Sequence[StoredMessage], profile: str | None) -> list[LocatedFinding]:
-    """Judge a session by a provider's rules, or by what opencode itself sends as it is.
+class StorageFindings:
+    """What was found in the sessions of a storage so far.
 
-    Raises:
-        UsageError: No profile has this name.
+    Args:
+        profile: The provider whose rules hold; None judges by what opencode itself sends as it is.
     """
-    messages, files = messages_of(stored)
-    edits = repair(messages, format="anthropic", profile=profile or "neutral").edits
-    return [
-        finding_of(edit, message=edit.at, file=files[edit.at] if 0 <= edit.at < len(files) else "")
-        for edit in edits
-        if profile is not None or edit.code in ITS_OWN
-    ]
+
+    def __init__(self, profile: str | None) -> None:
+        self.findings: list[LocatedFinding] = []
+        self.messages = 0
+        self.sessions = 0
+        self._profile = profile
+
+    def judge(self, stored: Sequence[StoredMessage]) -> None:
+        """Judge one session.
+
+        Raises:
+            UsageError: No profile has this name.
+        """
+        self.sessions += 1
+        self.messages += len(stored)
+        messages, files = messages_of(stored)
+        edits = repair(messages, format="anthropic", profile=self._profile or "neutral").edits
+        self.findings += [
+            finding_of(edit, message=edit.at, file=files[edit.at] if 0 <= edit.at < len(files) else "")
+            for edit in edits
+            if self._profile is not None or edit.code in ITS_OWN
+        ]
+
+    def note_orphan(self, file: str) -> None:
+        """Note parts whose message is gone."""
+        self.findings.append(finding("orphan-part", "none: opencode does not read it", file=file))
+
+    def report(self, path: Path) -> HistoryReport:
+        """Return the report about the whole storage."""
+        return HistoryReport(
+            str(path),
+            status_of(self.findings),
+            "opencode",
+            self._profile or "opencode",
+            self.messages,
+            self.sessions,
+            tuple(self.findings),
+        )
 
 
 def _blocks(stored: StoredMessage) -> tuple[list[Json], list[Json]]:

@@ -10,7 +10,7 @@ from typing import Any
 from midstream.doctor import opencode
 from midstream.doctor.file_reading import Stamp, require_no_link, stamp_of, value_in
 from midstream.doctor.file_writing import Written, write_folder_beside, write_in_place
-from midstream.doctor.findings import HistoryReport, LocatedFinding, finding, status_of
+from midstream.doctor.findings import HistoryReport, finding
 from midstream.doctor.rewriting import encode
 from midstream.errors import UnreadableHistoryError
 
@@ -62,40 +62,27 @@ def examine_storage(
         tick(number)
         storage.examine(session)
     storage.find_orphans()
-    report = HistoryReport(
-        str(path),
-        status_of(storage.findings),
-        "opencode",
-        profile or "opencode",
-        storage.messages,
-        storage.sessions,
-        tuple(storage.findings),
-    )
+    report = storage.report(path)
     if not storage.changed:
         return report, None
     return report, FolderRemedy(path, storage.originals, storage.changed, storage.stamps)
 
 
-class _Storage:
+class _Storage(opencode.StorageFindings):
     def __init__(self, path: Path, profile: str | None) -> None:
-        self.findings: list[LocatedFinding] = []
+        super().__init__(profile)
         self.changed: dict[Path, bytes | None] = {}
         self.stamps: dict[Path, Stamp] = {}
         self.originals: list[Path] = []
-        self.messages = 0
-        self.sessions = 0
         self._path = path
-        self._profile = profile
         self._known: set[str] = set()
 
     def examine(self, session: str) -> None:
         """Look at one session."""
-        self.sessions += 1
         before = len(self.changed)
         files: list[Path] = []
         stored = list(self._read_messages(session, files))
-        self.messages += len(stored)
-        self.findings += opencode.findings_in(stored, self._profile)
+        self.judge(stored)
         for message in stored:
             for name, part in message.parts:
                 if opencode.is_open(part):
@@ -110,9 +97,7 @@ class _Storage:
         """Look for parts whose message is gone."""
         for message in _folders(self._path / "part"):
             if message not in self._known:
-                self.findings.append(
-                    finding("orphan-part", "none: opencode does not read it", file=f"part/{message}")
-                )
+                self.note_orphan(f"part/{message}")
 
     def _read_messages(self, session: str, files: list[Path]) -> Iterator[opencode.StoredMessage]:
         for name in _files(self._path / "message" / session):

@@ -63,6 +63,7 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.turns import run_turn
 
 T = TypeVar("T")
+C = TypeVar("C", Upstream, UpstreamAgent)
 
 WORLD = World()
 LIMIT_S = 30.0
@@ -178,20 +179,20 @@ class UpstreamContract:
     # --- what it declares of itself
 
     async def test_it_has_a_name_and_an_identity_of_plain_text(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             assert upstream.name
             assert upstream.abilities == peer.upstream().abilities
             assert {type(word) for pair in upstream.identity.items() for word in pair} <= {str}
             assert dict(upstream.identity) == dict(peer.upstream().identity)
 
     async def test_it_forks_if_it_declares_so(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             assert upstream.abilities.can_fork == isinstance(upstream, ForkingUpstream)
 
     # --- a conversation
 
     async def test_an_answer_is_opened_first_and_finished_last(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             events = await _send(agent, "one")
             opened = _opening_of(events)
             assert opened.agent
@@ -201,13 +202,13 @@ class UpstreamContract:
             assert _text(events) == "one"
 
     async def test_an_answer_comes_in_pieces(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             await _send(agent, "a first message of many words")
             events = await _send(agent, "a second one")
             assert sum(isinstance(event, TextDelta) and bool(event.text) for event in events) > 1
 
     async def test_a_conversation_goes_on_in_the_same_agent(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             await _send(agent, "one")
             assert _text(await _send(agent, "two")) == _join("one", "two")
             assert _text(await _send(agent, "three")) == _join("one", "two", "three")
@@ -215,7 +216,7 @@ class UpstreamContract:
 
     async def test_a_conversation_goes_on_in_another_process(self, peer: UpstreamPeer) -> None:
         name = await _begin(peer, "one", "two")
-        async with _connect(peer) as upstream, _resume(upstream, name) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream, name) as agent:
             events = await _send(agent, "three")
             assert _text(events) == _join("one", "two", "three")
             assert isinstance(events[0], MessageTaken)
@@ -227,7 +228,11 @@ class UpstreamContract:
         self, peer: UpstreamPeer
     ) -> None:
         _needs(peer, Trait.PROCESS)
-        async with _connect(peer) as upstream, _fresh(upstream) as first, _fresh(upstream) as second:
+        async with (
+            _closing(peer.upstream()) as upstream,
+            _resume(upstream) as first,
+            _resume(upstream) as second,
+        ):
             names = [_opening_of(await _send(agent, "one")).agent for agent in (first, second)]
             peer.end_processes()
             for name, agent in zip(names, (first, second), strict=True):
@@ -239,13 +244,17 @@ class UpstreamContract:
     async def test_each_answer_has_a_name_to_resume_by(self, peer: UpstreamPeer) -> None:
         name = await _begin(peer, "one")
         for number, text in enumerate(("two", "three", "four"), start=2):
-            async with _connect(peer) as upstream, _resume(upstream, name) as agent:
+            async with _closing(peer.upstream()) as upstream, _resume(upstream, name) as agent:
                 events = await _send(agent, text)
                 assert len(_text(events).split(SEPARATOR)) == number
                 name = _opening_of(events).agent
 
     async def test_conversations_are_separate(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream, _fresh(upstream) as first, _fresh(upstream) as second:
+        async with (
+            _closing(peer.upstream()) as upstream,
+            _resume(upstream) as first,
+            _resume(upstream) as second,
+        ):
             await _send(first, "one")
             await _send(second, "other")
             both = await asyncio.gather(_send(first, "two"), _send(second, "another"))
@@ -255,13 +264,13 @@ class UpstreamContract:
 
     async def test_text_arrives_unchanged(self, peer: UpstreamPeer) -> None:
         text = '  "quoted" \\ naïve ☃ 😀\nline\ttab /slash @file $HOME {x} <b> '
-        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             await _send(agent, text)
             assert [told.text for told in peer.messages()] == [text]
 
     async def test_a_long_message_arrives_whole(self, peer: UpstreamPeer) -> None:
         text = "a line of a long paste\n" * 20_000
-        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             assert _text(await _send(agent, text)) == text
             assert [told.text for told in peer.messages()] == [text]
 
@@ -269,7 +278,7 @@ class UpstreamContract:
         _needs(peer, Trait.USAGE)
         written = 0 if Trait.CACHE_WRITES in peer.lacks else USAGE.cache_write_tokens
         usage = replace(USAGE, cache_write_tokens=written)
-        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             for text in ("one", "two"):
                 events = await _send(agent, text)
                 assert isinstance(events[-1], Finished)
@@ -277,9 +286,9 @@ class UpstreamContract:
 
     async def test_a_repeated_message_has_the_same_key(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.KEYS)
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             for key in ("first", "first", "second"):
-                async with _fresh(upstream) as agent:
+                async with _resume(upstream) as agent:
                     await _send(agent, "one", key=key)
         first, again, second = (told.key for told in peer.messages())
         assert first == again != second
@@ -289,7 +298,7 @@ class UpstreamContract:
         _needs(peer, Trait.CALLS)
         arguments, content = {"path": "a.txt"}, "what stands in a.txt"
         peer.run_tool("read", json.dumps(arguments), content)
-        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             events = await _send(agent, "one")
             assert not [event for event in events if isinstance(event, ToolCallRequested)]
             told = [event for event in events if isinstance(event, UpstreamCallStarted | UpstreamCallEnded)]
@@ -307,10 +316,10 @@ class UpstreamContract:
     async def test_a_fork_goes_on_from_its_mark_and_leaves_the_first_as_it_is(
         self, peer: UpstreamPeer
     ) -> None:
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             if not isinstance(upstream, ForkingUpstream):
                 pytest.skip("it cannot fork")
-            async with _fresh(upstream) as agent:
+            async with _resume(upstream) as agent:
                 first = await _send(agent, "one")
                 name = _opening_of(await _send(agent, "two")).agent
             mark = [event.mark for event in first if isinstance(event, Marked)][-1]
@@ -331,17 +340,17 @@ class UpstreamContract:
     async def test_a_deleted_agent_is_gone_and_receives_no_message(self, peer: UpstreamPeer) -> None:
         name = await _begin(peer, "one")
         peer.expire(name)
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             with pytest.raises(UpstreamGoneError):
                 await _answer_by(upstream, name, "two")
-            async with _fresh(upstream) as agent:
+            async with _resume(upstream) as agent:
                 assert _text(await _send(agent, "again")) == "again"
 
     async def test_a_wrong_conversation_id_is_detected(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.ECHO)
         name = await _begin(peer, "one")
         peer.echo_wrong_id()
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             try:
                 events = await _answer_by(upstream, name, "two")
             except UpstreamGoneError:  # noticed before anything was sent
@@ -356,7 +365,7 @@ class UpstreamContract:
         _needs(peer, Trait.BUSY)
         name = await _begin(peer, "one")
         peer.be_busy(name)
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             with pytest.raises(UpstreamBusyError):
                 await _answer_by(upstream, name, "two")
             async with _resume(upstream, name) as agent:
@@ -366,12 +375,12 @@ class UpstreamContract:
     async def test_a_refused_credential_is_recognized(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.VERIFY)
         peer.refuse_key()
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             with pytest.raises(ModelAccessError):
                 await _answer_by(upstream, "", "one")
 
     async def test_a_credential_is_verified_without_a_conversation(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream, asyncio.timeout(LIMIT_S):
+        async with _closing(peer.upstream()) as upstream, asyncio.timeout(LIMIT_S):
             assert await upstream.verify() is True
             if Trait.VERIFY not in peer.lacks:
                 peer.refuse_key()
@@ -383,7 +392,7 @@ class UpstreamContract:
     ) -> None:
         name = await _begin(peer, "one")
         peer.die_mid_stream()
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             events: list[UpstreamEvent] = []
             with pytest.raises(ModelError) as raised:
                 await _answer_by(upstream, name, "two", events)
@@ -392,7 +401,7 @@ class UpstreamContract:
             assert isinstance(events[0], MessageTaken)
             assert _text(events)
             assert not [event for event in events if isinstance(event, Finished)]
-        async with _connect(peer) as upstream:
+        async with _closing(peer.upstream()) as upstream:
             answer = _text(await _answer_by(upstream, events[0].agent, "three"))
             assert answer.split(SEPARATOR)[0] == "one"
             assert answer.split(SEPARATOR)[-1] == "three"
@@ -431,7 +440,7 @@ class UpstreamContract:
     # --- being stopped
 
     async def test_closing_an_answer_stops_it_at_the_other_end(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             name = _opening_of(await _send(agent, "one")).agent
             peer.hang()
             answer = agent.send(UpstreamMessage(UserMessage.of("two")), key="two")
@@ -446,7 +455,7 @@ class UpstreamContract:
             assert _opening_of(events).resumed in {name, ""}
 
     async def test_cancelling_the_reader_stops_the_answer_at_the_other_end(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream, _fresh(upstream) as agent:
+        async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             peer.hang()
             reader = WORLD.spawn(_send(agent, "one"), name="reader")
             await _until(lambda: peer.runs() == 1)
@@ -518,7 +527,7 @@ class UpstreamContract:
             step += 1
             assert step <= STEPS_MAX
             peer.hang()
-            async with _connect(peer) as upstream:
+            async with _closing(peer.upstream()) as upstream:
 
                 async def cancel() -> None:
                     reader.cancel()  # noqa: B023
@@ -543,18 +552,18 @@ class UpstreamContract:
             await agent.aclose()
             await upstream.aclose()
             await upstream.aclose()
-        async with _connect(peer) as again, _resume(again, name) as agent:
+        async with _closing(peer.upstream()) as again, _resume(again, name) as agent:
             assert _text(await _send(agent, "two")) == _join("one", "two")
 
     async def test_an_agent_that_received_no_message_closes(self, peer: UpstreamPeer) -> None:
-        async with _connect(peer) as upstream, asyncio.timeout(CLOSE_S):
+        async with _closing(peer.upstream()) as upstream, asyncio.timeout(CLOSE_S):
             agent = await upstream.open(Setup())
             await agent.aclose()
         assert peer.messages() == []
 
     async def test_deleting_an_agent_never_fails(self, peer: UpstreamPeer) -> None:
         name = await _begin(peer, "one")
-        async with _connect(peer) as upstream, asyncio.timeout(LIMIT_S):
+        async with _closing(peer.upstream()) as upstream, asyncio.timeout(LIMIT_S):
             await upstream.delete(name)
             await upstream.delete(name)
             await upstream.delete("never-was")
@@ -653,7 +662,7 @@ def _require_typed(ended: object) -> None:
 async def _exercise(peer: UpstreamPeer) -> None:
     """Go through what may leave something behind: answers, one cut short, one that broke off, a forgotten agent."""
     name = await _begin(peer, "one")
-    async with _connect(peer) as upstream:
+    async with _closing(peer.upstream()) as upstream:
         async with _resume(upstream, name) as agent:
             peer.hang()
             reader = WORLD.spawn(_send(agent, "two"), name="reader")
@@ -674,34 +683,17 @@ def _needs(peer: UpstreamPeer, trait: Trait) -> None:
 
 
 @asynccontextmanager
-async def _connect(peer: UpstreamPeer) -> AsyncIterator[Upstream]:
-    upstream = peer.upstream()
+async def _closing(opened: C) -> AsyncIterator[C]:
     try:
-        yield upstream
+        yield opened
     finally:
         async with asyncio.timeout(CLOSE_S):
-            await upstream.aclose()
+            await opened.aclose()
 
 
 @asynccontextmanager
-async def _closing(agent: UpstreamAgent) -> AsyncIterator[UpstreamAgent]:
-    try:
-        yield agent
-    finally:
-        async with asyncio.timeout(CLOSE_S):
-            await agent.aclose()
-
-
-@asynccontextmanager
-async def _fresh(upstream: Upstream) -> AsyncIterator[UpstreamAgent]:
-    async with asyncio.timeout(LIMIT_S):
-        agent = await upstream.open(Setup())
-    async with _closing(agent):
-        yield agent
-
-
-@asynccontextmanager
-async def _resume(upstream: Upstream, name: str) -> AsyncIterator[UpstreamAgent]:
+async def _resume(upstream: Upstream, name: str = "") -> AsyncIterator[UpstreamAgent]:
+    """Open the agent of this name; without one, a fresh agent."""
     async with asyncio.timeout(LIMIT_S):
         agent = await upstream.open(Setup(), resume=name)
     async with _closing(agent):
@@ -711,7 +703,7 @@ async def _resume(upstream: Upstream, name: str) -> AsyncIterator[UpstreamAgent]
 async def _begin(peer: UpstreamPeer, *texts: str) -> str:
     """Have a conversation in a process of its own, and return what to resume it by."""
     name = ""
-    async with _connect(peer) as upstream, _fresh(upstream) as agent:
+    async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
         for text in texts:
             name = _opening_of(await _send(agent, text)).agent
     return name
@@ -721,7 +713,7 @@ async def _answer_by(
     upstream: Upstream, name: str, text: str, events: list[UpstreamEvent] | None = None
 ) -> list[UpstreamEvent]:
     """Open an agent ("" for a fresh one), send a message and return the events; `events` has them also on an error."""
-    async with _resume(upstream, name) if name else _fresh(upstream) as agent:
+    async with _resume(upstream, name) as agent:
         return await _send(agent, text, events=events)
 
 
