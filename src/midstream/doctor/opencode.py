@@ -50,7 +50,7 @@ def messages_of(stored: Sequence[StoredMessage]) -> tuple[list[Json], list[str]]
 
 
 class StorageFindings:
-    """What was found in the sessions of a storage so far.
+    """Findings in the sessions of a storage, so far.
 
     Args:
         profile: The provider whose rules hold; None judges by what opencode itself sends as it is.
