@@ -159,7 +159,7 @@ def _of(
 
     @wraps(method)
     def call(store: JetStreamStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return method(part(store.require_open()), *args, **kwargs)
+        return method(part(store._require_open()), *args, **kwargs)  # noqa: SLF001 - the store is ours
 
     return call
 
@@ -171,7 +171,7 @@ def _write(
 
     @wraps(method)
     async def call(store: JetStreamStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        opened = store.require_open()
+        opened = store._require_open()  # noqa: SLF001 - the store is ours
         return await opened.finish(method(part(opened), *args, **kwargs))
 
     return call
@@ -247,11 +247,10 @@ class JetStreamStore(Store):
 
     @override
     async def watch(self, followed: Mapping[str, int]) -> News:
-        opened = self.require_open()
+        opened = self._require_open()
         return await opened.until_closed(opened.watcher.watch(followed))
 
-    def require_open(self) -> _Opened:
-        """Return the parts of an open store."""
+    def _require_open(self) -> _Opened:
         if self._opened is None:
             raise UsageError("the store is not open: call `await store.open()` first")
         return self._opened

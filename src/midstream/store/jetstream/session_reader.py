@@ -203,7 +203,10 @@ class SessionReader(StoreReader):
         return marks
 
     @override
-    async def find(self, session: str, *, has_seal: bool = True) -> SessionInfo | None:
+    async def find(self, session: str) -> SessionInfo | None:
+        return await self._find(session, has_seal=True)
+
+    async def _find(self, session: str, *, has_seal: bool) -> SessionInfo | None:
         newest, folded = await asyncio.gather(self.present(session), self.fold(session))
         if newest is None:
             return None
@@ -283,7 +286,7 @@ class SessionReader(StoreReader):
         """See `StoreReader.list`."""
 
         def find(session: str) -> Awaitable[SessionInfo | None]:
-            return self.find(session, has_seal=False)
+            return self._find(session, has_seal=False)
 
         async for info in self.lines.list(find, live=live, of=of, after=after, limit=limit):
             yield info
