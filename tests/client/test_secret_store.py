@@ -17,6 +17,7 @@ import pytest
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import (
     ABANDONED_S,
+    APPLICATION_ID,
     Keeper,
     SecretFileSummary,
     SecretKey,
@@ -397,6 +398,22 @@ def _fill(path: Path, content: bytes) -> None:
     if not content:
         with closing(sqlite3.connect(path)) as db:
             db.execute("CREATE TABLE theirs (x)")
+
+
+async def test_a_file_of_an_earlier_layout_begins_anew_and_the_log_has_a_warning(
+    store: SecretStore, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fill(path, b"")
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(
+            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1;"
+            "DROP TABLE theirs; CREATE TABLE entry (name TEXT, secret TEXT);"
+            f"INSERT INTO entry VALUES ('one', '{OTHER}')"
+        )
+    assert await store.get(SESSION) is None
+    assert await store.put(SESSION, SECRET) == SECRET
+    assert (OTHER.encode() in _bytes(path), await store.get(SESSION)) == (False, SECRET)
+    assert [f"{path} has an earlier layout" in each for each in caplog.messages] == [True]
 
 
 async def test_a_folder_that_cannot_be_made_is_named() -> None:

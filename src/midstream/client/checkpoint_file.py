@@ -187,10 +187,12 @@ CREATE TABLE call (
 -- One row: how often somebody has begun to run tools on this file, and the name by which secrets are kept for it.
 CREATE TABLE life (epoch INTEGER NOT NULL, name TEXT NOT NULL DEFAULT '');
 INSERT INTO life (epoch) VALUES (0);
--- The first event of each stream.
-CREATE TABLE beginning (stream TEXT PRIMARY KEY, event_id TEXT NOT NULL) WITHOUT ROWID
 """
 
+# The first event of each stream. Apart from the streams: a file of before has none, and may be gone on with.
+_BEGINNINGS = """
+CREATE TABLE IF NOT EXISTS beginning (stream TEXT PRIMARY KEY, event_id TEXT NOT NULL) WITHOUT ROWID
+"""
 # A stream with all that is kept of it.
 _STREAMS = """
 SELECT stream, session, epoch, position, next_seqno, touched_at, promised, known_epoch, began_at,
@@ -345,6 +347,7 @@ class CheckpointFile:
             connection.execute("BEGIN IMMEDIATE")  # takes the file now, and not with the first write
             if is_new:
                 lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
+            connection.execute(_BEGINNINGS)
             self._keeper = self._keeper_of(connection)
             connection.execute("COMMIT")
         except BaseException:

@@ -30,7 +30,7 @@ from midstream.paths import make_folder
 T = TypeVar("T")
 
 USER_VERSION = 2
-"""Layout of the file."""
+"""Layout of the file. One of an earlier layout, which was never released, is begun anew with a warning."""
 APPLICATION_ID = 0x6D_69_64_73
 """Kept in `pragma application_id`, so that no other program's database is taken for ours: "mids"."""
 BUSY_S = 40.0
@@ -309,11 +309,24 @@ def _open_file(path: Path | None) -> sqlite3.Connection:
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("PRAGMA synchronous = FULL")
-        if not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
+        if _is_older(connection) or not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
             with transaction(connection):  # another process may have been faster
-                if not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
+                if _is_older(connection):
+                    _log.warning(
+                        "%s has an earlier layout and is replaced; earlier streams lose their secrets",
+                        path,
+                    )
+                    connection.execute("DROP TABLE IF EXISTS entry")
+                    lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
+                elif not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
                     lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _is_older(connection: sqlite3.Connection) -> bool:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return bool(application == APPLICATION_ID and version < USER_VERSION)

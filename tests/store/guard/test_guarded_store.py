@@ -7,6 +7,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+import apsw
 import pytest
 from msgspec.structs import replace
 
@@ -308,8 +309,8 @@ async def test_a_guarded_store_that_is_not_open_says_so(folder: Path) -> None:
         _ = store.chain_keys
 
 
-@spec("SEC-45")
-async def test_a_file_whose_records_have_no_links_goes_on_with_a_chain(
+@spec("SEC-45", "SEC-54")
+async def test_a_file_of_the_older_schema_goes_on_with_a_chain(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -319,6 +320,10 @@ async def test_a_file_whose_records_have_no_links_goes_on_with_a_chain(
     epoch = await old.claim("s", at=1.0)
     await append(old, b"1", b"2", expected=0, epoch=epoch)
     await old.close()
+    with apsw.Connection(str(path)) as db:
+        db.execute("drop view journal; alter table record drop column link; drop index session_changed")
+        db.execute("pragma user_version = 1")
+    db.close()
     store = guard_store(SQLiteStore(path))
     assert isinstance(store, GuardedStore)
     await store.open()

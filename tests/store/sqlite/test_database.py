@@ -12,9 +12,8 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, StoreDamagedError, UsageError
 from midstream.store.contract import KeyValueEntry
 from midstream.store.sqlite import SQLiteStore
-from midstream.store.sqlite.database import SCHEMA_VERSION, DatabaseFile
+from midstream.store.sqlite.database import PRERELEASE_ID, SCHEMA_VERSION, DatabaseFile
 from midstream.store.sqlite.reads import reading
-from tests.spec import spec
 
 
 async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:
@@ -81,15 +80,21 @@ def test_tables_that_another_process_makes_meanwhile_are_ours(folder: Path) -> N
         assert [file.require_ours(us), file.require_ours(us)] == [False, True]
 
 
-@spec("SEC-54")
-@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
-async def test_another_schema_is_refused_with_what_to_do(folder: Path, version: int) -> None:
+async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:
     store = SQLiteStore(folder / "x.db")
     await store.open()
     await store.close()
-    _execute(folder / "x.db", f"pragma user_version = {version}")
+    _execute(folder / "x.db", f"pragma user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(UsageError, match="install the newer midstream"):
+        await SQLiteStore(folder / "x.db").open()
+
+
+async def test_a_database_of_a_version_before_the_first_release_is_refused_with_what_to_do(
+    folder: Path,
+) -> None:
+    _execute(folder / "x.db", f"create table record (x); pragma application_id = {PRERELEASE_ID}")
     before = (folder / "x.db").read_bytes()
-    with pytest.raises(UsageError, match="install the midstream that created it"):
+    with pytest.raises(UsageError, match="move the file away to begin a new one"):
         await SQLiteStore(folder / "x.db").open()
     assert (folder / "x.db").read_bytes() == before
 

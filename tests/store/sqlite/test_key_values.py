@@ -34,5 +34,11 @@ def test_a_dropped_entry_leaves_only_its_version_behind(db: apsw.Connection) -> 
     assert key_values.put(db, "pool", "other", b"2", expected=0, at=2.0) == 2
 
 
+def test_a_file_of_an_older_version_has_no_entries() -> None:
+    db = apsw.Connection(":memory:")
+    assert _entries(db) == []
+    db.close()
+
+
 def _entries(db: apsw.Connection) -> list[KeyValueEntry]:
     return key_values.entries(lambda query, values: db.execute(query, values).fetchall(), "pool")

@@ -1,4 +1,4 @@
-"""The database as a file: how it is made, found and refused."""
+"""The database as a file: how it is made, found, brought up to date and refused."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
 from midstream.file_safety import create_own, follow_own_links, require_own_database
 from midstream.store.sqlite import inbox
+from midstream.store.sqlite import liveness as nodes
 from midstream.store.sqlite.sqlite_errors import refusal_of
 from midstream.store.sqlite.worker_thread import pause
 
@@ -22,9 +23,16 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 2
 """Kept in `pragma user_version`."""
+# From version 1, whose journals have no chain. The column costs no rewriting of rows.
+UPGRADE = """
+alter table record add column link blob not null default x'';
+create index if not exists session_changed on session (changed_at, name);
+"""
 CALLED = "the database"
 APPLICATION_ID = 0x6D_73_74_72
 """Kept in `pragma application_id`, so that the database of another program is refused: "mstr"."""
+PRERELEASE_ID = 0x6D_69_64_73
+"""The application id of versions before the first release, whose journals have records under other names."""
 
 BUSY_TRIES_MAX = 1000
 """Tries to get the lock from another process, 0.2 to 4 ms apart at random: about two seconds. SQLite's own
@@ -96,7 +104,7 @@ class DatabaseFile:
         """Make the tables, or check that they are ours.
 
         Raises:
-            UsageError: They are not, or another version made them. Nothing was changed.
+            UsageError: They are not, or a newer version made them. Nothing was changed.
         """
         db.execute(f"pragma page_size = {PAGE_BYTES}")  # of a new file
         self.retry_while_busy(partial(self.require_ours, db))
@@ -111,6 +119,8 @@ class DatabaseFile:
                 db.execute(schema())
                 db.execute(f"pragma application_id = {APPLICATION_ID}")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+            elif number_of(db.execute("pragma user_version")) < SCHEMA_VERSION:
+                self._upgrade(db)
             db.execute("commit")
         finally:
             if db.in_transaction:
@@ -145,6 +155,16 @@ class DatabaseFile:
         except OSError as error:
             raise UsageError(f"database {str(self.path)!r} cannot be made: {error.strerror}") from error
 
+    def _upgrade(self, db: apsw.Connection) -> None:
+        # A process of the older version that has the file open would go on to append records without links.
+        if nodes.has_others(self.nodes, ""):
+            raise UsageError(
+                f"database {str(self.path)!r} has schema 1, and a server works on it: stop all servers of the "
+                "older version, then start this one"
+            )
+        db.execute(UPGRADE)
+        db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+
     def require_ours(self, db: apsw.Connection) -> bool:
         """Return whether the tables are there; raise `UsageError` where others are."""
         with _one_moment(db):  # another process may be making the tables
@@ -152,12 +172,17 @@ class DatabaseFile:
             version = number_of(db.execute("pragma user_version"))
             tables = number_of(db.execute("select count(*) from sqlite_schema"))
         if application == APPLICATION_ID:
-            if version != SCHEMA_VERSION:
+            if version > SCHEMA_VERSION:
                 raise UsageError(
                     f"database {str(self.path)!r} has schema {version}, this midstream supports "
-                    f"{SCHEMA_VERSION}; install the midstream that created it"
+                    f"{SCHEMA_VERSION}; install the newer midstream that created it"
                 )
             return True
+        if application == PRERELEASE_ID:
+            raise UsageError(
+                f"database {str(self.path)!r} was made by a version before the first release, whose format changed: "
+                "move the file away to begin a new one"
+            )
         if application or version or tables:
             raise UsageError(f"database {str(self.path)!r} belongs to another program")
         return False

@@ -24,6 +24,7 @@ SPEND_VERSIONS = "update ledger set versions_spent = max(versions_spent, ?)"
 FIND = "select key, version, body, at from key_value where namespace = ? and key = ?"
 LIST = "select key, version, body, at from key_value where namespace = ? order by at desc, key"
 LIST_NAMESPACES = "select distinct namespace from key_value"
+HAS_ENTRIES = "select 1 from sqlite_schema where name = 'key_value'"
 
 Rows = Callable[[str, tuple[Any, ...]], list[Any]]  # as SQLite has them
 """Runs a query and returns its rows."""
@@ -67,16 +68,18 @@ def delete_of_session(db: SqlConnection, session: str) -> None:
 
 
 def get(rows: Rows, namespace: str, key: str) -> KeyValueEntry | None:
-    """Return an entry, or None where there is none."""
-    found = rows(FIND, (namespace, key))
+    """Return an entry, or None where there is none, as in a file that an older midstream made."""
+    found = rows(FIND, (namespace, key)) if rows(HAS_ENTRIES, ()) else None
     return KeyValueEntry(*found[0]) if found else None
 
 
 def entries(rows: Rows, namespace: str) -> list[KeyValueEntry]:
-    """Return all entries, last written first."""
+    """Return all entries, last written first; none where an older midstream made the file."""
+    if not rows(HAS_ENTRIES, ()):
+        return []
     return [KeyValueEntry(*row) for row in rows(LIST, (namespace,))]
 
 
 def namespaces(rows: Rows) -> list[str]:
-    """Return the namespaces that have entries."""
-    return [name for (name,) in rows(LIST_NAMESPACES, ())]
+    """Return the namespaces that have entries; none where an older midstream made the file."""
+    return [name for (name,) in rows(LIST_NAMESPACES, ())] if rows(HAS_ENTRIES, ()) else []

@@ -33,6 +33,8 @@ FIND_RECORDS = """
 select position, epoch, body, link from record
 where session_id = (select id from session where name = ?) and position > ? order by position limit ?
 """
+# Of a file that an older version made, which is only read.
+FIND_UNLINKED = FIND_RECORDS.replace(", link", "")
 FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
 LIST_BLOBS = "select digest from blob where session_id = (select id from session where name = ?)"
 COLUMNS = """
@@ -41,7 +43,10 @@ select session.id, session.name, (select ifnull(max(position), 0) from record wh
     (select ifnull(min(position), 0) from record where session_id = session.id)
 """
 LINE = f"{COLUMNS} from session"
-FIND_LINE = f"{COLUMNS}, seal from session where name = ?"
+FIND_LINE = f"{LINE} where name = ?"
+FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
+HAS_SEALS = "select 1 from pragma_table_info('session') where name = 'seal'"
+HAS_LINKS = "select 1 from pragma_table_info('record') where name = 'link'"
 # Numbers of sessions behind a place; a limit of -1 is none. Without a place, the place is behind all times.
 LIST_NUMBERS = """
 select id from session
@@ -73,6 +78,8 @@ class ReadConnection:
     def __init__(self, file: DatabaseFile, db: apsw.Connection) -> None:
         self._file = file
         self._db = db
+        self._has_seals = bool(self.rows(HAS_SEALS, ()))
+        self._has_links = bool(self.rows(HAS_LINKS, ()))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -80,7 +87,8 @@ class ReadConnection:
 
     def records(self, session: str, after: int, limit: int) -> list[StoredRecord]:
         """See `Store.read`."""
-        return [StoredRecord(*row) for row in self.rows(FIND_RECORDS, (session, after, limit))]
+        query = FIND_RECORDS if self._has_links else FIND_UNLINKED
+        return [StoredRecord(*row) for row in self.rows(query, (session, after, limit))]
 
     def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`."""
@@ -92,8 +100,8 @@ class ReadConnection:
         return [digest for (digest,) in self.rows(LIST_BLOBS, (session,))]
 
     def find(self, session: str) -> SessionInfo | None:
-        """See `Store.find`."""
-        rows = self.rows(FIND_LINE, (session,))
+        """See `Store.find`; a file of an older version has no seal."""
+        rows = self.rows(FIND_SEALED if self._has_seals else FIND_LINE, (session,))
         return _line(rows[0]) if rows else None
 
     def numbers(
@@ -117,15 +125,15 @@ class ReadConnection:
         return [_line(row) for row in self.rows(LIST_LINES, (f"[{wanted}]",))]
 
     def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValue.kv_get`."""
+        """See `KeyValue.kv_get`. A file of an older version has none."""
         return key_values.get(self.rows, namespace, key)
 
     def kv_list(self, namespace: str) -> list[KeyValueEntry]:
-        """See `KeyValue.kv_list`."""
+        """See `KeyValue.kv_list`. A file of an older version has none."""
         return key_values.entries(self.rows, namespace)
 
     def kv_namespaces(self) -> list[str]:
-        """See `KeyValue.kv_namespaces`."""
+        """See `KeyValue.kv_namespaces`. A file of an older version has none."""
         return key_values.namespaces(self.rows)
 
     def rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
