@@ -24,7 +24,6 @@ from midstream.dialects.mcp_stream import (
     McpCall,
     McpFold,
     event_id,
-    find_run,
     question_id,
     read_event_id,
     read_question_id,
@@ -187,7 +186,7 @@ def test_a_call_whose_first_records_were_pruned_keeps_its_result() -> None:
     for record in [*opening(NAME), delta("Hello"), *whole("Hello")]:
         fold.take(record, epoch=1)
     pruned = McpFold("s", restore_session(prune_session(fold.session, at=5.0)))
-    run = find_run(pruned, 1)
+    run = pruned.of_turn(1)
     assert run is not None
     assert McpCall(pruned, PLACE).result()["structuredContent"]["answer"] == "Hello"
     (event,) = CallEvents(McpCall(pruned, PLACE), STREAM).begin()

@@ -55,8 +55,7 @@ def chunks(records: Sequence[Record], run: int | None = 0) -> list[Json]:
     """Return the chunks of records; at the end of the whole turn, those that end it."""
     stream = UiMessageStream("c", 1, run)
     found = [chunk for record in records for chunk in stream.take(record, epoch=1)]
-    if stream.is_at_end:
-        found += stream.end()
+    found += stream.rest()
     return [json.loads(chunk.removeprefix(b"data: ")) for chunk in found]
 
 

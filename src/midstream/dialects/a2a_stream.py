@@ -6,10 +6,9 @@ one artifact. Those of an attempt that was cut are replaced by the next attempt'
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 from typing_extensions import override
 
@@ -33,6 +32,7 @@ from midstream.dialects.langgraph_thread import (
     ToolFinished,
     WordsCame,
 )
+from midstream.dialects.record_events import RecordEvents
 from midstream.history.messages import Outcome, Step, UserMessage
 from midstream.session.records import MessageAccepted, QuestionAnswered, Record, StreamOpened
 
@@ -252,12 +252,69 @@ class TaskEvents:
         return {"artifactId": name, "name": title, "parts": parts}
 
 
+AnswerForm = Literal["events", "task", "message"]
+
+
+class TaskReading(RecordEvents):
+    """The answer to one client about a task.
+
+    Args:
+        task: The task, before its records.
+        encode: Returns a `StreamResponse` as bytes of the answer.
+        form: With `task`, nothing is sent before the task has ended, or waits for its client; then the task is. With
+            `message` the same, and it is a message where the task completes.
+        follows: Whether it goes on where the task waits for its client.
+        since: The position up to which the client gets the task as it stands there; behind it, its events.
+    """
+
+    def __init__(
+        self,
+        task: TaskEvents,
+        encode: Callable[[Json], bytes],
+        *,
+        form: AnswerForm = "events",
+        follows: bool = False,
+        since: int = 0,
+    ) -> None:
+        self._task = task
+        self._encode = encode
+        self._form = form
+        self._follows = follows
+        self._since = since
+        self._is_there = not since
+
+    @override
+    def begin(self) -> list[bytes]:
+        return self._step(self._task.begin())
+
+    @override
+    def take(self, record: Record, *, epoch: int) -> list[bytes]:
+        return [] if self.is_over else self._step(self._task.take(record, epoch=epoch))
+
+    @override
+    def rest(self) -> list[bytes]:
+        return self._end() if self._is_there and self._task.is_stopped and not self._follows else []
+
+    def _step(self, found: list[Json]) -> list[bytes]:
+        task = self._task
+        if not self._is_there:
+            self._is_there = task.fold.session.position >= self._since and bool(task.state)
+            found = [{"task": task.task()}] if self._is_there else []
+        events = [self._encode(each) for each in found] if self._form == "events" else []
+        return events + self._end() if self._is_there and task.is_over else events
+
+    def _end(self) -> list[bytes]:
+        self.is_over = True
+        if self._form == "events":
+            return []
+        task = self._task.task()
+        if self._form == "task" or self._task.state != COMPLETED:
+            return [self._encode({"task": task})]
+        message = {"messageId": f"{task['id']}-answer", "contextId": task["contextId"], "role": "ROLE_AGENT"}
+        return [self._encode({"message": {**message, "parts": [{"text": self._task.text}]}})]
+
+
 def _artifact_id(name: str, call_id: str = "") -> str:
     """Return the id of an artifact: all attempts at a response have one."""
     response = name.partition(".")[0]
     return f"{response}.{call_id}" if call_id else response
-
-
-def encoded(value: object) -> bytes:
-    """Return a value as JSON."""
-    return msgspec.json.encode(value)

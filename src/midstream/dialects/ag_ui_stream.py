@@ -40,6 +40,7 @@ from midstream.dialects.langgraph_thread import (
     ToolReported,
     WordsCame,
 )
+from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import ToolCall
 from midstream.session.calls import Site
@@ -234,7 +235,7 @@ class _Part(msgspec.Struct):
     head: bytes = b""
 
 
-class AgUiEvents:
+class AgUiEvents(RecordEvents):
     """Turns the records of a thread into the events of one of its runs, in order. One for each reader.
 
     Args:
@@ -245,8 +246,6 @@ class AgUiEvents:
 
     def __init__(self, fold: AgUiFold, run: Run, after: tuple[int, int]) -> None:
         self.fold = fold
-        self.is_over = False
-        """The run has ended, and the reader has its end."""
         self._wanted = run
         self._reader = _Reader(after)
         self._put = self._reader.put
@@ -259,8 +258,8 @@ class AgUiEvents:
         self._known: set[str] = set()
         """Messages that the client has: of the last snapshot, and begun since."""
 
+    @override
     def begin(self) -> list[bytes]:
-        """Return the events of a run whose records were pruned: all that is known of it."""
         run = self.fold.run
         if run is None or not self._is_wanted(run):
             return []
@@ -272,8 +271,8 @@ class AgUiEvents:
         self._find_part()
         return [_encoded(event) for event in events]
 
+    @override
     def take(self, record: Record, *, epoch: int) -> list[bytes]:
-        """Return the events that the next record adds."""
         if self.is_over:
             return []
         facts = self.fold.take(record, epoch=epoch)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from typing_extensions import override
 
 from midstream.dialects import langgraph_messages as messages
 from midstream.dialects.langgraph_thread import (
@@ -29,6 +30,7 @@ from midstream.dialects.langgraph_thread import (
     WordsCame,
     is_error,
 )
+from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import Response
 from midstream.session.records import Record
@@ -79,7 +81,7 @@ class Subscription(Struct, frozen=True):
         return self.is_root and (channel in self.channels or is_named)
 
 
-class ProtocolEvents:
+class ProtocolEvents(RecordEvents):
     """Turns the records of a thread into its events, in order. One for each reader.
 
     Args:
@@ -99,8 +101,8 @@ class ProtocolEvents:
         self._message_id = ""
         """That message; "" while none is."""
 
+    @override
     def take(self, record: Record, *, epoch: int) -> list[bytes]:
-        """Return the events that the next record adds."""
         events: list[bytes] = []
         number = 0
         for fact in self.fold.take(record, epoch=epoch):

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct
 
 from midstream.dialects.fields import bad_field
 from midstream.dialects.langgraph_messages import interrupt_id_of
-from midstream.dialects.langgraph_protocol import CHANNEL_PATTERN
+from midstream.dialects.langgraph_protocol import CHANNEL_PATTERN, Subscription
 from midstream.dialects.langgraph_runs import MODES, StreamMode
 from midstream.dialects.langgraph_thread import GivenAnswer, uuid_of
 from midstream.errors import AnswerMismatchError, QuestionClosedError
@@ -134,6 +134,11 @@ class EventsBody(Struct):
     namespaces: list[list[str]] | None = None
     depth: Annotated[int, Meta(ge=0)] | None = None
     since: Annotated[int, Meta(ge=0)] | None = None
+
+    def subscription(self) -> Subscription:
+        """Return the subscription; a namespace below the thread's own has nothing."""
+        is_root = not self.namespaces or [] in self.namespaces
+        return Subscription(frozenset(self.channels), is_root, self.since or 0)
 
 
 class CommandBody(Struct):

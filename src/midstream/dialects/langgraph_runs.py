@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
+from typing_extensions import override
 
 from midstream.dialects import langgraph_messages as messages
 from midstream.dialects.langgraph_thread import (
+    STREAM_PREFIX,
     AnswerCompleted,
     AnswerVoided,
     Fact,
@@ -27,6 +29,7 @@ from midstream.dialects.langgraph_thread import (
     ToolReported,
     WordsCame,
 )
+from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.ui_message_stream import value_of
 from midstream.session.records import Record
 
@@ -53,7 +56,7 @@ def place_of(event_id: str) -> tuple[int, int] | None:
     return (int(position), int(number)) if is_ours else None
 
 
-class RunEvents:
+class RunEvents(RecordEvents):
     """Turns the records of a thread into the events of one of its runs, in order. One for each reader.
 
     Args:
@@ -74,12 +77,22 @@ class RunEvents:
         self._about = {**assistant, "thread_id": fold.thread, "run_id": run_id}
         self._template = messages.WordsTemplate()
         self._current = fold.run
-        self.ended = next((run for run in fold.runs if run.id == run_id and run.status != "running"), None)
+        run = fold.find(run_id)
+        self.ended = run if run is not None and run.status != "running" else None
         """The run, once it has ended."""
+        self.is_over = self.ended is not None
 
+    @override
+    def rest(self) -> list[bytes]:
+        """End a reader whose run will not come: it waited and was withdrawn."""
+        self.is_over = self.is_over or not (
+            self.fold.find(self._run_id) or queued_number(self.fold, self._run_id)
+        )
+        return []
+
+    @override
     def take(self, record: Record, *, epoch: int) -> list[bytes]:
-        """Return the events that the next record adds."""
-        if self.ended is not None:
+        if self.is_over:
             return []
         number, events = -1, list[bytes]()
         for fact in self.fold.take(record, epoch=epoch):
@@ -95,7 +108,7 @@ class RunEvents:
                         b"id: %d-%d\nevent: %b\ndata: %b\n\n" % (*place, name.encode(), _json(data))
                     )
             if isinstance(fact, RunEnded):
-                self.ended = run
+                self.ended, self.is_over = run, True
                 return events
         return events
 
@@ -152,3 +165,36 @@ class RunEvents:
     def _message(self, message: Json, node: str) -> _Event:
         about = {**self._about, "langgraph_node": node} if "messages-tuple" in self._modes else {}
         return "messages-tuple", _EVENTS["messages-tuple"], [message, about]
+
+
+class RunOutcome(RecordEvents):
+    """The state in which a run ends, in one piece."""
+
+    def __init__(self, fold: ThreadFold, run_id: str) -> None:
+        self._events = RunEvents(fold, run_id, (), BEGINNING, {})
+
+    @override
+    def take(self, record: Record, *, epoch: int) -> list[bytes]:
+        self._events.take(record, epoch=epoch)
+        return self._outcome()
+
+    @override
+    def rest(self) -> list[bytes]:
+        self._events.rest()
+        return self._outcome()
+
+    def _outcome(self) -> list[bytes]:
+        if self.is_over or not self._events.is_over:
+            return []
+        self.is_over = True
+        fold, run = self._events.fold, self._events.ended
+        if run is not None and run.error:
+            return [_json({"__error__": {"error": run.error, "message": run.message}})]
+        asked = messages.interrupts_of(fold.session)
+        return [_json({**fold.state.values(), **({"__interrupt__": asked} if asked else {})})]
+
+
+def queued_number(fold: ThreadFold, run_id: str) -> int:
+    """Return the number of a run's message in the queue; 0 where it does not wait."""
+    prefix = f"{STREAM_PREFIX}{run_id}."
+    return next((each.number for each in fold.session.queue if each.stream.startswith(prefix)), 0)

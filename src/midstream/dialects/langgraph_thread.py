@@ -304,6 +304,14 @@ class ThreadFold:
         """The newest run."""
         return self.runs[-1] if self.runs else None
 
+    def find(self, run_id: str) -> Run | None:
+        """Return the first run of an id."""
+        return next((run for run in self.runs if run.id == run_id), None)
+
+    def of_turn(self, turn: int) -> Run | None:
+        """Return the first run of a turn."""
+        return next((run for run in self.runs if run.turn == turn), None)
+
     @property
     def open_words(self) -> tuple[str, list[Words]]:
         """The id of the response that is being made, and its words so far."""

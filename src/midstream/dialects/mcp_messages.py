@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from midstream.dialects.packed_values import packed
 from midstream.errors import MalformedFrameError, UsageError
 from midstream.json_depth import require_shallow_text
 from midstream.session.calls import Choice, QuestionKind
@@ -400,21 +401,6 @@ class PauseState(Struct, frozen=True, array_like=True):
     def sealed(self) -> PauseState:
         """Return it with its check."""
         return PauseState(self.place, self.position, digest_of("pause", self.place, self.position))
-
-
-def packed(value: Struct) -> str:
-    """Return a place as text for headers and ids."""
-    return base64.urlsafe_b64encode(_json(value)).decode().rstrip("=")
-
-
-def unpacked(text: object, kind: type[Any]) -> Any:  # noqa: ANN401 - of the kind
-    """Return the place that a text stands for; None where it is none."""
-    if not isinstance(text, str):
-        return None
-    try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=kind)
-    except (msgspec.DecodeError, UnicodeError, ValueError):
-        return None
 
 
 # --- questions --------------------------------------------------------------------------------------------------------

@@ -41,10 +41,10 @@ from midstream.dialects.mcp_messages import (
     PauseState,
     complete,
     elicitation,
-    packed,
     task_of,
-    unpacked,
 )
+from midstream.dialects.packed_values import packed, unpacked
+from midstream.dialects.record_events import RecordEvents
 from midstream.errors import ModelError
 from midstream.history.messages import Step
 from midstream.session.questions import Question, questions_of
@@ -79,11 +79,6 @@ class McpFold(ThreadFold):
     def _next_id(self, before: Session) -> str:
         run = self.run
         return run.id if run is not None and run.turn == before.turns else ""
-
-
-def find_run(fold: ThreadFold, turn: int) -> Run | None:
-    """Return the first run of a turn."""
-    return next((run for run in fold.runs if run.turn == turn), None)
 
 
 def event_id(stream: CallStream, place: tuple[int, int]) -> str:
@@ -247,7 +242,7 @@ def _text(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
-class CallEvents:
+class CallEvents(RecordEvents):
     """Turns the records of a session into the messages of one stream, in order. One for each reader.
 
     Args:
@@ -258,8 +253,6 @@ class CallEvents:
 
     def __init__(self, state: McpCall, stream: CallStream, after: tuple[int, int] = BEGINNING) -> None:
         self.state = state
-        self.is_over = False
-        """The reader has the response."""
         self.stream = stream
         self.after = after
         self._name = packed(stream)
@@ -274,13 +267,13 @@ class CallEvents:
         self._is_there = not stream.since
         """Whether the place is reached at which the request came."""
 
+    @override
     def begin(self) -> list[bytes]:
-        """Return the messages of a call whose first records were pruned."""
         self._is_there = self.state.fold.session.position >= self.stream.since
         return self._take_end() if self.state.run is not None else []
 
+    @override
     def take(self, record: Record, *, epoch: int) -> list[bytes]:
-        """Return the messages that the next record adds."""
         self._events = []
         if self.is_over:
             return []

@@ -14,7 +14,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
+from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.resting_turns import is_resting
 from midstream.dialects.shown_words import merged, rest_of, words_of
 from midstream.history.messages import (
@@ -99,7 +101,7 @@ class _OpenPart(msgspec.Struct):
     head: bytes
 
 
-class UiMessageStream:
+class UiMessageStream(RecordEvents):
     """Turns the records of one turn into chunks, in order. One for each reader.
 
     Args:
@@ -116,8 +118,6 @@ class UiMessageStream:
         """The run that the turn has come to."""
         self.answered: dict[str, int] = {}
         """The run that began with, or after, the answer about a call, by the call's id for the client."""
-        self.is_over = False
-        """No chunk follows: the wanted run has ended, or a later turn has begun."""
         self._state: TurnState = Idle()
         self._chunks: list[Json] = []
         self._closing: list[Json] = []
@@ -140,20 +140,14 @@ class UiMessageStream:
         """Whether nothing follows unless a client answers, or resumes the turn."""
         return bool(self._closing)
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether a reader has all that it may wait for: the whole turn rests, or it is over before the wanted run."""
-        is_last = self._wanted is None or isinstance(self._state, Idle)
-        return self.is_resting and is_last and not self.is_over
-
+    @override
     def take(self, record: Record, *, epoch: int) -> list[bytes]:
-        """Return the chunks that the next record of the session adds to the wanted run."""
         if self.is_over:
             return []
         if isinstance(record, Delta) and (more := self._more_of(record)) is not None:
             return [more] if self._wanted in (None, self.run) else []
         if self._is_later(record):
-            return self.end()
+            return self._end()
         if not self._is_own(record):
             return []
         self._state = folding.evolve(self._state, record, epoch=epoch)
@@ -170,8 +164,13 @@ class UiMessageStream:
                 self._chunks += ending
         return _events(self._chunks) if is_wanted else []
 
-    def end(self) -> list[bytes]:
-        """End the whole turn where it rests: the chunks that no record follows."""
+    @override
+    def rest(self) -> list[bytes]:
+        """End a reader that has all that it may wait for: the whole turn rests, or it is over before the wanted run."""
+        is_last = self._wanted is None or isinstance(self._state, Idle)
+        return self._end() if self.is_resting and is_last and not self.is_over else []
+
+    def _end(self) -> list[bytes]:
         self.is_over = True
         return _events(self._closing)
 

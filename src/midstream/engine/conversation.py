@@ -183,6 +183,21 @@ async def _records(runner: Runner, after: int) -> AsyncIterator[StoredRecord]:
             yield stored
 
 
+async def kept_records(
+    runner: Runner, after: int, reader: JournalReader | None = None
+) -> AsyncGenerator[tuple[StoredRecord, Record], None]:
+    """Iterate over the records behind a position that a session has now, to its end.
+
+    Args:
+        reader: One that has read the records before; a journal that is read from its beginning needs none.
+    """
+    reader = reader or JournalReader()
+    while page := await runner.read(after=after, limit=PAGE_RECORDS):
+        for stored in page:
+            yield stored, reader.read(stored.body)
+        after = page[-1].position
+
+
 async def follow(sessions: ConversationSessions, session: str, after: int) -> AsyncGenerator[Record, None]:
     """Iterate over the records of a session behind a position, also while it moves or its store is busy.
 

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from midstream.dialects.packed_values import packed, unpacked
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.environment import World
@@ -22,7 +23,7 @@ from midstream.errors import MidstreamError, NotFoundError, SessionNotFoundError
 from midstream.extras import extra
 from midstream.server.acp_session import AcpClient, AcpSession
 from midstream.server.api.langgraph_threads import ThreadNotes
-from midstream.server.api.turn_stopping import stop_turn
+from midstream.server.api.turn_requests import stop_turn
 from midstream.session.child_names import PART_MARK
 from midstream.store.contract import ListPlace, Store, is_session
 from midstream.tools.function_tools import ToolSource
@@ -156,7 +157,9 @@ class AcpServer:
 
     async def _list(self, asked: schema.ListSessionsRequest, _: Json) -> Json:
         await self._start()
-        after, lines = _place_of(asked.cursor), list[Json]()
+        after, lines = unpacked(asked.cursor, ListPlace), list[Json]()
+        if asked.cursor is not None and after is None:
+            raise UsageError("`cursor` is the `nextCursor` of a page of this list")
         while True:
             count = 0
             async for info in self.host.store.list(after=after, limit=LIST_PAGE):
@@ -170,7 +173,7 @@ class AcpServer:
                     line = {"sessionId": info.session, "cwd": cwd, "updatedAt": at}
                     lines.append({**line, "title": info.mark.title} if info.mark.title else line)
                 if len(lines) == LIST_PAGE:
-                    return {"sessions": lines, "nextCursor": f"{after.at!r} {after.session}"}
+                    return {"sessions": lines, "nextCursor": packed(after)}
             if count < LIST_PAGE:
                 return {"sessions": lines}
 
@@ -268,16 +271,6 @@ def _server(asked: Any, name: str) -> ToolSource:  # noqa: ANN401 - one of the S
         return McpServer.http(asked.url, name=name, headers={each.name: each.value for each in asked.headers})
     env = {each.name: each.value for each in asked.env}
     return McpServer.stdio(asked.command, asked.args, name=name, env=env)
-
-
-def _place_of(cursor: str | None) -> ListPlace | None:
-    if cursor is None:
-        return None
-    at, _, session = cursor.partition(" ")
-    try:
-        return ListPlace(float(at), session)
-    except ValueError:
-        raise UsageError("`cursor` is the `nextCursor` of a page of this list") from None
 
 
 def _refusal(error: MidstreamError) -> RequestError:

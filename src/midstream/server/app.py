@@ -27,22 +27,16 @@ from midstream.environment import World
 from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.observability.observers import Observer
 from midstream.protocol.stream_settings import StreamSettings
-from midstream.server.api import a2a_endpoint
-from midstream.server.api.ag_ui_endpoint import AgUiConnect, AgUiReader, AgUiRun, AgUiThreads
-from midstream.server.api.chat_endpoint import ChatHistory, ChatPost, ChatReader
+from midstream.server.api.a2a_endpoint import A2aEndpoint, A2aRest, A2aTasks
+from midstream.server.api.ag_ui_endpoint import AgUiEndpoint
+from midstream.server.api.chat_endpoint import ChatEndpoint
 from midstream.server.api.durable_stream_endpoint import PlainStreamReader, PlainStreamWriter
 from midstream.server.api.http_endpoints import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.api.langgraph_endpoint import LangGraphAssistants, LangGraphThreads
-from midstream.server.api.langgraph_protocol_endpoint import LangGraphCommands, LangGraphEvents
-from midstream.server.api.langgraph_runs_endpoint import (
-    LangGraphRunJoin,
-    LangGraphRunReader,
-    LangGraphRuns,
-    LangGraphRunStream,
-    LangGraphRunWait,
-)
+from midstream.server.api.langgraph_protocol_endpoint import LangGraphProtocol
+from midstream.server.api.langgraph_runs_endpoint import LangGraphRuns
 from midstream.server.api.langgraph_threads import GraphThreads
-from midstream.server.api.mcp_endpoint import McpCalls, McpEnd, McpPost, McpReader
+from midstream.server.api.mcp_endpoint import McpCalls, McpEndpoint
 from midstream.server.api.metrics import Metrics, MetricsPage
 from midstream.server.api.nodes_endpoint import NodesEndpoint
 from midstream.server.api.plain_streams import PlainStreams
@@ -191,10 +185,9 @@ class App:
         self._subscriptions = StreamSubscriptions(host, streams, webhooks)
         self._sweeper = StreamSweeper(host, streams)
         others = _stream_endpoints(host, connections, streams, self._sweeper, self._subscriptions)
-        others += _mcp_endpoints(McpCalls(host, connections, mcp))
-        tasks = a2a_endpoint.A2aTasks(host, connections, a2a)
-        others.append(a2a_endpoint.A2aCard(host, a2a, is_authenticated=door.access is not None))
-        others += [each(tasks) for each in a2a_endpoint.METHODS]
+        others.append(McpEndpoint(McpCalls(host, connections, mcp)))
+        tasks = A2aEndpoint(A2aTasks(host, connections, a2a), is_authenticated=door.access is not None)
+        others.append(tasks)
         self._router = _router_of(host, connections, door, [NodesEndpoint(self.reports), *others], tasks)
         self.metrics = None if page is None else Metrics(page, self._figures)
         """Serves `/metrics`; None without an observer that has a page."""
@@ -419,7 +412,7 @@ def _router_of(
     connections: Connections,
     door: AuthMiddleware,
     others: Sequence[Any],
-    tasks: a2a_endpoint.A2aTasks,
+    tasks: A2aEndpoint,
 ) -> _Routes:
     probe = ProbeEndpoints(host.world)
     endpoints: list[Any] = [
@@ -427,10 +420,8 @@ def _router_of(
         CommandsEndpoint(host, connections),
         EventsEndpoint(host, connections),
         PollEndpoint(host, connections),
-        ChatPost(host, connections),
-        ChatReader(host, connections),
-        ChatHistory(host),
-        *_ag_ui_endpoints(host, connections),
+        ChatEndpoint(host, connections),
+        AgUiEndpoint(host, connections),
         *_langgraph_endpoints(host, connections),
         probe,
         OpenApiEndpoint(),
@@ -447,7 +438,7 @@ def _router_of(
             WebSocketRoute("/v1/probe/stream", probe.stream),
             *page_routes(),
         ],
-        a2a_endpoint.A2aRest(tasks, _raise_not_found),
+        A2aRest(tasks, _raise_not_found),
     )
 
 
@@ -467,27 +458,13 @@ def _stream_endpoints(
     ]
 
 
-def _ag_ui_endpoints(host: Host, connections: Connections) -> list[Any]:
-    threads = AgUiThreads(host, connections)
-    return [AgUiRun(threads), AgUiConnect(threads), AgUiReader(threads)]
-
-
-def _mcp_endpoints(calls: McpCalls) -> list[Any]:
-    return [McpPost(calls), McpReader(calls), McpEnd(calls)]
-
-
 def _langgraph_endpoints(host: Host, connections: Connections) -> list[Any]:
-    threads = GraphThreads(host)
+    threads = GraphThreads(host, connections)
     return [
         LangGraphAssistants(host),
-        LangGraphThreads(host, threads),
-        LangGraphRunStream(threads, connections),  # before `runs/{run_id}`
-        LangGraphRunWait(threads, connections),
+        LangGraphThreads(threads),
         LangGraphRuns(threads),
-        LangGraphRunReader(threads, connections),
-        LangGraphRunJoin(threads, connections),
-        LangGraphEvents(threads, connections),
-        LangGraphCommands(threads),
+        LangGraphProtocol(threads),
     ]
 
 

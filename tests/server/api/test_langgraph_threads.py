@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.dialects.langgraph_protocol import CHANNELS, ProtocolEvents, Subscription
+from midstream.dialects.langgraph_thread import ThreadFold
 from midstream.engine.host import Host
 from midstream.server.api.langgraph_threads import EMPTY_S, SWEEP_S, FoldedThread, GraphThreads, ThreadNotes
 from midstream.session.journal_reading import JournalReader
@@ -24,7 +25,7 @@ async def say(http: Any, words: str) -> None:  # noqa: ANN401 - a client
     assert answered.status_code == 200, answered.text
 
 
-async def read_on(host: Host, found: FoldedThread, wanted: Subscription) -> list[bytes]:
+async def read_on(host: Host, found: FoldedThread[ThreadFold], wanted: Subscription) -> list[bytes]:
     stream = ProtocolEvents(found.fold, found.seq, wanted, "agent")
     reader, runner = JournalReader(), await host.session("s1")
     events: list[bytes] = []
@@ -38,7 +39,7 @@ async def test_a_reader_of_the_newest_turn_gets_the_same_events_as_one_of_the_wh
     async with called(app) as http:
         for words in ("one", "two", "three"):
             await say(http, words)
-        threads, runner = GraphThreads(app.host), await app.host.session("s1")
+        threads, runner = GraphThreads(app.host, app.connections), await app.host.session("s1")
         whole = await read_on(
             app.host, await threads.folds.after(runner, "s1", since=0), Subscription(CHANNELS)
         )
@@ -47,7 +48,7 @@ async def test_a_reader_of_the_newest_turn_gets_the_same_events_as_one_of_the_wh
             assert await read_on(app.host, found, Subscription(CHANNELS, since=since)) == whole[since:]
         near = await threads.folds.after(runner, "s1", since=len(whole))
         assert near.position > 0, "it was read from the beginning"
-        runs = (await threads.folds.now(runner, "s1")).fold.runs
+        runs = (await threads.folds.now(runner, "s1")).runs
         places = [(await threads.folds.before(runner, "s1", run_id=run.id)).position for run in runs]
         assert places[:2] == [0, 0]
         assert 0 < places[2] <= runs[2].after
@@ -76,13 +77,13 @@ async def test_a_reader_misses_nothing_where_the_journal_was_pruned_behind_it() 
     app = make_app([text("Hello you.")])
     async with called(app) as http:
         await say(http, "one")
-        threads, runner = GraphThreads(app.host), await app.host.session("s1")
-        before = await threads.folds.now(runner, "s1")
+        threads, runner = GraphThreads(app.host, app.connections), await app.host.session("s1")
+        newest = await threads.folds.newest_seq(runner, "s1")
         await prune(app.host)
         await say(http, "two")
         runner = await app.host.session("s1")
-        for since in range(before.seq + 1):
-            found = await GraphThreads(app.host).folds.after(runner, "s1", since=since)
+        for since in range(newest + 1):
+            found = await GraphThreads(app.host, app.connections).folds.after(runner, "s1", since=since)
             events = await read_on(app.host, found, Subscription(CHANNELS, since=since))
             assert b'"event":"completed"' in events[-1]
             assert sum(b'"event":"running"' in each for each in events) == 1, since
@@ -93,9 +94,9 @@ async def test_a_reader_that_is_ahead_of_the_journal_gets_the_newest_turn() -> N
     async with called(app) as http:
         await say(http, "one")
         await say(http, "two")
-        threads, runner = GraphThreads(app.host), await app.host.session("s1")
+        threads, runner = GraphThreads(app.host, app.connections), await app.host.session("s1")
         found = await threads.folds.after(runner, "s1", since=10**6)
-        assert 0 < found.position <= (await threads.folds.now(runner, "s1")).fold.runs[1].after
+        assert 0 < found.position <= (await threads.folds.now(runner, "s1")).runs[1].after
 
 
 async def test_threads_that_never_had_a_message_are_forgotten() -> None:

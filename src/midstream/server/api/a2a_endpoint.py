@@ -9,53 +9,42 @@ from __future__ import annotations
 
 import hashlib
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
-from enum import Enum
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from typing_extensions import override
 
 from midstream.dialects import a2a_messages as a2a
 from midstream.dialects.a2a_messages import A2aError, A2aOptions, Json, Sent, TaskQuery, TasksQuery
-from midstream.dialects.a2a_stream import COMPLETED, STATES, A2aFold, TaskEvents
+from midstream.dialects.a2a_stream import STATES, A2aFold, AnswerForm, TaskEvents, TaskReading
 from midstream.dialects.ag_ui_messages import decision_of
 from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_requests import answers_of
-from midstream.engine.conversation import PAGE_RECORDS, follow_pages
+from midstream.dialects.packed_values import packed, unpacked
+from midstream.engine.conversation import kept_records
 from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
 from midstream.engine.runner import Runner
-from midstream.errors import (
-    AnswerMismatchError,
-    JournalMovedError,
-    MidstreamError,
-    SessionBusyError,
-    SessionNotFoundError,
-    UnavailableError,
-    WrongSecretError,
-)
+from midstream.errors import AnswerMismatchError, MidstreamError, SessionNotFoundError, WrongSecretError
 from midstream.protocol.frames import secret_digest_of
-from midstream.server.api.event_body import EventBody
+from midstream.server.api.event_body import PieceBody, RecordBody
 from midstream.server.api.http_endpoints import NO_STORE, json_response
 from midstream.server.api.langgraph_threads import ThreadFolds
 from midstream.server.api.opened_sessions import opened_session
 from midstream.server.api.request_bodies import body_of
-from midstream.server.api.turn_stopping import stop_turn
+from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit
 from midstream.server.auth.caller import Caller, KnownCaller, visitor_of
 from midstream.server.auth.middleware import path_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import secrets_in, unlock_at_once
 from midstream.server.transports.connection import Connections
 from midstream.session.child_names import PART_MARK
-from midstream.session.journal_reading import JournalReader
 from midstream.session.questions import questions_of
 from midstream.session.records import MessageAccepted, TranscriptAccepted
 from midstream.session.session import Received
@@ -68,12 +57,6 @@ LISTED_MAX = 100
 """Contexts whose tasks a list has that names none: those that changed last."""
 PAGE_TASKS = 50
 """Tasks of a page whose size is not given."""
-SUBMITS_MAX = 8
-"""Attempts to send a message while others change the session."""
-_JSON_HEADERS = [
-    (b"content-type", b"application/json"),
-    *((k.encode(), v.encode()) for k, v in NO_STORE.items()),
-]
 _PUSH = re.compile(rf"{a2a.PATH}/tasks/[^/]+/pushNotificationConfigs(/[^/]+)?")
 Encode = Callable[[Json], bytes]
 _T = TypeVar("_T")
@@ -89,78 +72,6 @@ class A2aRefusal(Struct, frozen=True):
     """The body of an error of A2A."""
 
     error: Json
-
-
-class _Until(Enum):
-    """Place at which a reader of a task stops."""
-
-    STOPPED = 0
-    """At its end, or where it waits for its client."""
-    OVER = 1
-    WHOLE = 2
-    """As `STOPPED`; and nothing is sent before."""
-
-
-class _TaskBody(EventBody):
-    """Sends a task to one client.
-
-    Args:
-        since: The position up to which the client gets the task as it stands there; behind it, its events.
-        encode: Returns a `StreamResponse` as bytes of the body.
-    """
-
-    def __init__(
-        self,
-        tasks: A2aTasks,
-        visitor: Caller,
-        place: _Place,
-        *,
-        since: int = 0,
-        until: _Until,
-        encode: Encode,
-    ) -> None:
-        super().__init__(tasks.host, tasks.connections, place.runner.session_id, visitor)
-        self._events, self._position = place.events, place.position
-        self._since, self._until, self._encode = since, until, encode
-        self._is_there = not since
-        self.is_direct = False
-        """Whether the answer is a message, where the task completes."""
-
-    @override
-    async def pump(self, send: Send) -> None:
-        reader, events = JournalReader(), self._events
-        if await self._write(send, self._step(events.begin(), self._position)):
-            return
-        async with aclosing(follow_pages(self._host, self._session, self._position)) as pages:
-            async for page in pages:
-                found: list[Json] = []
-                for stored in page:
-                    more = events.take(reader.read(stored.body), epoch=stored.epoch)
-                    found += self._step(more, stored.position)
-                if await self._write(send, found):
-                    return
-
-    def _step(self, more: list[Json], position: int) -> list[Json]:
-        if self._is_there:
-            return more
-        self._is_there = position >= self._since and bool(self._events.state)
-        return [{"task": self._events.task()}] if self._is_there else []
-
-    async def _write(self, send: Send, found: list[Json]) -> bool:
-        """Send events; return whether they were the last ones."""
-        events = self._events
-        is_last = self._is_there and (events.is_over if self._until is _Until.OVER else events.is_stopped)
-        if self._until is _Until.WHOLE or self.is_direct:
-            found = [self._answer()] if is_last else []
-        await self.write(send, [self._encode(each) for each in found])
-        return is_last
-
-    def _answer(self) -> Json:
-        task = self._events.task()
-        if not self.is_direct or self._events.state != COMPLETED:
-            return {"task": task}
-        message = {"messageId": f"{task['id']}-answer", "contextId": task["contextId"], "role": "ROLE_AGENT"}
-        return {"message": {**message, "parts": [{"text": self._events.text}]}}
 
 
 class _Place(Struct, frozen=True):
@@ -206,8 +117,8 @@ class A2aTasks:
         self.options = options
         self._folds = ThreadFolds(host, A2aFold)
         self._methods: dict[str, Callable[[_Call, Json], Awaitable[None]]] = {
-            "SendMessage": partial(self._send, _Until.WHOLE),
-            "SendStreamingMessage": partial(self._send, _Until.STOPPED),
+            "SendMessage": self._send,
+            "SendStreamingMessage": partial(self._send, streams=True),
             "GetTask": self._get,
             "ListTasks": self._list,
             "CancelTask": self._cancel,
@@ -244,26 +155,31 @@ class A2aTasks:
 
     # --- messages ---------------------------------------------------------------------------------------------
 
-    async def _send(self, until: _Until, call: _Call, params: Json) -> None:
+    async def _send(self, call: _Call, params: Json, *, streams: bool = False) -> None:
         sent = a2a.read_message(params, self.options)
-        length, is_whole = sent.configuration.historyLength, until is _Until.WHOLE
+        length = sent.configuration.historyLength
+        form: AnswerForm = "events" if streams else "task"
+        if sent.is_direct:
+            form = "message"
 
         def encode(result: Json) -> bytes:
             task = result.get("task")
             return call.encode({"task": a2a.with_history(task, length)} if task else result)
 
         async with self._begun(call, sent) as (place, since):
-            if is_whole and sent.configuration.returnImmediately and not sent.is_direct:
-                task = (await self._read(place)).task()
-                await call.answer({"task": a2a.with_history(task, length)})
+            if form == "task" and sent.configuration.returnImmediately:
+                now = (await self._read(place)).task()
+                await call.answer({"task": a2a.with_history(now, length)})
                 return
-            body = _TaskBody(
-                self, call.visitor, place, since=since, until=until, encode=encode if is_whole else call.event
-            )
-            body.is_direct = sent.is_direct
-            if is_whole:
-                body.headers, body.comment = _JSON_HEADERS, b"\n"
-            await body.send_to(call.request.receive, call.send)
+            task = TaskReading(place.events, call.event if streams else encode, form=form, since=since)
+            await self._send_events(call, place, task, RecordBody if streams else PieceBody)
+
+    async def _send_events(
+        self, call: _Call, place: _Place, events: TaskReading, kind: type[RecordBody] = RecordBody
+    ) -> None:
+        session = place.runner.session_id
+        body = kind(self.host, self.connections, session, call.visitor, events, place.position)
+        await body.send_to(call.request.receive, call.send)
 
     @asynccontextmanager
     async def _begun(self, call: _Call, sent: Sent) -> AsyncIterator[tuple[_Place, int]]:
@@ -291,16 +207,17 @@ class A2aTasks:
 
     async def _take(self, visitor: Caller, runner: Runner, sent: Sent, turn: int, secret: str) -> int:
         """Give a message to the session once; return the turn of its task."""
-        for _ in range(SUBMITS_MAX):
+
+        async def find() -> int | None:
             known = runner.state.streams.get(sent.stream)
-            if known is not None:
-                return known.turn or turn
+            return None if known is None else known.turn or turn
+
+        async def begin() -> None:
             command = await self._answer(visitor, runner, sent, turn) if turn else self._message(runner, sent)
             visitor.count_command(command)
-            with suppress(JournalMovedError, SessionBusyError):
-                end = await runner.submit(Received(sent.stream, secret, 0, sent.digest, command))
-                await runner.wait(end - 1)
-        raise UnavailableError("other messages of this context are too many: retry", retry_after_s=1.0)
+            await submit(runner, Received(sent.stream, secret, 0, sent.digest, command))
+
+        return await find_or_begin(find, begin)
 
     def _message(self, runner: Runner, sent: Sent) -> SendMessage:
         state = runner.state
@@ -357,8 +274,8 @@ class A2aTasks:
             if (await self._read(place)).is_over:
                 raise A2aError(a2a.UNSUPPORTED, "the task has ended: `GetTask` returns it")
             again = await self._before(runner, place.events.fold.thread, place.events.turn)
-            body = _TaskBody(self, call.visitor, again, since=since, until=_Until.OVER, encode=call.event)
-            await body.send_to(call.request.receive, call.send)
+            task = TaskReading(again.events, call.event, follows=True, since=since)
+            await self._send_events(call, again, task)
 
     @asynccontextmanager
     async def _task(self, call: _Call, name: str, action: Action) -> AsyncIterator[_Place]:
@@ -367,24 +284,23 @@ class A2aTasks:
             yield await self._before(runner, context, turn)
 
     async def _before(self, runner: Runner, context: str, turn: int) -> _Place:
-        fold = (await self._folds.now(runner, context)).fold
-        run = next((each for each in fold.runs if each.turn == turn), None)
+        run = (await self._folds.now(runner, context)).of_turn(turn)
         if run is None:
             raise A2aError(a2a.NO_TASK, "there is no such task, or it is no longer kept")
         found = await self._folds.before(runner, context, run_id=run.id)
-        events = TaskEvents(cast("A2aFold", found.fold), turn, self.options.artifacts)
+        events = TaskEvents(found.fold, turn, self.options.artifacts)
         if found.fold.session.turns > turn:
             raise A2aError(a2a.NO_TASK, "this task is no longer kept")
         return _Place(runner, events, found.position)
 
     async def _read(self, place: _Place) -> TaskEvents:
         """Return a task as it is now."""
-        events, after, reader = place.events, place.position, JournalReader()
+        events = place.events
         events.begin()
-        while not events.is_over and (page := await place.runner.read(after=after, limit=PAGE_RECORDS)):
-            for stored in page:
-                events.take(reader.read(stored.body), epoch=stored.epoch)
-            after = page[-1].position
+        async for stored, record in kept_records(place.runner, place.position):
+            events.take(record, epoch=stored.epoch)
+            if events.is_over:
+                break
         return events
 
     # --- lists ------------------------------------------------------------------------------------------------
@@ -394,7 +310,12 @@ class A2aTasks:
         size = PAGE_TASKS if asked.pageSize is None else asked.pageSize
         if asked.status not in ("", *STATES):
             raise A2aError(a2a.BAD_PARAMS, "`status` is no state of a task")
-        since, before = a2a.read_instant(asked.statusTimestampAfter), _read_token(asked.pageToken)
+        since, before = (
+            a2a.read_instant(asked.statusTimestampAfter),
+            unpacked(asked.pageToken, tuple[float, str]),
+        )
+        if asked.pageToken and before is None:
+            raise A2aError(a2a.BAD_PARAMS, "`pageToken` is none that a list has returned")
         found = [
             (each.changed_at, each.task())
             for events in [
@@ -409,7 +330,7 @@ class A2aTasks:
         tasks = [a2a.with_history(task, asked.historyLength) for _, task in page]
         if not asked.includeArtifacts:
             tasks = [{name: value for name, value in task.items() if name != "artifacts"} for task in tasks]
-        token = "" if is_last else _token(page[-1][0], page[-1][1]["id"])
+        token = "" if is_last else packed((page[-1][0], page[-1][1]["id"]))
         await call.answer(
             {"tasks": tasks, "nextPageToken": token, "pageSize": len(tasks), "totalSize": len(found)}
         )
@@ -443,51 +364,39 @@ class A2aTasks:
             with await unlock_at_once(self.host, name, secrets_in(call.request), Action.READ):
                 runner = await self.host.session(name)
                 event_id, session = await runner.events.beginning()
-                fold, after, reader = A2aFold(context, session), event_id.position, JournalReader()
+                fold = A2aFold(context, session)
                 if session.turns:
                     found.append(TaskEvents(fold, session.turns, self.options.artifacts))
                     found[-1].begin()
-                while page := await runner.read(after=after, limit=PAGE_RECORDS):
-                    for stored in page:
-                        record = reader.read(stored.body)
-                        if isinstance(record, MessageAccepted | TranscriptAccepted):
-                            if record.turn > fold.session.turns:
-                                found.append(TaskEvents(fold, record.turn, self.options.artifacts))
-                        if found:
-                            found[-1].take(record, epoch=stored.epoch)
-                        else:
-                            fold.take(record, epoch=stored.epoch)
-                    after = page[-1].position
+                async for stored, record in kept_records(runner, event_id.position):
+                    if isinstance(record, MessageAccepted | TranscriptAccepted):
+                        if record.turn > fold.session.turns:
+                            found.append(TaskEvents(fold, record.turn, self.options.artifacts))
+                    if found:
+                        found[-1].take(record, epoch=stored.epoch)
+                    else:
+                        fold.take(record, epoch=stored.epoch)
         return found
-
-
-def _token(at: float, name: str) -> str:
-    return urlsafe_b64encode(msgspec.json.encode((at, name))).decode()
-
-
-def _read_token(text: str) -> tuple[float, str] | None:
-    try:
-        return msgspec.json.decode(urlsafe_b64decode(text), type=tuple[float, str]) if text else None
-    except ValueError as error:
-        raise A2aError(a2a.BAD_PARAMS, "`pageToken` is none that a list has returned") from error
 
 
 # --- the two bindings -----------------------------------------------------------------------------------------
 
 
-class A2aRpc:
-    """Call a method of A2A 1.0 by JSON-RPC; the answer is JSON, or streams the events of a task."""
+class A2aEndpoint:
+    """The methods of A2A in both bindings, and the card of the agent.
 
-    def __init__(self, tasks: A2aTasks) -> None:
+    Args:
+        tasks: The tasks.
+        is_authenticated: Whether clients need a credential.
+    """
+
+    def __init__(self, tasks: A2aTasks, *, is_authenticated: bool) -> None:
         self._tasks = tasks
+        self._is_authenticated = is_authenticated
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call a method of A2A 1.0 by JSON-RPC; the answer is JSON, or streams the events of a task.
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request, rpc_id = Request(scope, receive), None
+    async def a2a(self, request: Request, send: Send) -> None:
+        """Call a method of A2A 1.0 by JSON-RPC; the answer is JSON, or streams the events of a task."""
+        rpc_id = None
         try:
             asked = await _body_of(request, a2a.RpcRequest)
             rpc_id = asked.id
@@ -499,29 +408,59 @@ class A2aRpc:
         except A2aError as error:
             body = {"jsonrpc": "2.0", "id": rpc_id, "error": error.rpc_body()}
             status = 400 if error.code in (a2a.PARSE, a2a.INVALID) else 200
-            await json_response(body, status=status)(scope, receive, send)
+            await json_response(body, status=status)(request.scope, request.receive, send)
 
+    async def a2a_send(self, request: Request, send: Send) -> None:
+        """Send a message to the agent; the answer is its task when it has ended, or waits for its client (A2A)."""
+        await self.call("SendMessage", request, send)
 
-class _HttpMethod:
-    """A method of A2A in the binding to HTTP."""
+    async def a2a_stream(self, request: Request, send: Send) -> None:
+        """Send a message to the agent; the answer streams its task (A2A)."""
+        await self.call("SendStreamingMessage", request, send)
 
-    method = ""
+    async def a2a_get(self, request: Request, send: Send) -> None:
+        """Return a task (A2A)."""
+        await self.call("GetTask", request, send)
 
-    def __init__(self, tasks: A2aTasks) -> None:
-        self._tasks = tasks
+    async def a2a_list(self, request: Request, send: Send) -> None:
+        """List tasks, last changed first (A2A); without `contextId` those of the hundred contexts that changed last."""
+        await self.call("ListTasks", request, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the method of an address.
+    async def a2a_cancel(self, request: Request, send: Send) -> None:
+        """Cancel a task (A2A)."""
+        await self.call("CancelTask", request, send)
+
+    async def a2a_subscribe(self, request: Request, send: Send) -> None:
+        """Follow a task that has not ended (A2A): the task as it is now, then its events."""
+        await self.call("SubscribeToTask", request, send)
+
+    async def call(self, method: str, request: Request, send: Send) -> None:
+        """Call a method in the binding to HTTP.
 
         Raises:
             MidstreamError: It is refused; an ordinary HTTP error.
         """
-        request = Request(scope, receive)
         try:
             call = _Call(request, send, msgspec.json.encode)
-            await self._tasks.call(call, self.method, await _params_of(request))
+            await self._tasks.call(call, method, await _params_of(request))
         except A2aError as error:
-            await json_response(error.http_body(), status=error.status)(scope, receive, send)
+            response = json_response(error.http_body(), status=error.status)
+            await response(request.scope, request.receive, send)
+
+    async def agent_card(self, request: Request) -> Response:
+        """Return the card by which clients of A2A find out how to reach the agent."""
+        agent, url = self._tasks.host.agent, str(request.base_url)
+        is_known = self._is_authenticated
+        card = a2a.agent_card(self._tasks.options, agent.name, agent.version, url, is_authenticated=is_known)
+        body = msgspec.json.encode(card)
+        headers = {
+            "cache-control": f"public, max-age={CARD_S}",
+            "etag": f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"',
+            "x-content-type-options": "nosniff",
+        }
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers, media_type="application/json")
 
 
 async def _body_of(request: Request, kind: type[_T]) -> _T:
@@ -537,104 +476,26 @@ async def _params_of(request: Request) -> Json:
     return params | ({"id": request.path_params["task"]} if "task" in request.path_params else {})
 
 
-class A2aSend(_HttpMethod):
-    """Send a message to the agent; the answer is its task when it has ended, or waits for its client (A2A)."""
-
-    method = "SendMessage"
-
-
-class A2aStream(_HttpMethod):
-    """Send a message to the agent; the answer streams its task (A2A)."""
-
-    method = "SendStreamingMessage"
-
-
-class A2aGet(_HttpMethod):
-    """Return a task (A2A)."""
-
-    method = "GetTask"
-
-
-class A2aList(_HttpMethod):
-    """List tasks, last changed first (A2A); without `contextId` those of the hundred contexts that changed last."""
-
-    method = "ListTasks"
-
-
-class A2aCancel(_HttpMethod):
-    """Cancel a task (A2A)."""
-
-    method = "CancelTask"
-
-
-class A2aSubscribe(_HttpMethod):
-    """Follow a task that has not ended (A2A): the task as it is now, then its events."""
-
-    method = "SubscribeToTask"
-
-
-class A2aPush(_HttpMethod):
-    """Refuse what concerns push notifications (A2A), which this agent does not send."""
-
-    method = "ListTaskPushNotificationConfigs"
-
-
-class A2aExtended(_HttpMethod):
-    """Refuse to return an extended card (A2A), which this agent does not have."""
-
-    method = "GetExtendedAgentCard"
-
-
-class A2aCard:
-    """The card of the agent."""
-
-    def __init__(self, host: Host, options: A2aOptions, *, is_authenticated: bool) -> None:
-        self._agent = host.agent
-        self._options = options
-        self._is_authenticated = is_authenticated
-
-    async def agent_card(self, request: Request) -> Response:
-        """Return the card by which clients of A2A find out how to reach the agent."""
-        agent, url = self._agent, str(request.base_url)
-        is_known = self._is_authenticated
-        card = a2a.agent_card(self._options, agent.name, agent.version, url, is_authenticated=is_known)
-        body = msgspec.json.encode(card)
-        headers = {
-            "cache-control": f"public, max-age={CARD_S}",
-            "etag": f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"',
-            "x-content-type-options": "nosniff",
-        }
-        if request.headers.get("if-none-match") == headers["etag"]:
-            return Response(status_code=304, headers=headers)
-        return Response(body, headers=headers, media_type="application/json")
-
-
-METHODS = (A2aRpc, A2aSend, A2aStream, A2aList, A2aSubscribe, A2aCancel, A2aGet)
-"""Endpoints that are described; a path with more behind a task comes before the task."""
-
-
 class A2aRest:
     """Addresses that are not described: of methods that this agent refuses, and the other writing of its address.
 
     Args:
-        tasks: The tasks.
+        endpoint: The methods.
         default: Serves all else.
     """
 
-    def __init__(self, tasks: A2aTasks, default: ASGIApp) -> None:
-        self._rpc, self._push, self._extended = A2aRpc(tasks), A2aPush(tasks), A2aExtended(tasks)
+    def __init__(self, endpoint: A2aEndpoint, default: ASGIApp) -> None:
+        self._endpoint = endpoint
         self._default = default
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request that has no route."""
-        path = path_of(scope)
-        app = self._default
-        if scope["type"] != "http" or not path.startswith(f"{a2a.PATH}/"):
-            pass
-        elif path == f"{a2a.PATH}/" and scope["method"] == "POST":
-            app = self._rpc
+        path = path_of(scope) if scope["type"] == "http" else ""
+        if path == f"{a2a.PATH}/" and scope["method"] == "POST":
+            await self._endpoint.a2a(Request(scope, receive), send)
         elif _PUSH.fullmatch(path):
-            app = self._push
+            await self._endpoint.call("ListTaskPushNotificationConfigs", Request(scope, receive), send)
         elif path == f"{a2a.PATH}/extendedAgentCard":
-            app = self._extended
-        await app(scope, receive, send)
+            await self._endpoint.call("GetExtendedAgentCard", Request(scope, receive), send)
+        else:
+            await self._default(scope, receive, send)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
-from typing import cast
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
-from typing_extensions import override
+from starlette.responses import Response
+from starlette.types import Send
 
 from midstream.dialects.ag_ui_messages import (
     CONTINUES,
@@ -37,40 +34,32 @@ from midstream.dialects.ag_ui_stream import (
 from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_runs import BEGINNING, place_of
 from midstream.dialects.langgraph_thread import Run
-from midstream.dialects.ui_messages import find_change
-from midstream.engine.conversation import follow_pages
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
 from midstream.errors import (
     AnswerMismatchError,
-    FrameTooLargeError,
-    JournalMovedError,
     MidstreamError,
     NotFoundError,
     QuestionClosedError,
-    SessionBusyError,
     UnavailableError,
     UsageError,
 )
-from midstream.protocol.frames import FRAME_BYTES_MAX, secret_digest_of
-from midstream.server.api.chat_endpoint import bytes_max_of, opened
-from midstream.server.api.event_body import EventBody
+from midstream.protocol.frames import secret_digest_of
+from midstream.server.api.event_body import RecordBody
+from midstream.server.api.http_endpoints import SSE_HEADERS
 from midstream.server.api.langgraph_threads import ThreadFolds
-from midstream.server.api.request_bodies import BODY_BYTES_MAX, body_of
-from midstream.server.api.turn_stopping import stop_turn
+from midstream.server.api.opened_sessions import opened_if_there, opened_session
+from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
+from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
 from midstream.server.transports.connection import Connections
-from midstream.session.journal_reading import JournalReader
 from midstream.session.questions import questions_of
 from midstream.session.session import Received
-from midstream.session.turn.commands import Answer, Command, SendMessage
+from midstream.session.turn.commands import Answer
 
 STARTING_S = 10.0
 """Seconds for a call to start whose result is there already."""
-SUBMITS_MAX = 8
-"""Attempts to begin a run while others change the thread."""
 
 
 class AgUiEvent(Struct, frozen=True):
@@ -88,121 +77,93 @@ class _Refused(Exception):  # noqa: N818 - it is sent as the run's error
         self.error = error
 
 
-class _RunBody(EventBody):
-    """Sends a run to one client."""
-
-    def __init__(
-        self,
-        threads: AgUiThreads,
-        session: str,
-        visitor: Caller,
-        events: AgUiEvents,
-        position: int,
-    ) -> None:
-        super().__init__(threads.host, threads.connections, session, visitor)
-        self._events = events
-        self._position = position
-
-    @override
-    async def pump(self, send: Send) -> None:
-        reader, events = JournalReader(), self._events
-        await self.write(send, events.begin())
-        async with aclosing(follow_pages(self._host, self._session, self._position)) as pages:
-            async for page in pages:
-                found: list[bytes] = []
-                for stored in page:
-                    found += events.take(reader.read(stored.body), epoch=stored.epoch)
-                await self.write(send, found)
-                if events.is_over:
-                    return
-
-
-class _WholeBody(EventBody):
-    """Sends events that are there already."""
-
-    def __init__(self, threads: AgUiThreads, session: str, visitor: Caller, events: Sequence[bytes]) -> None:
-        super().__init__(threads.host, threads.connections, session, visitor)
-        self._events = events
-
-    @override
-    async def pump(self, send: Send) -> None:
-        await self.write(send, self._events)
-
-
-class AgUiThreads:
-    """Sessions as threads of AG-UI, and the readers of their runs."""
+class AgUiEndpoint:
+    """Sessions as threads of AG-UI."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
-        self.host = host
-        self.connections = connections
+        self._host = host
+        self._connections = connections
         self._folds = ThreadFolds(host, AgUiFold)
 
-    async def now(self, runner: Runner, thread: str) -> AgUiFold:
-        """Return a thread as it is now. It is not to be changed."""
-        return cast("AgUiFold", (await self._folds.now(runner, thread)).fold)
-
-    async def reader(
-        self, runner: Runner, thread: str, run: Run, visitor: Caller, after: tuple[int, int]
-    ) -> EventBody:
-        """Return a reader of a run, behind a place."""
-        found = await self._folds.before(runner, thread, run_id=run.id)
-        events = AgUiEvents(cast("AgUiFold", found.fold), run, after)
-        return _RunBody(self, runner.session_id, visitor, events, found.position)
-
-
-class AgUiRun:
-    """Begin a run, or read the run of this id again."""
-
-    def __init__(self, threads: AgUiThreads) -> None:
-        self._threads = threads
-        self._host = threads.host
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Begin a run (AG-UI); a request with the id of a known run reads that run, behind `Last-Event-ID` or whole.
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request({**scope, BODY_BYTES_MAX: bytes_max_of(scope)}, receive)
-        asked = read_input(await body_of(request))
+    async def ag_ui_run(self, request: Request, send: Send) -> None:
+        """Begin a run, or read the run of this id again."""
+        asked = read_input(await body_of(request, MESSAGES_BYTES_MAX))
         after = _after_of(request)
-        visitor = visitor_of(scope)
-        session = visitor.stored_name(asked.thread)
-        visitor.visit(session)
-        await visitor.begin()
-        with await unlock(self._host, session, secrets_in(request), Action.SPEAK, begins=True) as held:
-            runner = await self._host.session(session, create=True)
-            runner.attach()
+        async with opened_session(self._host, request, asked.thread, Action.SPEAK, begins=True) as (
+            runner,
+            secret,
+        ):
             try:
-                secret_digest = stream_digest_of(held) or secret_digest_of(asked.digest)
-                run = await self._run(runner, asked, visitor, secret_digest)
-                body = await self._threads.reader(runner, asked.thread, run, visitor, after)
+                secret = secret or secret_digest_of(asked.digest)
+                run = await self._run(runner, asked, visitor_of(request.scope), secret)
             except _Refused as refused:
                 error, at = refused.error, self._host.world.now()
                 events = refusal(asked.thread, asked.run_id, error.code, str(error), at=at)
-                body = _WholeBody(self._threads, session, visitor, events)
-            finally:
-                runner.detach()
-            await body.send_to(receive, send)
+                await self._send_whole(request, send, events)
+            else:
+                await self._send_run(request, send, runner, asked.thread, run, after)
+
+    async def ag_ui_connect(self, request: Request, send: Send) -> None:
+        """Follow a thread."""
+        asked = read_input(await body_of(request, MESSAGES_BYTES_MAX))
+        after = _after_of(request)
+        async with opened_if_there(self._host, request, asked.thread) as runner:
+            run = None
+            if runner is not None and runner.state.turns:
+                fold = await self._folds.now(runner, asked.thread)
+                later = (each for each in fold.runs if each.after >= after[0] > 0)
+                of_place = [each for each in fold.runs if each.after < after[0]]
+                run = of_place[-1] if of_place and next(later, None) is not None else fold.run
+            if runner is None or run is None:
+                events = nothing(asked.thread, asked.run_id, at=self._host.world.now())
+                await self._send_whole(request, send, events)
+            else:
+                await self._send_run(request, send, runner, asked.thread, run, after)
+
+    async def ag_ui_read(self, request: Request, send: Send) -> None:
+        """Read a run again."""
+        thread, run_id = request.path_params["thread"], request.path_params["run_id"]
+        after = _after_of(request)
+        async with opened_if_there(self._host, request, thread) as runner:
+            run = None
+            if runner is not None and runner.state.turns:
+                run = find_run(await self._folds.now(runner, thread), run_id)
+            if runner is None or run is None:
+                raise NotFoundError(f"there is no run {run_id[:80]!r}")
+            await self._send_run(request, send, runner, thread, run, after)
+
+    async def _send_whole(self, request: Request, send: Send, events: Sequence[bytes]) -> None:
+        """Send events that are there already."""
+        response = Response(b"".join(events))
+        response.raw_headers = [*SSE_HEADERS]
+        await response(request.scope, request.receive, send)
+
+    async def _send_run(
+        self, request: Request, send: Send, runner: Runner, thread: str, run: Run, after: tuple[int, int]
+    ) -> None:
+        """Send a run, behind a place."""
+        found = await self._folds.before(runner, thread, run_id=run.id)
+        events, session = AgUiEvents(found.fold, run, after), runner.session_id
+        visitor = visitor_of(request.scope)
+        body = RecordBody(self._host, self._connections, session, visitor, events, found.position)
+        await body.send_to(request.receive, send)
+
+    # --- the beginning of a run -------------------------------------------------------------------------------
 
     async def _run(self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str) -> Run:
-        for _ in range(SUBMITS_MAX):
-            run = await self._find(runner, asked)
-            if run is None:
-                try:
-                    await self._begin(runner, asked, visitor, secret_digest)
-                except (SessionBusyError, JournalMovedError):
-                    continue
-                run = await self._find(runner, asked)
-            if run is not None:
-                return run
-        raise UnavailableError("other requests of this thread are too many: retry", retry_after_s=1.0)
+        async def find() -> Run | None:
+            return await self._find(runner, asked)
+
+        async def begin() -> None:
+            await self._begin(runner, asked, visitor, secret_digest)
+
+        return await find_or_begin(find, begin)
 
     async def _find(self, runner: Runner, asked: AgUiRequest) -> Run | None:
         """Return the run of a request; None where it has not begun, or a server died between its answers."""
         if not runner.state.turns:
             return None
-        fold = await self._threads.now(runner, asked.thread)
+        fold = await self._folds.now(runner, asked.thread)
         is_continuing = stream_name(asked.run_id, CONTINUES) in runner.state.streams
         if is_continuing and self._has_answers_left(runner, asked, fold):
             return None
@@ -219,13 +180,13 @@ class AgUiRun:
         if not runner.state.turns:
             await self._say(runner, asked, visitor, secret_digest)
             return
-        fold = await self._threads.now(runner, asked.thread)
+        fold = await self._folds.now(runner, asked.thread)
         if asked.resume:
             answers = self._answers(runner, asked, fold)
             if answers:
                 await self._name_run(runner, asked, secret_digest)
             for answer in answers:
-                await self._submit(runner, await visitor.attribute(answer))
+                await submit(runner, await visitor.attribute(answer))
             return
         if questions_of("", runner.state):
             words = "this thread waits for people: address its interrupts by `resume`"
@@ -249,7 +210,7 @@ class AgUiRun:
         """Record which run the answers begin that come next: they may begin it as soon as they are there."""
         name = stream_name(asked.run_id, CONTINUES)
         if name not in runner.state.streams:
-            await self._submit(runner, Received(name, secret_digest, 0, asked.digest, None))
+            await submit(runner, Received(name, secret_digest, 0, asked.digest, None))
 
     async def _give_results(self, runner: Runner, asked: AgUiRequest) -> None:
         """Give the results to their calls; one that runs after another is waited for."""
@@ -257,11 +218,11 @@ class AgUiRun:
             async with asyncio.timeout(STARTING_S):
                 while True:
                     position = runner.newest.position
-                    found = _results_of(await self._threads.now(runner, asked.thread), asked)
+                    found = _results_of(await self._folds.now(runner, asked.thread), asked)
                     if found.is_empty:
                         return
                     for result in found.ready:
-                        await self._submit(runner, result)
+                        await submit(runner, result)
                     if not found.ready:
                         await runner.wait(position)
         except TimeoutError:
@@ -276,82 +237,14 @@ class AgUiRun:
             await stop_turn(runner)
         if self._has_begun(runner, asked):
             return
-        state = runner.state
-        change = find_change(state.history.entries, chat_of(asked.messages))
-        if len(msgspec.json.encode((change.message, change.before))) > FRAME_BYTES_MAX:
-            raise FrameTooLargeError(f"what is new of this thread has {FRAME_BYTES_MAX} bytes at most")
-        command = SendMessage(
-            change.message, asked.tools, keep=change.keep, before=change.before, turns=state.turns
-        )
-        visitor.count_command(command)
         name = stream_name(asked.run_id, asked.message_id)
-        await self._submit(runner, Received(name, secret_digest, 0, asked.digest, command))
+        received = Received(name, secret_digest, 0, asked.digest, None)
+        await submit_resent(runner, visitor, received, chat_of(asked.messages), asked.tools)
 
     def _has_begun(self, runner: Runner, asked: AgUiRequest) -> bool:
         """Whether the same request, at the same time, has begun the run."""
         prefix = stream_name(asked.run_id, "")
         return any(name.partition(" ")[0] == prefix for name in runner.state.streams)
-
-    async def _submit(self, runner: Runner, command: Command | Received) -> None:
-        end = await runner.submit(command)
-        await runner.wait(end - 1)
-
-
-class AgUiConnect:
-    """Follow a thread."""
-
-    def __init__(self, threads: AgUiThreads) -> None:
-        self._threads = threads
-        self._host = threads.host
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the newest run of a thread, or the one that `Last-Event-ID` is of, to its end; no run is begun (AG-UI).
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request({**scope, BODY_BYTES_MAX: bytes_max_of(scope)}, receive)
-        asked = read_input(await body_of(request))
-        after, visitor = _after_of(request), visitor_of(scope)
-        async with opened(self._host, visitor, request, asked.thread) as runner:
-            run = None
-            if runner is not None and runner.state.turns:
-                fold = await self._threads.now(runner, asked.thread)
-                later = (each for each in fold.runs if each.after >= after[0] > 0)
-                of_place = [each for each in fold.runs if each.after < after[0]]
-                run = of_place[-1] if of_place and next(later, None) is not None else fold.run
-            if runner is None or run is None:
-                session = visitor.stored_name(asked.thread)
-                events = nothing(asked.thread, asked.run_id, at=self._host.world.now())
-                body: EventBody = _WholeBody(self._threads, session, visitor, events)
-            else:
-                body = await self._threads.reader(runner, asked.thread, run, visitor, after)
-            await body.send_to(receive, send)
-
-
-class AgUiReader:
-    """Read a run again."""
-
-    def __init__(self, threads: AgUiThreads) -> None:
-        self._threads = threads
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read a run of a thread behind `Last-Event-ID`, or whole (AG-UI).
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
-        thread, run_id = request.path_params["thread"], request.path_params["run_id"]
-        after, visitor = _after_of(request), visitor_of(scope)
-        async with opened(self._threads.host, visitor, request, thread) as runner:
-            run = None
-            if runner is not None and runner.state.turns:
-                run = find_run(await self._threads.now(runner, thread), run_id)
-            if runner is None or run is None:
-                raise NotFoundError(f"there is no run {run_id[:80]!r}")
-            body = await self._threads.reader(runner, thread, run, visitor, after)
-            await body.send_to(receive, send)
 
 
 def _results_of(fold: AgUiFold, asked: AgUiRequest) -> FoundResults:

@@ -8,62 +8,45 @@ Nothing of a chat is kept beside its journal, so that any server of the store co
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from midstream.dialects.ui_message_stream import RUN_MARK
 from midstream.dialects.ui_messages import (
     ChatRequest,
     answered_calls,
-    find_change,
     messages_of,
     next_answer,
     read_chat_request,
 )
-from midstream.engine.conversation import follow_pages
+from midstream.engine.conversation import kept_records
 from midstream.engine.host import Host
-from midstream.engine.journal import require_session_id
 from midstream.engine.runner import Runner
-from midstream.errors import (
-    EventGoneError,
-    FrameTooLargeError,
-    JournalMovedError,
-    SessionBusyError,
-    SessionNotFoundError,
-    UnavailableError,
-    UsageError,
-)
-from midstream.protocol.frames import FRAME_BYTES_MAX, secret_digest_of
+from midstream.errors import EventGoneError, UsageError
+from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.chat_stream import ChatRun, ChatStream
 from midstream.server.api.http_endpoints import NO_STORE
-from midstream.server.api.request_bodies import BODY_BYTES_MAX, body_of, decode_query
-from midstream.server.api.turn_stopping import stop_turn
+from midstream.server.api.opened_sessions import opened_if_there, opened_session
+from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
+from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
 from midstream.server.transports.connection import Connections
-from midstream.session.journal_reading import JournalReader
 from midstream.session.records import TurnStatus
 from midstream.session.session import Received, Session
-from midstream.session.turn.commands import Answer, CallFinished, SendMessage
+from midstream.session.turn.commands import Answer, CallFinished
 from midstream.session.turn.states import Idle
 
-CHAT_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of a request: it has all messages of the chat. What is new of them has at most those of a frame."""
 STREAM_PREFIX = "chat-"
 """Begins the names of the streams that chats open in their sessions."""
 REPEATED_S = 5.0
 """Seconds after the end of a turn in which an equal request is a repetition where it may also be a new wish: to make an
 answer once more. A request with a new message is a repetition for ever, as that has an id of its own."""
-SUBMITS_MAX = 8
-"""Comparisons of one chat with a session that others change meanwhile."""
 ANSWERS_MAX = 256
 """Results and decisions in one request."""
 _PLACE_CHARS_MAX = 40
@@ -89,63 +72,69 @@ class StreamQuery(Struct, frozen=True):
     startIndex: Annotated[int, Meta(ge=-(10**9), le=10**9)] = 0  # noqa: N815 - its name in the protocol
 
 
-class ChatPost:
-    """Begin a turn of a chat, or bring what its open turn waits for."""
+class ChatEndpoint:
+    """The requests of chats."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a chat's messages; the answer streams one message (AI SDK, UI message stream v1).
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request({**scope, BODY_BYTES_MAX: bytes_max_of(scope)}, receive)
-        asked = read_chat_request(await body_of(request))
-        visitor = visitor_of(scope)
+    async def chat(self, request: Request, send: Send) -> None:
+        """Begin a turn of a chat, or bring what its open turn waits for."""
+        asked = read_chat_request(await body_of(request, MESSAGES_BYTES_MAX))
+        visitor = visitor_of(request.scope)
         chat = asked.chat or self._host.world.new_id("chat")
-        session = visitor.stored_name(chat)
-        visitor.visit(session)
-        await visitor.begin()
-        with await unlock(self._host, session, secrets_in(request), Action.SPEAK, begins=True) as held:
-            runner = await self._host.session(session, create=True)
-            runner.attach()
-            try:
-                if asked.is_answer:
-                    run = await self._answer(runner, asked, visitor, chat)
-                else:
-                    secret_digest = stream_digest_of(held) or secret_digest_of(_secret_of(asked))
-                    run = await self._begin(runner, asked, visitor, chat, secret_digest)
-            finally:
-                runner.detach()
-            await ChatStream(self._host, self._connections, run, visitor).serve(receive, send)
+        async with opened_session(self._host, request, chat, Action.SPEAK, begins=True) as (runner, secret):
+            if asked.is_answer:
+                run = await self._answer(runner, asked, visitor, chat)
+            else:
+                secret = secret or secret_digest_of(_secret_of(asked))
+                run = await self._begin(runner, asked, visitor, chat, secret)
+            await ChatStream(self._host, self._connections, run, visitor).serve(request.receive, send)
+
+    async def chat_stream(self, request: Request, query: StreamQuery, send: Send) -> None:
+        """Read a run of a chat again, or its newest turn."""
+        chat, _, place = request.path_params["run"].partition(RUN_MARK)
+        async with opened_if_there(self._host, request, chat) as runner:
+            run = None if runner is None else await self._find(runner, chat, place)
+            if run is None:
+                await Response(status_code=204, headers=NO_STORE)(request.scope, request.receive, send)
+                return
+            stream = ChatStream(self._host, self._connections, run, visitor_of(request.scope))
+            await stream.serve(request.receive, send, start=query.startIndex)
+
+    async def chat_messages(self, request: Request) -> ChatMessages:
+        """Return the messages of a chat, for `useChat` to begin with; none where it is not there yet."""
+        chat = request.path_params["chat"]
+        async with opened_if_there(self._host, request, chat) as runner:
+            messages = [] if runner is None else messages_of(chat, runner.state)
+        return ChatMessages(chat, messages)
+
+    async def _find(self, runner: Runner, chat: str, place: str) -> ChatRun | None:
+        turn, _, run = place.partition(".")
+        if not place:
+            return await find_turn(runner, chat, runner.state.turns)
+        if not (turn.isdecimal() and run.isdecimal() and len(place) <= _PLACE_CHARS_MAX):
+            return None
+        found = await find_turn(runner, chat, int(turn))
+        return None if found is None else msgspec.structs.replace(found, run=int(run))
 
     # --- a new turn -------------------------------------------------------------------------------------------
 
     async def _begin(
         self, runner: Runner, asked: ChatRequest, visitor: Caller, chat: str, secret_digest: str
     ) -> ChatRun:
-        for _ in range(SUBMITS_MAX):
-            name, run = self._find_repeated(runner, asked, chat)
-            if run is not None:
-                return run
+        async def find() -> ChatRun | None:
+            return self._find_repeated(runner, asked, chat)[1]
+
+        async def begin() -> None:
+            name, _ = self._find_repeated(runner, asked, chat)
             if runner.state.is_live:
                 await stop_turn(runner)
-            state = runner.state
-            change = find_change(state.history.entries, asked.messages)
-            size = len(msgspec.json.encode((change.message, change.before)))
-            if size > FRAME_BYTES_MAX:
-                raise FrameTooLargeError(f"what is new of this chat has {FRAME_BYTES_MAX} bytes at most")
-            command = SendMessage(
-                change.message, asked.tools, keep=change.keep, before=change.before, turns=state.turns
-            )
-            visitor.count_command(command)
-            with suppress(SessionBusyError, JournalMovedError):
-                end = await runner.submit(Received(name, secret_digest, 0, asked.digest, command))
-                await runner.wait(end - 1)
-        raise UnavailableError("other requests of this chat are too many: retry", retry_after_s=1.0)
+            received = Received(name, secret_digest, 0, asked.digest, None)
+            await submit_resent(runner, visitor, received, asked.messages, asked.tools)
+
+        return await find_or_begin(find, begin)
 
     def _find_repeated(self, runner: Runner, asked: ChatRequest, chat: str) -> tuple[str, ChatRun | None]:
         """Return the stream of a request, and its first run where an equal request has begun it."""
@@ -177,9 +166,8 @@ class ChatPost:
                 break
             if isinstance(command, Answer):
                 command = await visitor.attribute(command)
-            end = await runner.submit(command)
-            await runner.wait(end - 1)
-        place = await find_turn(self._host, runner, chat, runner.state.turns)
+            await submit(runner, command)
+        place = await find_turn(runner, chat, runner.state.turns)
         if place is None:
             raise EventGoneError("the turn of this chat is no longer kept", oldest=runner.newest.position)
         shown, _ = await place.written(runner)
@@ -187,79 +175,7 @@ class ChatPost:
         return msgspec.structs.replace(place, run=max(runs, default=shown.run))
 
 
-class ChatReader:
-    """Read a run of a chat again, or its newest turn."""
-
-    def __init__(self, host: Host, connections: Connections) -> None:
-        self._host = host
-        self._connections = connections
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read a run from its chunk `startIndex` on, or the newest turn of a chat; 204 where there is none any more.
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
-        query = decode_query(request, StreamQuery)
-        chat, _, place = scope["path_params"]["run"].partition(RUN_MARK)
-        visitor = visitor_of(scope)
-        async with opened(self._host, visitor, request, chat) as runner:
-            run = None if runner is None else await self._find(runner, chat, place)
-            if run is None:
-                await Response(status_code=204, headers=NO_STORE)(scope, receive, send)
-                return
-            stream = ChatStream(self._host, self._connections, run, visitor)
-            await stream.serve(receive, send, start=query.startIndex)
-
-    async def _find(self, runner: Runner, chat: str, place: str) -> ChatRun | None:
-        turn, _, run = place.partition(".")
-        if not place:
-            return await find_turn(self._host, runner, chat, runner.state.turns)
-        if not (turn.isdecimal() and run.isdecimal() and len(place) <= _PLACE_CHARS_MAX):
-            return None
-        found = await find_turn(self._host, runner, chat, int(turn))
-        return None if found is None else msgspec.structs.replace(found, run=int(run))
-
-
-class ChatHistory:
-    """The messages of a chat."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    async def chat_messages(self, request: Request) -> ChatMessages:
-        """Return the messages of a chat, for `useChat` to begin with; none where it is not there yet."""
-        chat = request.path_params["chat"]
-        async with opened(self._host, visitor_of(request.scope), request, chat) as runner:
-            messages = [] if runner is None else messages_of(chat, runner.state)
-        return ChatMessages(chat, messages)
-
-
-@asynccontextmanager
-async def opened(host: Host, visitor: Caller, request: Request, chat: str) -> AsyncIterator[Runner | None]:
-    """Open the session of a chat for reading; None where it is not there, or another's, which look the same.
-
-    Raises:
-        UsageError: The name has another form.
-        MidstreamError: The caller may not read it.
-    """
-    require_session_id(chat)
-    session = visitor.stored_name(chat)
-    visitor.visit(session)
-    runner: Runner | None = None
-    try:
-        await visitor.require_there(Action.READ)
-        held = await unlock(host, session, secrets_in(request), Action.READ)
-        runner = await host.session(session)
-    except SessionNotFoundError:
-        yield None
-        return
-    with held:
-        yield runner
-
-
-async def find_turn(host: Host, runner: Runner, chat: str, turn: int) -> ChatRun | None:
+async def find_turn(runner: Runner, chat: str, turn: int) -> ChatRun | None:
     """Return where a turn is read from its beginning; None where it is not there, or was pruned."""
     if not 0 < turn <= runner.state.turns:
         return None
@@ -267,25 +183,14 @@ async def find_turn(host: Host, runner: Runner, chat: str, turn: int) -> ChatRun
     after = next((each.since for each in streams if each.turn == turn), None)
     try:
         if after is None:  # a message without a stream, or of a stream that is not kept
-            reader, after = JournalReader(), runner.events.pruned_to.position
-            async with aclosing(follow_pages(host, runner.session_id, after)) as pages:
-                async for page in pages:
-                    for stored in page:
-                        record = reader.read(stored.body)
-                        if getattr(record, "turn", 0) == turn:
-                            return ChatRun(runner.session_id, chat, turn, stored.position - 1, None)
-                    if not page:
-                        return None
+            async for stored, record in kept_records(runner, runner.events.pruned_to.position):
+                if getattr(record, "turn", 0) == turn:
+                    return ChatRun(runner.session_id, chat, turn, stored.position - 1, None)
+            return None
         await runner.read(after=after, limit=1)
     except EventGoneError:
         return None
     return ChatRun(runner.session_id, chat, turn, after, None)
-
-
-def bytes_max_of(scope: Scope) -> int:
-    """Return the bytes of a body; a caller that is not known yet has less."""
-    most: int = scope.get(BODY_BYTES_MAX, FRAME_BYTES_MAX)
-    return CHAT_BYTES_MAX if most == FRAME_BYTES_MAX else most
 
 
 def _secret_of(asked: ChatRequest) -> str:

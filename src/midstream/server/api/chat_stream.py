@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import aclosing
-
 from msgspec import Struct
 from starlette.types import Receive, Send
 from typing_extensions import override
 
 from midstream.dialects.ui_message_stream import DONE, HEADER, RUN_MARK, UiMessageStream
-from midstream.engine.conversation import PAGE_RECORDS, follow_pages
+from midstream.engine.conversation import kept_records
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
-from midstream.server.api.event_body import EventBody
+from midstream.server.api.event_body import RecordBody
 from midstream.server.auth.caller import Caller
 from midstream.server.transports.connection import Connections
-from midstream.session.journal_reading import JournalReader
-from midstream.store.contract import StoredRecord
 
 RUN_HEADER = "x-workflow-run-id"
 TAIL_HEADER = "x-workflow-stream-tail-index"
@@ -51,15 +46,13 @@ class ChatRun(Struct, frozen=True):
 
     async def written(self, runner: Runner) -> tuple[UiMessageStream, int]:
         """Return the stream as the journal is now, and how many chunks it has."""
-        stream, reader, after, count = self.stream(), JournalReader(), self.after, 0
-        while page := await runner.read(after=after, limit=PAGE_RECORDS):
-            for stored in page:
-                count += len(stream.take(reader.read(stored.body), epoch=stored.epoch))
-            after = page[-1].position
+        stream, count = self.stream(), 0
+        async for stored, record in kept_records(runner, self.after):
+            count += len(stream.take(record, epoch=stored.epoch))
         return stream, count
 
 
-class ChatStream(EventBody):
+class ChatStream(RecordBody):
     """Send a run to one client, from any chunk on, until it rests.
 
     Args:
@@ -68,7 +61,7 @@ class ChatStream(EventBody):
     """
 
     def __init__(self, host: Host, connections: Connections, run: ChatRun, visitor: Caller) -> None:
-        super().__init__(host, connections, run.session, visitor)
+        super().__init__(host, connections, run.session, visitor, run.stream(), run.after)
         self._run = run
         self._skip = 0
 
@@ -76,7 +69,7 @@ class ChatStream(EventBody):
         """Send the chunks from number `start` on; below 0 it counts from the end.
 
         Raises:
-            StreamCutError: See `EventBody.send_to`.
+            StreamCutError: As `send_to` does.
             MidstreamError: It is refused before the first chunk.
         """
         headers = [HEADER, (RUN_HEADER, self._run.name)]
@@ -88,18 +81,6 @@ class ChatStream(EventBody):
         await self.send_to(receive, send, headers)
 
     @override
-    async def pump(self, send: Send) -> None:
-        stream, reader, skip = self._run.stream(), JournalReader(), self._skip
-        async with aclosing(follow_pages(self._host, self._run.session, self._run.after)) as pages:
-            async for page in pages:
-                chunks = _chunks_of(stream, reader, page)
-                left, skip = chunks[skip:], max(0, skip - len(chunks))
-                await self.write(send, [*left, DONE] if stream.is_over else left)
-                if stream.is_over:
-                    return
-
-
-def _chunks_of(stream: UiMessageStream, reader: JournalReader, page: Sequence[StoredRecord]) -> list[bytes]:
-    """Return the chunks of a page of records; an empty one has all that a reader of a turn at rest is to get."""
-    chunks = [chunk for stored in page for chunk in stream.take(reader.read(stored.body), epoch=stored.epoch)]
-    return stream.end() if not page and stream.is_at_end else chunks
+    def shown(self, events: list[bytes]) -> list[bytes]:
+        left, self._skip = events[self._skip :], max(0, self._skip - len(events))
+        return [*left, DONE] if self._events.is_over else left

@@ -29,7 +29,6 @@ from midstream.dialects.durable_stream_state import (
 from midstream.dialects.fields import bad_field
 from midstream.engine.host import Host
 from midstream.errors import ConflictError, NotFoundError, UnavailableError, UsageError
-from midstream.protocol.frames import FRAME_BYTES_MAX
 from midstream.server.api.event_body import EventBody
 from midstream.server.api.plain_streams import (
     MAKING_S,
@@ -38,7 +37,7 @@ from midstream.server.api.plain_streams import (
     StreamGoneError,
 )
 from midstream.server.api.problems import problem_of_http, response_of
-from midstream.server.api.request_bodies import BODY_BYTES_MAX, body_of
+from midstream.server.api.request_bodies import body_of
 from midstream.server.api.stream_names import CONTROL, SESSIONS, journal_of
 from midstream.server.api.stream_sweeping import StreamSweeper
 from midstream.server.api.waiting_poll import ClientLeftError, WaitingPoll
@@ -76,7 +75,7 @@ class PlainStreamWriter:
     async def create_plain_stream(self, request: Request) -> Response:
         """Make a stream, or find that it is there with equal settings (Durable Streams)."""
         journal, visitor = _name_in(self._host, request)
-        fork, body = wire.read_fork(request.headers), await _body(request)
+        fork, body = wire.read_fork(request.headers), await body_of(request, APPEND_BYTES_MAX)
         source = None if fork is None else _source_of(fork.source, visitor)
         settings = wire.read_settings(request.headers)
         if source is not None:
@@ -107,7 +106,7 @@ class PlainStreamWriter:
         headers = request.headers
         asked = AppendRequest(
             headers.get("content-type", ""),
-            await _body(request),
+            await body_of(request, APPEND_BYTES_MAX),
             wire.read_producer(headers),
             headers.get(wire.SEQUENCE),
             wire.asks_to_close(headers),
@@ -452,13 +451,6 @@ def place_in(request: Request) -> tuple[str | None, str]:
     if live and offset is None:
         raise bad_field("offset", "`live` needs `offset`")
     return offset, live
-
-
-async def _body(request: Request) -> bytes:
-    most = request.scope.get(BODY_BYTES_MAX, FRAME_BYTES_MAX)
-    if most == FRAME_BYTES_MAX:
-        request.scope[BODY_BYTES_MAX] = APPEND_BYTES_MAX
-    return await body_of(request)
 
 
 def _inherited_settings(

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.types import Receive, Send
+from typing_extensions import override
 
 from midstream.dialects.gateway_bodies import wait_until_gone
+from midstream.dialects.record_events import RecordEvents
+from midstream.engine.conversation import follow_pages
 from midstream.engine.host import Host
 from midstream.errors import MidstreamError
-from midstream.server.api.http_endpoints import SSE_HEADERS, UNKNOWN, StreamCutError
+from midstream.server.api.http_endpoints import NO_STORE, SSE_HEADERS, UNKNOWN, StreamCutError
 from midstream.server.auth.caller import Caller
 from midstream.server.transports.connection import Connections
+from midstream.session.journal_reading import JournalReader
 
 QUIET_S = 15.0
 """Seconds of silence after which a stream gets a comment, as in the gateway."""
@@ -79,6 +83,28 @@ class EventBody(ABC):
     async def pump(self, send: Send) -> None:
         """Send events as their records come, by `write`; it returns at the end of the body."""
 
+    async def follow(self, send: Send, events: RecordEvents, position: int) -> None:
+        """Send what a dialect makes of the records behind a position, as they come, until its reader has all."""
+        if await self._send_shown(send, events, events.begin()):
+            return
+        reader = JournalReader()
+        async with aclosing(follow_pages(self._host, self._session, position)) as pages:
+            async for page in pages:
+                found = [] if page else events.rest()
+                for stored in page:
+                    found += events.take(reader.read(stored.body), epoch=stored.epoch)
+                if await self._send_shown(send, events, found):
+                    return
+
+    async def _send_shown(self, send: Send, events: RecordEvents, found: list[bytes]) -> bool:
+        """Send what is shown of events; return whether the reader has all."""
+        await self.write(send, self.shown(found))
+        return events.is_over
+
+    def shown(self, events: list[bytes]) -> list[bytes]:
+        """Return what is sent of events, or in their place."""
+        return events
+
     async def write(self, send: Send, events: Sequence[bytes]) -> None:
         """Send events, in one piece, and wait until it is time for the next ones."""
         if events:
@@ -124,3 +150,39 @@ class EventBody(ABC):
 
     async def _until_ended(self) -> MidstreamError:
         return await self._ending
+
+
+class RecordBody(EventBody):
+    """Sends what a dialect makes of the records of a session.
+
+    Args:
+        events: One reader's events.
+        position: That of the last record before them.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        connections: Connections,
+        session: str,
+        visitor: Caller,
+        events: RecordEvents,
+        position: int,
+    ) -> None:
+        super().__init__(host, connections, session, visitor)
+        self._events = events
+        self._position = position
+
+    @override
+    async def pump(self, send: Send) -> None:
+        await self.follow(send, self._events, self._position)
+
+
+class PieceBody(RecordBody):
+    """Sends one JSON value when the records have it; white space keeps its connection alive before."""
+
+    headers = (
+        (b"content-type", b"application/json"),
+        *((name.encode(), value.encode()) for name, value in NO_STORE.items()),
+    )
+    comment = b"\n"

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from midstream.dialects.langgraph_messages import interrupts_of
@@ -192,8 +193,8 @@ class LangGraphAssistants:
 class LangGraphThreads:
     """The requests about threads."""
 
-    def __init__(self, host: Host, threads: GraphThreads) -> None:
-        self._host = host
+    def __init__(self, threads: GraphThreads) -> None:
+        self._host = threads.host
         self._threads = threads
 
     async def create_thread(self, request: Request, body: ThreadBody) -> ThreadView:
@@ -212,8 +213,8 @@ class LangGraphThreads:
             if not is_there:
                 return self._empty(thread, note or ThreadNote(self._host.world.now()))
             runner = await self._host.session(session)
-            with await unlock_at_once(self._host, session, secrets_in(request), Action.READ) as held:
-                return await self._show(OpenThread(thread, session, visitor, runner, note, held))
+            with await unlock_at_once(self._host, session, secrets_in(request), Action.READ):
+                return await self._show(OpenThread(thread, session, visitor, runner, note))
         await self._threads.notes.sweep()
         return self._empty(thread, await self._threads.notes.change(session, body.metadata or {}))
 
@@ -226,9 +227,7 @@ class LangGraphThreads:
         """Add metadata to a thread."""
         async with self._threads.opened(request, Action.SPEAK) as opened:
             note = await self._threads.notes.change(opened.session, body.metadata)
-            return await self._show(
-                OpenThread(opened.id, opened.session, opened.visitor, opened.runner, note, opened.held)
-            )
+            return await self._show(replace(opened, note=note))
 
     async def delete_thread(self, request: Request) -> None:
         """Delete a thread, its session, and those of its sub-agents."""
@@ -267,10 +266,10 @@ class LangGraphThreads:
 
     async def _line(self, request: Request, info: SessionInfo, note: ThreadNote) -> ThreadView:
         visitor = visitor_of(request.scope)
-        with await unlock_at_once(self._host, info.session, secrets_in(request), Action.READ) as held:
+        with await unlock_at_once(self._host, info.session, secrets_in(request), Action.READ):
             runner = await self._host.session(info.session)
             name = visitor.public_name(info.session)
-            return await self._show(OpenThread(name, info.session, visitor, runner, note, held))
+            return await self._show(OpenThread(name, info.session, visitor, runner, note))
 
     async def thread_state(self, request: Request) -> GraphState:
         """Return the state of a thread: its messages, what comes next, and its interrupts."""
@@ -296,7 +295,7 @@ class LangGraphThreads:
         note = opened.note or ThreadNote(0.0)
         if opened.runner is None:
             return self._empty(opened.id, note)
-        fold = (await self._threads.folds.now(opened.runner, opened.id)).fold
+        fold = await self._threads.folds.now(opened.runner, opened.id)
         task = _task_id(fold)
         interrupts = interrupts_of(fold.session)
         is_failed = (
@@ -319,7 +318,7 @@ class LangGraphThreads:
     async def _state(self, opened: OpenThread) -> GraphState:
         if opened.runner is None:
             return GraphState({}, [], [], None, None, None, None, [], None, None)
-        fold = (await self._threads.folds.now(opened.runner, opened.id)).fold
+        fold = await self._threads.folds.now(opened.runner, opened.id)
         name = checkpoint_id(fold.session.position)
         run = fold.run
         about = {

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 from typing_extensions import override
 
-from midstream.dialects.langgraph_protocol import PHASES, ProtocolEvents
+from midstream.dialects.langgraph_protocol import PHASES, ProtocolEvents, Subscription
 from midstream.dialects.langgraph_requests import CommandBody, EventsBody, RunBody, RunCommand
-from midstream.engine.conversation import follow_pages
 from midstream.engine.journal import require_session_id
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.server.api.event_body import EventBody
 from midstream.server.api.langgraph_runs_endpoint import RunStarter
-from midstream.server.api.langgraph_threads import GraphThreads, OpenThread, subscription
-from midstream.server.api.request_bodies import decode_body
-from midstream.server.transports.connection import Connections
-from midstream.session.journal_reading import JournalReader
+from midstream.server.api.langgraph_threads import GraphThreads, OpenThread
 
 Json = dict[str, Any]
 
@@ -40,15 +34,13 @@ class ProtocolEvent(Struct, frozen=True):
 
 
 class ThreadStream(EventBody):
-    """Sends the events of a thread to one client, until it leaves."""
+    """Sends the events of a thread to one client, from its first message on, until it leaves."""
 
-    def __init__(
-        self, threads: GraphThreads, connections: Connections, opened: OpenThread, body: EventsBody
-    ) -> None:
-        super().__init__(threads.host, connections, opened.session, opened.visitor)
+    def __init__(self, threads: GraphThreads, opened: OpenThread, wanted: Subscription) -> None:
+        super().__init__(threads.host, threads.connections, opened.session, opened.visitor)
         self._folds = threads.folds
         self._thread = opened.id
-        self._wanted = subscription(frozenset(body.channels), body.namespaces, body.since)
+        self._wanted = wanted
 
     @override
     async def pump(self, send: Send) -> None:
@@ -56,49 +48,24 @@ class ThreadStream(EventBody):
             await self._host.world.sleep(UNBEGUN_S)
         runner = await self._host.session(self._session)
         found = await self._folds.after(runner, self._thread, since=self._wanted.since)
-        newest = (await self._folds.now(runner, self._thread)).seq
+        newest = await self._folds.newest_seq(runner, self._thread)
         wanted = self._wanted if self._wanted.since <= newest else replace(self._wanted, since=found.seq)
-        stream = ProtocolEvents(found.fold, found.seq, wanted, self._host.agent.name)
-        async with aclosing(self._read(stream, found.position)) as pieces:
-            async for events in pieces:
-                await self.write(send, events)
-
-    async def _read(self, stream: ProtocolEvents, position: int) -> AsyncGenerator[list[bytes]]:
-        reader = JournalReader()
-        async with aclosing(follow_pages(self._host, self._session, position)) as pages:
-            async for page in pages:
-                events: list[bytes] = []
-                for stored in page:
-                    events += stream.take(reader.read(stored.body), epoch=stored.epoch)
-                yield events
+        events = ProtocolEvents(found.fold, found.seq, wanted, self._host.agent.name)
+        await self.follow(send, events, found.position)
 
 
-class LangGraphEvents:
-    """Follow a thread."""
-
-    def __init__(self, threads: GraphThreads, connections: Connections) -> None:
-        self._threads = threads
-        self._connections = connections
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the events of a thread behind number `since`, on the channels that are wanted (thread protocol v3).
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
-        body = await decode_body(request, EventsBody)
-        async with self._threads.opened(request) as opened:
-            await ThreadStream(self._threads, self._connections, opened, body).send_to(receive, send)
-
-
-class LangGraphCommands:
-    """The commands of the thread protocol."""
+class LangGraphProtocol:
+    """The thread protocol: the events of a thread, and its commands."""
 
     def __init__(self, threads: GraphThreads) -> None:
         self._threads = threads
         self._starter = RunStarter(threads)
         self._graph = threads.host.agent.name
+
+    async def thread_events(self, request: Request, body: EventsBody, send: Send) -> None:
+        """Follow a thread."""
+        async with self._threads.opened(request) as opened:
+            await ThreadStream(self._threads, opened, body.subscription()).send_to(request.receive, send)
 
     async def graph_command(self, request: Request, body: CommandBody) -> Json:
         """Send a command to a thread: `run.start`, `input.respond` or `agent.getTree` (thread protocol v3)."""
@@ -148,7 +115,7 @@ class LangGraphCommands:
     async def _tree(self, opened: OpenThread, body: CommandBody) -> Json:
         status = "started"
         if opened.runner is not None:
-            run = (await self._threads.folds.now(opened.runner, opened.id)).fold.run
+            run = (await self._threads.folds.now(opened.runner, opened.id)).run
             status = PHASES.get(run.status, run.status) if run else status
         return _success(body, {"tree": {"namespace": [], "status": status, "graph_name": self._graph}})
 

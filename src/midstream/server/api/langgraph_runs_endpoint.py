@@ -6,17 +6,14 @@ A run's events can be read from any event on, by any client, at any server, as l
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
-from typing_extensions import override
+from starlette.types import Send
 
-from midstream.dialects.langgraph_messages import interrupts_of
 from midstream.dialects.langgraph_requests import (
     Multitask,
     RunBody,
@@ -26,10 +23,16 @@ from midstream.dialects.langgraph_requests import (
     input_of,
     modes_of,
 )
-from midstream.dialects.langgraph_runs import BEGINNING, MODES, RunEvents, place_of
-from midstream.dialects.langgraph_thread import STREAM_PREFIX, Run, ThreadFold, stream_name
+from midstream.dialects.langgraph_runs import (
+    BEGINNING,
+    MODES,
+    RunEvents,
+    RunOutcome,
+    place_of,
+    queued_number,
+)
+from midstream.dialects.langgraph_thread import Run, stream_name
 from midstream.dialects.resting_turns import is_resting
-from midstream.engine.conversation import follow_pages
 from midstream.engine.journal import require_session_id
 from midstream.engine.runner import Runner
 from midstream.errors import (
@@ -37,20 +40,16 @@ from midstream.errors import (
     NotFoundError,
     NothingToResumeError,
     SessionBusyError,
-    UnavailableError,
     UsageError,
 )
 from midstream.protocol.frames import secret_digest_of
-from midstream.server.api.event_body import EventBody
+from midstream.server.api.event_body import PieceBody, RecordBody
 from midstream.server.api.langgraph_endpoint import metadata_of, moment, require_assistant
-from midstream.server.api.langgraph_threads import GraphThreads, OpenThread, no_thread
-from midstream.server.api.request_bodies import decode_body, decode_query
-from midstream.server.api.turn_stopping import stop_turn
+from midstream.server.api.langgraph_threads import GraphThreads, OpenThread
+from midstream.server.api.opened_sessions import opened_session
+from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
-from midstream.server.transports.connection import Connections
-from midstream.session.journal_reading import JournalReader
 from midstream.session.session import Received
 from midstream.session.turn.commands import Cancel, Resume, SendMessage, WhenBusy, Withdraw
 from midstream.session.turn.states import Idle
@@ -58,8 +57,6 @@ from midstream.session.turn.states import Idle
 Json = dict[str, Any]
 
 IGNORED_HEADER = "x-midstream-ignored"
-SUBMITS_MAX = 8
-"""Attempts to begin a run while others of the thread end."""
 
 
 class GraphEvent(Struct, frozen=True):
@@ -154,27 +151,18 @@ class RunStarter:
         require_session_id(thread)
         require_assistant(self._host, body.assistant_id)
         given = self._input_of(thread, body)
-        session = visitor.stored_name(thread)
-        visitor.visit(session)
-        if body.if_not_exists == "reject":
-            is_there = await self._host.store.find(session) is not None
-            if not is_there and await self._threads.notes.find(session) is None:
-                raise no_thread(session)
-        await visitor.begin()
-        with await unlock(self._host, session, secrets_in(request), Action.SPEAK, begins=True) as held:
-            runner = await self._host.session(session, create=True)
-            runner.attach()
-            try:
-                if body.resume is not UNSET:
-                    run = await self._answer(runner, thread, body, visitor)
-                elif given is None:
-                    run = await self._resume(runner, thread, visitor)
-                else:
-                    secret_digest = stream_digest_of(held) or secret_digest_of(given.digest)
-                    strategy = body.multitask_strategy
-                    run = await self._say(runner, thread, given, strategy, visitor, secret_digest)
-            finally:
-                runner.detach()
+        begins = body.if_not_exists == "create" or await self._threads.is_there(visitor.stored_name(thread))
+        async with opened_session(self._host, request, thread, Action.SPEAK, begins=begins) as (
+            runner,
+            secret,
+        ):
+            if body.resume is not UNSET:
+                run = await self._answer(runner, thread, body, visitor)
+            elif given is None:
+                run = await self._resume(runner, thread, visitor)
+            else:
+                secret = secret or secret_digest_of(given.digest)
+                run = await self._say(runner, thread, given, body.multitask_strategy, visitor, secret)
             yield run
 
     def _input_of(self, thread: str, body: RunBody) -> RunInput | None:
@@ -193,24 +181,22 @@ class RunStarter:
         visitor: Caller,
         secret_digest: str,
     ) -> StartedRun:
-        name = stream_name(given.run_id, given.message_id)
-        for _ in range(SUBMITS_MAX):
-            if name in runner.state.streams:  # the same request again
-                return StartedRun(given.run_id, thread, runner)
+        name, seq = stream_name(given.run_id, given.message_id), 0
+
+        async def find() -> StartedRun | None:
+            return StartedRun(given.run_id, thread, runner, seq) if name in runner.state.streams else None
+
+        async def begin() -> None:
+            nonlocal seq
             seq = await self._make_room(runner, thread, strategy)
             command = _message_of(given, runner)
             visitor.count_command(command)
-            try:
-                end = await runner.submit(Received(name, secret_digest, 0, given.digest, command))
-            except JournalMovedError:
-                continue
-            except SessionBusyError:
-                if strategy is Multitask.INTERRUPT:
-                    continue
-                raise
-            await runner.wait(end - 1)
-            return StartedRun(given.run_id, thread, runner, seq)
-        raise UnavailableError("other requests of this thread are too many: retry", retry_after_s=1.0)
+            await submit(runner, Received(name, secret_digest, 0, given.digest, command))
+
+        is_patient = strategy is Multitask.INTERRUPT
+        return await find_or_begin(
+            find, begin, (JournalMovedError, *((SessionBusyError,) if is_patient else ()))
+        )
 
     async def _make_room(self, runner: Runner, thread: str, strategy: Multitask) -> int:
         """Do what is wanted about the run that goes on; return the number of the last event, at rest."""
@@ -226,13 +212,12 @@ class RunStarter:
                 )
             else:
                 return 0
-        return (await self._threads.folds.now(runner, thread)).seq if runner.state.turns else 0
+        return await self._threads.folds.newest_seq(runner, thread) if runner.state.turns else 0
 
     async def _answer(self, runner: Runner, thread: str, body: RunBody, visitor: Caller) -> StartedRun:
-        given = (await self._threads.folds.now(runner, thread)).fold.answers
+        given = (await self._threads.folds.now(runner, thread)).answers
         for answer in answers_of(runner.state, body.resume, given):
-            end = await runner.submit(await visitor.attribute(answer))
-            await runner.wait(end - 1)
+            await submit(runner, await visitor.attribute(answer))
         return await self._newest(runner, thread)
 
     async def _resume(self, runner: Runner, thread: str, visitor: Caller) -> StartedRun:
@@ -242,12 +227,11 @@ class RunStarter:
             )
         command = Resume(runner.state.turns)
         visitor.count_command(command)
-        end = await runner.submit(command)
-        await runner.wait(end - 1)
+        await submit(runner, command)
         return await self._newest(runner, thread)
 
     async def _newest(self, runner: Runner, thread: str) -> StartedRun:
-        fold = (await self._threads.folds.now(runner, thread)).fold
+        fold = await self._threads.folds.now(runner, thread)
         if fold.run is None:
             raise NothingToResumeError("this thread has no run")
         return StartedRun(fold.run.id, thread, runner)
@@ -259,103 +243,6 @@ def _message_of(given: RunInput, runner: Runner) -> SendMessage:
         return SendMessage(last, when_busy=WhenBusy.QUEUE)
     state = runner.state
     return SendMessage(last, keep=len(state.history.entries), before=tuple(earlier), turns=state.turns)
-
-
-# --- readers --------------------------------------------------------------------------------------------------
-
-
-class _RunBody(EventBody):
-    """A run as it is read by one client."""
-
-    def __init__(
-        self,
-        threads: GraphThreads,
-        connections: Connections,
-        run: StartedRun,
-        visitor: Caller,
-        events: RunEvents,
-    ) -> None:
-        super().__init__(threads.host, connections, run.runner.session_id, visitor)
-        self.events = events
-        self.position = 0
-        """Where the events begin to be read."""
-        self.run = run
-
-    async def read(self) -> AsyncGenerator[list[bytes]]:
-        """Read events to the end of the run, as they come; nothing before each wait."""
-        reader = JournalReader()
-        async with aclosing(follow_pages(self._host, self._session, self.position)) as pages:
-            async for page in pages:
-                events: list[bytes] = []
-                for stored in page:
-                    events += self.events.take(reader.read(stored.body), epoch=stored.epoch)
-                yield events
-                if self.events.ended is not None or (not page and self._is_lost()):
-                    return
-
-    def _is_lost(self) -> bool:
-        """Whether the run will not come: it waited and was withdrawn."""
-        fold, prefix = self.events.fold, f"{STREAM_PREFIX}{self.run.id}."
-        is_known = any(run.id == self.run.id for run in fold.runs)
-        waiting = any(each.stream.startswith(prefix) for each in fold.session.queue)
-        return not is_known and not waiting
-
-
-class RunStream(_RunBody):
-    """Sends a run's events to one client."""
-
-    @override
-    async def pump(self, send: Send) -> None:
-        async with aclosing(self.read()) as pieces:
-            async for events in pieces:
-                await self.write(send, events)
-
-
-class RunResult(_RunBody):
-    """Sends the state in which a run ends, once it has."""
-
-    headers = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
-    comment = b"\n"
-
-    @override
-    async def pump(self, send: Send) -> None:
-        async with aclosing(self.read()) as pieces:
-            async for _ in pieces:
-                pass
-        await self.write(send, [msgspec.json.encode(self._result())])
-
-    def _result(self) -> Json:
-        fold, run = self.events.fold, self.events.ended
-        if run is not None and run.error:
-            return {"__error__": {"error": run.error, "message": run.message}}
-        asked = interrupts_of(fold.session)
-        return {**fold.state.values(), **({"__interrupt__": asked} if asked else {})}
-
-
-class RunReaders:
-    """Makes the readers of runs."""
-
-    def __init__(self, threads: GraphThreads, connections: Connections) -> None:
-        self.threads = threads
-        self.connections = connections
-
-    async def stream(
-        self, run: StartedRun, visitor: Caller, modes: tuple[str, ...], after: tuple[int, int]
-    ) -> RunStream:
-        """Return a reader of a run's events behind a place."""
-        found = await self.threads.folds.before(run.runner, run.thread, run_id=run.id)
-        events = RunEvents(found.fold, run.id, modes, after, metadata_of(self.threads.host))
-        made = RunStream(self.threads, self.connections, run, visitor, events)
-        made.position = found.position
-        return made
-
-    async def result(self, run: StartedRun, visitor: Caller) -> RunResult:
-        """Return a reader of a run's result."""
-        found = await self.threads.folds.before(run.runner, run.thread, run_id=run.id)
-        events = RunEvents(found.fold, run.id, (), BEGINNING, {})
-        made = RunResult(self.threads, self.connections, run, visitor, events)
-        made.position = found.position
-        return made
 
 
 def _headers_of(
@@ -383,155 +270,53 @@ def _modes_in(request: Request) -> tuple[str, ...]:
     return modes_of(wanted) if wanted else MODES
 
 
-async def find_run(threads: GraphThreads, opened: OpenThread, run_id: str) -> tuple[StartedRun, Run | None]:
-    """Return a run of a thread, and what is known of it; None where it waits for others.
-
-    Raises:
-        NotFoundError: The thread has none of this id.
-    """
-    runner = opened.runner
-    if runner is not None:
-        fold = (await threads.folds.now(runner, opened.id)).fold
-        run = next((each for each in fold.runs if each.id == run_id), None)
-        if run is not None or _queued_number(fold, run_id):
-            return StartedRun(run_id, opened.id, runner), run
-    raise NotFoundError(f"thread {opened.id!r} has no run {run_id[:80]!r}")
-
-
-def _queued_number(fold: ThreadFold, run_id: str) -> int:
-    """Return the number of a run's message in the queue; 0 where it does not wait."""
-    prefix = f"{STREAM_PREFIX}{run_id}."
-    return next((each.number for each in fold.session.queue if each.stream.startswith(prefix)), 0)
-
-
-class LangGraphRunStream:
-    """Begin a run and stream it."""
-
-    def __init__(self, threads: GraphThreads, connections: Connections) -> None:
-        self._threads = threads
-        self._starter = RunStarter(threads)
-        self._readers = RunReaders(threads, connections)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Begin a run of a thread and stream its events (LangGraph's runs API).
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
-        body = await decode_body(request, RunBody)
-        modes = modes_of(body.stream_mode)
-        visitor = visitor_of(scope)
-        async with self._starter.start(request, body) as run:
-            stream = await self._readers.stream(run, visitor, modes, BEGINNING)
-            is_whole = await stream.send_to(receive, send, _headers_of(run, modes, ignored_of(body)))
-            if not is_whole and body.on_disconnect == "cancel":
-                await cancel_run(self._threads, run)
-
-
-async def cancel_run(threads: GraphThreads, run: StartedRun) -> None:
-    """Stop a run, and no later one; withdraw it where it waits."""
-    fold = (await threads.folds.now(run.runner, run.thread)).fold
-    begun = next((each for each in fold.runs if each.id == run.id), None)
-    if begun is not None:
-        await run.runner.submit(Cancel(begun.turn))
-    elif number := _queued_number(fold, run.id):
-        await run.runner.submit(Withdraw(number))
-
-
-class LangGraphRunWait:
-    """Begin a run and wait for its end."""
-
-    def __init__(self, threads: GraphThreads, connections: Connections) -> None:
-        self._threads = threads
-        self._starter = RunStarter(threads)
-        self._readers = RunReaders(threads, connections)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Begin a run of a thread, wait for its end, and return the state of the thread.
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
-        body = await decode_body(request, RunBody)
-        visitor = visitor_of(scope)
-        async with self._starter.start(request, body) as run:
-            result = await self._readers.result(run, visitor)
-            is_whole = await result.send_to(receive, send, _headers_of(run, ignored=ignored_of(body)))
-            if not is_whole and body.on_disconnect == "cancel":
-                await cancel_run(self._threads, run)
-
-
-class LangGraphRunReader:
-    """Read a run again."""
-
-    def __init__(self, threads: GraphThreads, connections: Connections) -> None:
-        self._threads = threads
-        self._readers = RunReaders(threads, connections)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream a run's events behind `Last-Event-ID`, or from its beginning.
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
-        query = decode_query(request, JoinQuery)
-        modes = _modes_in(request)
-        after = place_of(request.headers.get("last-event-id", ""))
-        if after is None:
-            raise UsageError("`Last-Event-ID` is the id of an event of this run, or -1 for its beginning")
-        async with self._threads.opened(request) as opened:
-            run, _ = await find_run(self._threads, opened, request.path_params["run_id"])
-            stream = await self._readers.stream(run, opened.visitor, modes, after)
-            is_whole = await stream.send_to(receive, send, _headers_of(run, modes))
-        if not is_whole and query.cancel_on_disconnect.lower() in ("1", "true"):
-            async with self._threads.opened(request, Action.SPEAK):
-                await cancel_run(self._threads, run)
-
-
-class LangGraphRunJoin:
-    """Wait for a run."""
-
-    def __init__(self, threads: GraphThreads, connections: Connections) -> None:
-        self._threads = threads
-        self._readers = RunReaders(threads, connections)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for the end of a run, and return the state of the thread there.
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
-        async with self._threads.opened(request) as opened:
-            run, _ = await find_run(self._threads, opened, request.path_params["run_id"])
-            result = await self._readers.result(run, opened.visitor)
-            await result.send_to(receive, send, _headers_of(run))
-
-
 class LangGraphRuns:
-    """The requests about runs that have one answer."""
+    """The requests about runs."""
 
     def __init__(self, threads: GraphThreads) -> None:
         self._threads = threads
         self._starter = RunStarter(threads)
         self._about = metadata_of(threads.host)
 
+    async def stream_run(self, request: Request, body: RunBody, send: Send) -> None:
+        """Begin a run and stream it."""
+        await self._begin(request, body, send, modes_of(body.stream_mode))
+
+    async def wait_run(self, request: Request, body: RunBody, send: Send) -> None:
+        """Begin a run and wait for its end."""
+        await self._begin(request, body, send, None)
+
+    async def read_run(self, request: Request, query: JoinQuery, send: Send) -> None:
+        """Read a run again."""
+        modes = _modes_in(request)
+        after = place_of(request.headers.get("last-event-id", ""))
+        if after is None:
+            raise UsageError("`Last-Event-ID` is the id of an event of this run, or -1 for its beginning")
+        async with self._threads.opened(request) as opened:
+            run, _ = await self._find(opened, request)
+            is_whole = await self._send(request, send, run, _headers_of(run, modes), modes, after)
+        if not is_whole and query.cancel_on_disconnect.lower() in ("1", "true"):
+            async with self._threads.opened(request, Action.SPEAK):
+                await self._cancel(run)
+
+    async def join_run(self, request: Request, send: Send) -> None:
+        """Wait for a run."""
+        async with self._threads.opened(request) as opened:
+            run, _ = await self._find(opened, request)
+            await self._send(request, send, run, _headers_of(run), None)
+
     async def create_run(self, request: Request, body: RunBody) -> GraphRun:
         """Begin a run of a thread in the background."""
         async with self._starter.start(request, body) as begun:
-            fold = (await self._threads.folds.now(begun.runner, begun.thread)).fold
-            run = next((each for each in fold.runs if each.id == begun.id), None)
-            return self._show(begun, run, fold.at)
+            fold = await self._threads.folds.now(begun.runner, begun.thread)
+            return self._show(begun, fold.find(begun.id), fold.at)
 
     async def runs(self, request: Request, query: RunsQuery) -> list[GraphRun]:
         """List the runs of a thread, the newest first."""
         async with self._threads.opened(request) as opened:
             if opened.runner is None:
                 return []
-            fold = (await self._threads.folds.now(opened.runner, opened.id)).fold
+            fold = await self._threads.folds.now(opened.runner, opened.id)
             listed = [
                 self._show(StartedRun(run.id, opened.id, opened.runner), run, fold.at)
                 for run in reversed(fold.runs)
@@ -542,20 +327,73 @@ class LangGraphRuns:
     async def run(self, request: Request) -> GraphRun:
         """Return a run."""
         async with self._threads.opened(request) as opened:
-            begun, run = await find_run(self._threads, opened, request.path_params["run_id"])
+            begun, run = await self._find(opened, request)
             return self._show(begun, run, begun.runner.state.started_at)
 
     async def cancel_graph_run(self, request: Request, query: CancelQuery) -> Json:
         """Cancel a run; `wait=1` waits until it has ended."""
         async with self._threads.opened(request, Action.SPEAK) as opened:
-            begun, run = await find_run(self._threads, opened, request.path_params["run_id"])
+            begun, run = await self._find(opened, request)
             runner = begun.runner
             is_newest = run is None or run.turn == runner.state.turns
             if is_newest and (run is None or not isinstance(runner.state.turn, Idle)):
-                await cancel_run(self._threads, begun)
+                await self._cancel(begun)
                 if query.wait.lower() in ("1", "true") and run is not None:
                     await stop_turn(runner)
             return {}
+
+    async def _find(self, opened: OpenThread, request: Request) -> tuple[StartedRun, Run | None]:
+        """Return the run that a request names, and what is known of it; None where it waits for others.
+
+        Raises:
+            NotFoundError: The thread has none of this id.
+        """
+        run_id, runner = request.path_params["run_id"], opened.runner
+        if runner is not None:
+            fold = await self._threads.folds.now(runner, opened.id)
+            run = fold.find(run_id)
+            if run is not None or queued_number(fold, run_id):
+                return StartedRun(run_id, opened.id, runner), run
+        raise NotFoundError(f"thread {opened.id!r} has no run {run_id[:80]!r}")
+
+    async def _begin(
+        self, request: Request, body: RunBody, send: Send, modes: tuple[str, ...] | None
+    ) -> None:
+        """Begin a run, and send its events, or with no modes its outcome."""
+        async with self._starter.start(request, body) as run:
+            headers = _headers_of(run, modes or (), ignored_of(body))
+            is_whole = await self._send(request, send, run, headers, modes)
+            if not is_whole and body.on_disconnect == "cancel":
+                await self._cancel(run)
+
+    async def _send(
+        self,
+        request: Request,
+        send: Send,
+        run: StartedRun,
+        headers: Sequence[tuple[str, str]],
+        modes: tuple[str, ...] | None,
+        after: tuple[int, int] = BEGINNING,
+    ) -> bool:
+        """Send the events of a run behind a place, or with no modes its outcome; return whether all was sent."""
+        threads, visitor = self._threads, visitor_of(request.scope)
+        found = await threads.folds.before(run.runner, run.thread, run_id=run.id)
+        place = (threads.host, threads.connections, run.runner.session_id, visitor)
+        if modes is None:
+            body: RecordBody = PieceBody(*place, RunOutcome(found.fold, run.id), found.position)
+        else:
+            events = RunEvents(found.fold, run.id, modes, after, self._about)
+            body = RecordBody(*place, events, found.position)
+        return await body.send_to(request.receive, send, headers)
+
+    async def _cancel(self, run: StartedRun) -> None:
+        """Stop a run, and no later one; withdraw it where it waits."""
+        fold = await self._threads.folds.now(run.runner, run.thread)
+        begun = fold.find(run.id)
+        if begun is not None:
+            await run.runner.submit(Cancel(begun.turn))
+        elif number := queued_number(fold, run.id):
+            await run.runner.submit(Withdraw(number))
 
     def _show(self, begun: StartedRun, run: Run | None, at: float) -> GraphRun:
         return GraphRun(

@@ -6,16 +6,15 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 
-from midstream.dialects.langgraph_protocol import ProtocolEvents, Subscription, first_seq
+from midstream.dialects.langgraph_protocol import ProtocolEvents, first_seq
 from midstream.dialects.langgraph_thread import ThreadFold
-from midstream.engine.conversation import PAGE_RECORDS
-from midstream.engine.escrow_locks import Held
+from midstream.engine.conversation import kept_records
 from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
 from midstream.engine.runner import Runner
@@ -23,10 +22,12 @@ from midstream.errors import EntryMovedError, EventGoneError, SessionNotFoundErr
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import secrets_in, unlock
+from midstream.server.transports.connection import Connections
 from midstream.session.journal_reading import JournalReader
 from midstream.session.records import MessageAccepted, TranscriptAccepted
 
 Json = dict[str, Any]
+_Fold = TypeVar("_Fold", bound=ThreadFold)
 
 NOTES = "langgraph-threads"
 """Namespace of what is stored beside sessions: when a thread was made, and its metadata."""
@@ -58,7 +59,6 @@ class OpenThread(Struct, frozen=True):
         visitor: The client.
         runner: Its session; None where it has no message yet.
         note: What is stored beside it; None where nothing is.
-        held: What the secret of the request opened.
     """
 
     id: str
@@ -66,7 +66,6 @@ class OpenThread(Struct, frozen=True):
     visitor: Caller
     runner: Runner | None
     note: ThreadNote | None
-    held: Held | None
 
 
 class ThreadNotes:
@@ -118,15 +117,15 @@ class ThreadNotes:
                 await store.kv_delete(NOTES, kept.key, expected=kept.version)
 
 
-class FoldedThread(Struct, frozen=True):
+class FoldedThread(Struct, Generic[_Fold], frozen=True):
     """A thread at a position of its journal, and the number of its last event there."""
 
     position: int
-    fold: ThreadFold
+    fold: _Fold
     seq: int
 
 
-class _KnownThread:
+class _KnownThread(Generic[_Fold]):
     """A thread as far as it was read.
 
     Args:
@@ -135,7 +134,7 @@ class _KnownThread:
         graph: The agent's name.
     """
 
-    def __init__(self, started_at: float, now: FoldedThread, graph: str) -> None:
+    def __init__(self, started_at: float, now: FoldedThread[_Fold], graph: str) -> None:
         self.started_at = started_at
         self.turn = now
         """Before the newest turn."""
@@ -143,21 +142,25 @@ class _KnownThread:
         self.epoch = 0
         """Of the last record."""
         self.lock = asyncio.Lock()
-        self.reader = JournalReader()
-        self.events = ProtocolEvents(now.fold.copy(), now.seq, None, graph)
+        self.fold = now.fold.copy()
+        self._reader = JournalReader()
+        self._events = ProtocolEvents(self.fold, now.seq, None, graph)
+
+    @property
+    def seq(self) -> int:
+        """The number of the last event."""
+        return self._events.seq
 
     async def read(self, runner: Runner) -> None:
         """Read on to the end."""
-        while page := await runner.read(after=self.position, limit=PAGE_RECORDS):
-            for stored in page:
-                record = self.reader.read(stored.body)
-                if isinstance(record, MessageAccepted | TranscriptAccepted):
-                    self.turn = FoldedThread(stored.position - 1, self.events.fold.copy(), self.events.seq)
-                self.events.take(record, epoch=stored.epoch)
-                self.position, self.epoch = stored.position, stored.epoch
+        async for stored, record in kept_records(runner, self.position, self._reader):
+            if isinstance(record, MessageAccepted | TranscriptAccepted):
+                self.turn = FoldedThread(stored.position - 1, self.fold.copy(), self.seq)
+            self._events.take(record, epoch=stored.epoch)
+            self.position, self.epoch = stored.position, stored.epoch
 
 
-class ThreadFolds:
+class ThreadFolds(Generic[_Fold]):
     """The runs and messages of threads, from their journals.
 
     What was read of a journal is kept for the next request: it follows from the records alone.
@@ -166,24 +169,27 @@ class ThreadFolds:
         kind: What a dialect makes of the records.
     """
 
-    def __init__(self, host: Host, kind: type[ThreadFold] = ThreadFold) -> None:
+    def __init__(self, host: Host, kind: type[_Fold]) -> None:
         self._host = host
         self._kind = kind
-        self._known: OrderedDict[str, _KnownThread] = OrderedDict()
+        self._known: OrderedDict[str, _KnownThread[_Fold]] = OrderedDict()
 
-    async def now(self, runner: Runner, thread: str) -> FoldedThread:
-        """Return a thread as it is now. Its fold is not to be changed."""
-        known = await self._read(runner, thread)
-        return FoldedThread(known.position, known.events.fold, known.events.seq)
+    async def now(self, runner: Runner, thread: str) -> _Fold:
+        """Return a thread as it is now. It is not to be changed."""
+        return (await self._read(runner, thread)).fold
 
-    async def before(self, runner: Runner, thread: str, *, run_id: str) -> FoldedThread:
+    async def newest_seq(self, runner: Runner, thread: str) -> int:
+        """Return the number of the last event of a thread."""
+        return (await self._read(runner, thread)).seq
+
+    async def before(self, runner: Runner, thread: str, *, run_id: str) -> FoldedThread[_Fold]:
         """Return a thread before one of its runs, or before one that has not begun."""
         known = await self._read(runner, thread)
-        run = next((each for each in known.events.fold.runs if each.id == run_id), None)
+        run = known.fold.find(run_id)
         is_newest = run is None or run.after >= known.turn.position
         return await self._place(runner, thread, known, is_newest=is_newest)
 
-    async def after(self, runner: Runner, thread: str, *, since: int) -> FoldedThread:
+    async def after(self, runner: Runner, thread: str, *, since: int) -> FoldedThread[_Fold]:
         """Return a thread where its event of this number has come already, or none has.
 
         A number that the thread does not have is of events that a power cut took: there it is the newest turn.
@@ -192,18 +198,18 @@ class ThreadFolds:
         return await self._place(runner, thread, known, is_newest=known.turn.seq <= since)
 
     async def _place(
-        self, runner: Runner, thread: str, known: _KnownThread, *, is_newest: bool
-    ) -> FoldedThread:
+        self, runner: Runner, thread: str, known: _KnownThread[_Fold], *, is_newest: bool
+    ) -> FoldedThread[_Fold]:
         if is_newest and known.turn.position >= runner.events.pruned_to.position:
             return msgspec.structs.replace(known.turn, fold=known.turn.fold.copy())
         return await self._beginning(runner, thread)
 
-    async def _beginning(self, runner: Runner, thread: str) -> FoldedThread:
+    async def _beginning(self, runner: Runner, thread: str) -> FoldedThread[_Fold]:
         event_id, session = await runner.events.beginning()
         fold = self._kind(thread, session)
         return FoldedThread(event_id.position, fold, first_seq(event_id.position))
 
-    async def _read(self, runner: Runner, thread: str) -> _KnownThread:
+    async def _read(self, runner: Runner, thread: str) -> _KnownThread[_Fold]:
         for _ in range(2):
             known = await self._of(runner, thread)
             async with known.lock:
@@ -217,12 +223,12 @@ class ThreadFolds:
                 return known
         raise UnavailableError("this thread is being pruned: retry", retry_after_s=1.0)
 
-    async def _of(self, runner: Runner, thread: str) -> _KnownThread:
+    async def _of(self, runner: Runner, thread: str) -> _KnownThread[_Fold]:
         name = runner.session_id
         known = self._known.get(name)
         if known is not None and known.position and not await self._is_same(runner, known):
             known = None
-        if known is None or known.events.fold.thread != thread:
+        if known is None or known.fold.thread != thread:
             beginning = await self._beginning(runner, thread)
             known = _KnownThread(runner.state.started_at, beginning, self._host.agent.name)
             self._known[name] = known
@@ -231,7 +237,7 @@ class ThreadFolds:
         self._known.move_to_end(name)
         return known
 
-    async def _is_same(self, runner: Runner, known: _KnownThread) -> bool:
+    async def _is_same(self, runner: Runner, known: _KnownThread[_Fold]) -> bool:
         """Whether the journal still has what was read: not where a power cut took its end, or it was deleted."""
         if known.started_at != runner.state.started_at or runner.newest.position < known.position:
             return False
@@ -241,10 +247,11 @@ class ThreadFolds:
 class GraphThreads:
     """Sessions as threads, each with its client's rights."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, connections: Connections) -> None:
         self.host = host
+        self.connections = connections
         self.notes = ThreadNotes(host)
-        self.folds = ThreadFolds(host)
+        self.folds = ThreadFolds(host, ThreadFold)
 
     @asynccontextmanager
     async def opened(self, request: Request, action: Action = Action.READ) -> AsyncIterator[OpenThread]:
@@ -266,20 +273,11 @@ class GraphThreads:
         elif visitor.is_known:
             await visitor.require(action)
         if note is None and not has_messages:
-            raise no_thread(session)
-        with await unlock(self.host, session, secrets_in(request), action) as held:
+            raise SessionNotFoundError(f"no session {session!r}")  # as of one that is another's
+        with await unlock(self.host, session, secrets_in(request), action):
             runner = await self.host.session(session) if has_messages else None
-            yield OpenThread(thread, session, visitor, runner, note, held)
+            yield OpenThread(thread, session, visitor, runner, note)
 
-
-def no_thread(session: str) -> SessionNotFoundError:
-    """Return the error for a thread that is not there, in the words of one that is another's: names are not probed."""
-    return SessionNotFoundError(f"no session {session!r}")
-
-
-def subscription(
-    channels: frozenset[str], namespaces: list[list[str]] | None, since: int | None
-) -> Subscription:
-    """Return the subscription of a reader of a thread; a namespace below the thread's own has nothing."""
-    is_root = namespaces is None or not namespaces or [] in namespaces
-    return Subscription(channels, is_root, since or 0)
+    async def is_there(self, session: str) -> bool:
+        """Whether a thread was made, or its session has a message."""
+        return await self.host.store.find(session) is not None or await self.notes.find(session) is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, cast
 
 import msgspec
@@ -16,7 +16,7 @@ from msgspec import UNSET
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 from typing_extensions import override
 
 from midstream.dialects import mcp_messages as mcp
@@ -38,12 +38,12 @@ from midstream.dialects.mcp_stream import (
     McpFold,
     event,
     event_id,
-    find_run,
     read_event_id,
     read_question_id,
     stream_name,
 )
-from midstream.engine.conversation import PAGE_RECORDS, follow_pages
+from midstream.dialects.packed_values import unpacked
+from midstream.engine.conversation import PAGE_RECORDS
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
 from midstream.errors import (
@@ -61,13 +61,13 @@ from midstream.errors import (
 )
 from midstream.history.messages import UserMessage
 from midstream.protocol.frames import secret_digest_of
-from midstream.server.api.event_body import EventBody
+from midstream.server.api.event_body import RecordBody
 from midstream.server.api.http_endpoints import NO_STORE, json_response
 from midstream.server.api.langgraph_threads import ThreadFolds
 from midstream.server.api.mcp_sessions import McpSessions
 from midstream.server.api.opened_sessions import opened_session
 from midstream.server.api.request_bodies import body_of
-from midstream.server.api.turn_stopping import STOPPING_S
+from midstream.server.api.turn_requests import STOPPING_S, submit
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.transports.connection import Connections
@@ -94,40 +94,26 @@ class McpPlace(msgspec.Struct, frozen=True, rename={"last_event_id": "last-event
     last_event_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]+\.[0-9-]+$")]
 
 
-class _CallBody(EventBody):
+class _CallBody(RecordBody):
     """Sends the messages of a call to one client."""
 
     def __init__(
         self, calls: McpCalls, name: str, visitor: Caller, events: CallEvents, position: int
     ) -> None:
-        super().__init__(calls.host, calls.connections, name, visitor)
+        super().__init__(calls.host, calls.connections, name, visitor, events, position)
         self._options = calls.options
-        self._events = events
-        self._position = position
+        self._stream = events.stream
+        self._first_id = event_id(events.stream, events.after)
 
     @override
     async def pump(self, send: Send) -> None:
-        stream = self._events.stream
-        can_resume = McpClient(stream.version).can_resume
+        can_resume = McpClient(self._stream.version).can_resume
         if can_resume:
-            name = event_id(stream, self._events.after)
-            await self.write(send, [event(name, b"", self._options.retry_s)])
-        may_close = can_resume and stream.version != mcp.MODERN
+            await self.write(send, [event(self._first_id, b"", self._options.retry_s)])
+        may_close = can_resume and self._stream.version != mcp.MODERN
         with suppress(TimeoutError):  # its client goes on with another request
             async with asyncio.timeout(self._options.stream_s if may_close else None):
-                await self._follow(send, self._events)
-
-    async def _follow(self, send: Send, events: CallEvents) -> None:
-        reader = JournalReader()
-        await self.write(send, events.begin())
-        async with aclosing(follow_pages(self._host, self._session, self._position)) as pages:
-            async for page in pages:
-                found: list[bytes] = []
-                for stored in page:
-                    found += events.take(reader.read(stored.body), epoch=stored.epoch)
-                await self.write(send, found)
-                if events.is_over:
-                    return
+                await super().pump(send)
 
 
 class McpCalls:
@@ -146,11 +132,11 @@ class McpCalls:
         Raises:
             McpError: There is no such call, or it is no longer kept.
         """
-        run = find_run((await self._folds.now(runner, place.session)).fold, place.turn)
+        run = (await self._folds.now(runner, place.session)).of_turn(place.turn)
         if run is None:
             raise McpError(mcp.BAD_PARAMS, "there is no such call, or it is no longer kept")
         found = await self._folds.before(runner, place.session, run_id=run.id)
-        return McpCall(cast("McpFold", found.fold), place), found.position
+        return McpCall(found.fold, place), found.position
 
     async def now(self, runner: Runner, place: CallPlace, *, wait_s: float = 0.0) -> McpCall:
         """Return a call as it is now, or after some seconds, where it still runs then.
@@ -180,12 +166,11 @@ class McpCalls:
             if name in responses:
                 answer = await visitor.attribute(mcp.answer_to(question, responses[name]))
                 with suppress(QuestionClosedError, AnswerMismatchError):  # somebody was faster
-                    await runner.wait(await runner.submit(answer) - 1)
+                    await submit(runner, answer)
 
     async def send_stream(
         self,
-        scope: Scope,
-        receive: Receive,
+        request: Request,
         send: Send,
         runner: Runner,
         stream: CallStream,
@@ -199,10 +184,10 @@ class McpCalls:
             is_kept: Whether the call goes on where its client leaves, as it may come back.
         """
         state, position = await self.before(runner, stream.place)
-        events = CallEvents(state, stream, after)
-        body = _CallBody(self, runner.session_id, visitor_of(scope), events, position)
+        events, visitor = CallEvents(state, stream, after), visitor_of(request.scope)
+        body = _CallBody(self, runner.session_id, visitor, events, position)
         world, session, began_at = self.host.world, runner.session_id, self.host.world.now()
-        is_whole = await body.send_to(receive, send)
+        is_whole = await body.send_to(request.receive, send)
         if not is_whole and not is_kept:
 
             def leave() -> None:
@@ -217,20 +202,16 @@ class McpCalls:
                 await cancel(await self.host.session(session), place.turn)
 
 
-class McpPost:
-    """Messages of clients."""
+class McpEndpoint:
+    """Messages of clients, and streams that are read on."""
 
     def __init__(self, calls: McpCalls) -> None:
         self._calls = calls
+        self._sessions = calls.sessions
         self._host = calls.host
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send one JSON-RPC message (MCP, Streamable HTTP); the answer is JSON, or streams messages about a call.
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
+    async def mcp(self, request: Request, send: Send) -> None:
+        """Messages of clients."""
         rpc_id: object = None
         version = request.headers.get("mcp-protocol-version", "")
         is_modern = version not in ("", *mcp.HANDSHAKES)
@@ -243,7 +224,47 @@ class McpPost:
             status = mcp.STATUSES.get(error.code, 200) if is_modern or rpc_id is None else 200
             answer = json_response({"jsonrpc": "2.0", "id": rpc_id, "error": error.body()}, status=status)
         if answer is not None:
-            await answer(scope, receive, send)
+            await answer(request.scope, request.receive, send)
+
+    async def mcp_read(self, request: Request, send: Send) -> None:
+        """Streams that are read on."""
+        text = request.headers.get("last-event-id")
+        if text is None:  # nothing is sent to a client but about its calls
+            raise HTTPException(405)
+        found = read_event_id(text)
+        if found is None:
+            raise NotFoundError("`Last-Event-ID` is the id of an event of a call")
+        stream, after = found
+        if stream.version != mcp.MODERN:
+            await self._client_of(request)
+        async with opened_session(self._host, request, stream.place.session, Action.READ) as (runner, _):
+            if stream.version == mcp.MODERN:
+                await self._sessions.note_return(stream.place)
+            try:
+                await self._calls.send_stream(request, send, runner, stream, after)
+            except McpError as error:
+                raise NotFoundError(str(error)) from error
+
+    async def end_mcp_session(self, request: Request) -> None:
+        """End an MCP session; its calls go on, and its id is not known any more."""
+        name = request.headers.get(SESSION_HEADER, "")
+        if not await self._sessions.end(visitor_of(request.scope), name):
+            raise NotFoundError("there is no such MCP session")
+
+    async def _client_of(self, request: Request) -> McpClient:
+        """Return the client of a request with an MCP session.
+
+        Raises:
+            UsageError: The request names none.
+            NotFoundError: It is not there any more: the client is to initialize another one.
+        """
+        name = request.headers.get(SESSION_HEADER)
+        if not name:
+            raise UsageError("this request needs the header `Mcp-Session-Id`, which `initialize` returns")
+        client = await self._sessions.find(visitor_of(request.scope), name)
+        if client is None:
+            raise NotFoundError("there is no such MCP session: initialize another one")
+        return client
 
     async def _answer(
         self, request: Request, message: RpcMessage, send: Send, *, is_modern: bool
@@ -255,13 +276,13 @@ class McpPost:
         if is_modern:
             client = mcp.modern_client(message, request.headers)
         elif method == "initialize":
-            client = await self._calls.sessions.begin(visitor, message.params)
+            client = await self._sessions.begin(visitor, message.params)
             found = mcp.server_of(client, self._host.agent.name)
             answer = self._result(message, found)
             answer.headers[SESSION_HEADER] = client.session
             return answer
         else:
-            client = await client_of(self._calls.sessions, request, visitor)
+            client = await self._client_of(request)
         if message.id is UNSET or not method:
             await self._take(request, message, client)
             return Response(status_code=202, headers=NO_STORE)
@@ -287,7 +308,7 @@ class McpPost:
         if message.method == "notifications/cancelled":
             rpc_id = message.params.get("requestId")
             name = stream_name(mcp.digest_of("rpc", client.session, rpc_id))
-            session, name = await self._calls.sessions.find_call(client, rpc_id) or (name, name)
+            session, name = await self._sessions.find_call(client, rpc_id) or (name, name)
             with suppress(SessionNotFoundError, UsageError):
                 async with opened_session(self._host, request, session, Action.SPEAK) as (runner, _):
                     known = runner.state.streams.get(name)
@@ -322,8 +343,8 @@ class McpPost:
                     if task_or_none is not None:
                         return self._result(message, task_or_none)
                 is_anothers = stream.since > 0 and "requestState" not in message.params
-                receive, is_kept = request.receive, is_kept or is_anothers
-                await self._calls.send_stream(request.scope, receive, send, runner, stream, is_kept=is_kept)
+                is_kept = is_kept or is_anothers
+                await self._calls.send_stream(request, send, runner, stream, is_kept=is_kept)
                 return None
         except (SessionBusyError, SessionNotFoundError, UsageError, FrameTooLargeError) as error:
             content = [{"type": "text", "text": str(error)}]
@@ -356,7 +377,7 @@ class McpPost:
             return CallStream(place, rpc_id, client.version, token, client.can_elicit, since=since)
 
         if client.is_modern and "requestState" in message.params:
-            pause = mcp.unpacked(message.params["requestState"], mcp.PauseState)
+            pause = unpacked(message.params["requestState"], mcp.PauseState)
             responses = message.params.get("inputResponses")
             if pause is None or pause != pause.sealed():
                 raise McpError(mcp.BAD_PARAMS, "`requestState` is not as it was given")
@@ -373,7 +394,7 @@ class McpPost:
             return
         name = stream_name(self._id_of(message, client))
         if client.session and (session or mcp.CALL_ID in message.meta):
-            await calls.sessions.note_call(client, rpc_id, session or name, name)
+            await self._sessions.note_call(client, rpc_id, session or name, name)
         session = session or name
         async with opened_session(self._host, request, session, Action.SPEAK, begins=True) as (
             runner,
@@ -405,10 +426,9 @@ class McpPost:
             visitor.count_command(command)
             secret = secret or secret_digest_of(digest)
             try:
-                end = await runner.submit(Received(name, secret, 0, digest, command))
+                await submit(runner, Received(name, secret, 0, digest, command))
             except JournalMovedError as error:
                 raise SessionBusyError("another message came first") from error
-            await runner.wait(end - 1)
         elif (*known.digests, *known.newest)[:1] != (digest,):
             raise StreamReusedError("this id was used for another call")
         turn = runner.state.streams[name].turn
@@ -428,7 +448,7 @@ class McpPost:
             raise _no_method(method)
         if client.is_modern and not client.has_tasks:
             raise _no_tasks()
-        place = mcp.unpacked(params.get("taskId"), CallPlace)
+        place = unpacked(params.get("taskId"), CallPlace)
         if place is None:
             raise McpError(mcp.BAD_PARAMS, "there is no such task")
         action = Action.SPEAK if method == "tasks/cancel" else Action.READ
@@ -443,7 +463,7 @@ class McpPost:
                 stream = CallStream(
                     place, rpc_id, client.version, None, client.can_elicit, task=True, since=since
                 )
-                await calls.send_stream(request.scope, request.receive, send, runner, stream)
+                await calls.send_stream(request, send, runner, stream)
                 return None
             if method == "tasks/update":
                 responses = params.get("inputResponses")
@@ -464,69 +484,6 @@ class McpPost:
                 yield runner
         except (SessionNotFoundError, UsageError) as error:
             raise McpError(mcp.BAD_PARAMS, "there is no such task") from error
-
-
-class McpReader:
-    """Streams that are read on."""
-
-    def __init__(self, calls: McpCalls) -> None:
-        self._calls = calls
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the messages of a call behind `Last-Event-ID` (MCP, Streamable HTTP); 405 without one.
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
-        text = request.headers.get("last-event-id")
-        if text is None:  # nothing is sent to a client but about its calls
-            raise HTTPException(405)
-        found = read_event_id(text)
-        if found is None:
-            raise NotFoundError("`Last-Event-ID` is the id of an event of a call")
-        stream, after = found
-        if stream.version != mcp.MODERN:
-            await client_of(self._calls.sessions, request, visitor_of(scope))
-        async with opened_session(self._calls.host, request, stream.place.session, Action.READ) as (
-            runner,
-            _,
-        ):
-            if stream.version == mcp.MODERN:
-                await self._calls.sessions.note_return(stream.place)
-            try:
-                await self._calls.send_stream(scope, receive, send, runner, stream, after)
-            except McpError as error:
-                raise NotFoundError(str(error)) from error
-
-
-class McpEnd:
-    """The end of an MCP session."""
-
-    def __init__(self, calls: McpCalls) -> None:
-        self._sessions = calls.sessions
-
-    async def end_mcp_session(self, request: Request) -> None:
-        """End an MCP session; its calls go on, and its id is not known any more."""
-        name = request.headers.get(SESSION_HEADER, "")
-        if not await self._sessions.end(visitor_of(request.scope), name):
-            raise NotFoundError("there is no such MCP session")
-
-
-async def client_of(sessions: McpSessions, request: Request, visitor: Caller) -> McpClient:
-    """Return the client of a request with an MCP session.
-
-    Raises:
-        UsageError: The request names none.
-        NotFoundError: It is not there any more: the client is to initialize another one.
-    """
-    name = request.headers.get(SESSION_HEADER)
-    if not name:
-        raise UsageError("this request needs the header `Mcp-Session-Id`, which `initialize` returns")
-    client = await sessions.find(visitor, name)
-    if client is None:
-        raise NotFoundError("there is no such MCP session: initialize another one")
-    return client
 
 
 async def cancel(runner: Runner, turn: int) -> None:

@@ -7,7 +7,8 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
-from midstream.dialects.mcp_messages import HANDSHAKES, CallPlace, Json, McpClient, digest_of, packed
+from midstream.dialects.mcp_messages import HANDSHAKES, CallPlace, Json, McpClient, digest_of
+from midstream.dialects.packed_values import packed
 from midstream.engine.host import Host
 from midstream.errors import EntryMovedError
 from midstream.server.auth.caller import Caller

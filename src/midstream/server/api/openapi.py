@@ -80,7 +80,8 @@ class Operation(Struct, frozen=True):
     Args:
         name: The identifier in the document.
         method, path: Of the route.
-        handler: A method of an endpoint class, or one that is an ASGI app. Its docstring has the summary.
+        handler: A method of an endpoint class, or one that is an ASGI app. Its docstring has the summary. A method with
+            the parameter `send` sends its answer itself.
         status: Of a good answer with a body.
         errors: Statuses of problems, besides those that every operation, session or body has.
         answer: The type of a good answer's body, where the handler makes the response; with None 204 is good too.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from starlette.requests import Request
 
 from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
 from midstream.engine.runner import Runner
+from midstream.errors import SessionNotFoundError
 from midstream.server.auth.caller import visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
@@ -44,3 +45,18 @@ async def opened_session(
             yield runner, stream_digest_of(held)
         finally:
             runner.detach()
+
+
+@asynccontextmanager
+async def opened_if_there(host: Host, request: Request, session: str) -> AsyncIterator[Runner | None]:
+    """Open a session for reading; None where it is not there, or another's, which look the same.
+
+    Raises:
+        UsageError: The name has another form.
+        MidstreamError: The caller may not read it.
+    """
+    async with AsyncExitStack() as stack:
+        runner: Runner | None = None
+        with suppress(SessionNotFoundError):
+            runner, _ = await stack.enter_async_context(opened_session(host, request, session, Action.READ))
+        yield runner

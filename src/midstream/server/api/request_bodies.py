@@ -1,6 +1,7 @@
 """The body and the query of a request.
 
-A body has at most the bytes of a frame, and arrives within the time that a bad network needs.
+A body has at most the bytes of a frame, unless its endpoint takes more. It arrives within the time that a bad network
+needs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from midstream.protocol.frames import FRAME_BYTES_MAX, REASON_CHARS_MAX
 _T = TypeVar("_T")
 
 BODY_BYTES_MAX = "midstream.body_bytes_max"
-"""Where a scope has how many bytes the body of its request may have; those of a frame where it has none."""
+"""Where a scope has the limit of its body's bytes, where that is another one than of all senders."""
 STRANGER_BYTES_MAX = 4 * 1024
 """Bytes of a body before its sender is authenticated: a login has a few hundred."""
+MESSAGES_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of a request that has all messages of a chat. What is new of them has at most those of a frame."""
 BODY_S = 30.0
 """Seconds for the body of one command: 1 MiB over a bad mobile network."""
 
@@ -59,15 +62,15 @@ async def decode_body(request: Request, kind: type[_T]) -> _T:
         raise MalformedFrameError(f"the body of this request has another form: {reason}") from error
 
 
-async def body_of(request: Request) -> bytes:
-    """Read a body, and not more of it than a frame may have, or a sender that is not authenticated.
+async def body_of(request: Request, bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """Read a body, and not more of it than `bytes_max`, or than a sender that is not authenticated may send.
 
     Raises:
         FrameTooLargeError: The rest of it was not read.
         ConnectionLostError: It did not come whole in `BODY_S`.
         HTTPException: It is compressed: so little could become so much.
     """
-    most: int = request.scope.get(BODY_BYTES_MAX, FRAME_BYTES_MAX)
+    most: int = request.scope.get(BODY_BYTES_MAX, bytes_max)
     for name, value in request.scope["headers"]:
         if name == b"content-encoding" and value.strip().lower() not in {b"", b"identity"}:
             raise HTTPException(

@@ -12,36 +12,19 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from midstream.dialects.a2a_messages import RpcRequest, SendMessageBody, TaskQuery, TasksQuery
 from midstream.dialects.ag_ui_messages import RunAgentInput
-from midstream.dialects.langgraph_requests import EventsBody, RunBody
 from midstream.dialects.mcp_messages import RpcMessage
 from midstream.dialects.stream_subscriptions import ClaimAnswer, ReportAnswer, SubscriptionAnswer, WakeReport
 from midstream.dialects.ui_messages import ChatBody
 from midstream.protocol import frames
 from midstream.server.api import openapi
-from midstream.server.api.a2a_endpoint import (
-    A2aCancel,
-    A2aCard,
-    A2aEvent,
-    A2aGet,
-    A2aList,
-    A2aRefusal,
-    A2aRpc,
-    A2aSend,
-    A2aStream,
-    A2aSubscribe,
-)
-from midstream.server.api.ag_ui_endpoint import AgUiConnect, AgUiEvent, AgUiReader, AgUiRun
-from midstream.server.api.chat_endpoint import (
-    ChatEvent,
-    ChatHistory,
-    ChatPost,
-    ChatReader,
-    StreamQuery,
-)
+from midstream.server.api.a2a_endpoint import A2aEndpoint, A2aEvent, A2aRefusal
+from midstream.server.api.ag_ui_endpoint import AgUiEndpoint, AgUiEvent
+from midstream.server.api.chat_endpoint import ChatEndpoint, ChatEvent
 from midstream.server.api.durable_stream_endpoint import (
     STREAM_PATH,
     PlainStreamQuery,
@@ -57,21 +40,9 @@ from midstream.server.api.http_endpoints import (
     json_response,
 )
 from midstream.server.api.langgraph_endpoint import LangGraphAssistants, LangGraphThreads
-from midstream.server.api.langgraph_protocol_endpoint import (
-    LangGraphCommands,
-    LangGraphEvents,
-    ProtocolEvent,
-)
-from midstream.server.api.langgraph_runs_endpoint import (
-    GraphEvent,
-    JoinQuery,
-    LangGraphRunJoin,
-    LangGraphRunReader,
-    LangGraphRuns,
-    LangGraphRunStream,
-    LangGraphRunWait,
-)
-from midstream.server.api.mcp_endpoint import McpEnd, McpEvent, McpPlace, McpPost, McpReader
+from midstream.server.api.langgraph_protocol_endpoint import LangGraphProtocol, ProtocolEvent
+from midstream.server.api.langgraph_runs_endpoint import GraphEvent, LangGraphRuns
+from midstream.server.api.mcp_endpoint import McpEndpoint, McpEvent, McpPlace
 from midstream.server.api.metrics import Metrics
 from midstream.server.api.nodes_endpoint import NodesEndpoint
 from midstream.server.api.openapi import Operation
@@ -168,12 +139,11 @@ _GRAPH = "/v1/langgraph"
 """Where clients of LangGraph are pointed at."""
 _THREAD = f"{_GRAPH}/threads/{{thread}}"
 _GRAPH_RUN = f"{_THREAD}/runs/{{run_id}}"
-_BEGIN: openapi.Json = {"errors": (404, 409, 422), "bodies": (RunBody,)}
+_BEGIN: openapi.Json = {"errors": (404, 409, 422)}
 _THREAD_EVENTS: openapi.Json = {
     "errors": (404,),
     "answer": ProtocolEvent,
     "media": EVENTS,
-    "bodies": (EventsBody,),
 }
 _POLL: openapi.Json = {"errors": (409,), "answer": PollAnswer}
 OPERATIONS = (
@@ -205,39 +175,62 @@ OPERATIONS = (
         headers=_FOLLOWER,
     ),
     Operation("open_poll", "POST", f"{_ONE}/poll", PollEndpoint, **_POLL, query=(PollQuery,), bodies=_OPENS),
-    Operation("chat", "POST", _CHAT, ChatPost, **_RUN, bodies=(ChatBody,)),
+    Operation("chat", "POST", _CHAT, ChatEndpoint.chat, **_RUN, bodies=(ChatBody,)),
+    Operation("chat_stream", "GET", f"{_CHAT}/{{run}}/stream", ChatEndpoint.chat_stream, **_RUN_OR_NONE),
     Operation(
-        "chat_stream", "GET", f"{_CHAT}/{{run}}/stream", ChatReader, **_RUN_OR_NONE, query=(StreamQuery,)
+        "chat_messages", "GET", f"{_CHAT}/{{chat}}/messages", ChatEndpoint.chat_messages, errors=(404,)
     ),
-    Operation("chat_messages", "GET", f"{_CHAT}/{{chat}}/messages", ChatHistory.chat_messages, errors=(404,)),
-    Operation("ag_ui_run", "POST", _AG_UI, AgUiRun, **_AG_UI_EVENTS, bodies=(RunAgentInput,)),
+    Operation("ag_ui_run", "POST", _AG_UI, AgUiEndpoint.ag_ui_run, **_AG_UI_EVENTS, bodies=(RunAgentInput,)),
     Operation(
-        "ag_ui_connect", "POST", f"{_AG_UI}/connect", AgUiConnect, **_AG_UI_EVENTS, bodies=(RunAgentInput,)
+        "ag_ui_connect",
+        "POST",
+        f"{_AG_UI}/connect",
+        AgUiEndpoint.ag_ui_connect,
+        **_AG_UI_EVENTS,
+        bodies=(RunAgentInput,),
     ),
     Operation(
-        "ag_ui_read", "GET", f"{_AG_UI}/threads/{{thread}}/runs/{{run_id}}", AgUiReader, **_AG_UI_EVENTS
+        "ag_ui_read",
+        "GET",
+        f"{_AG_UI}/threads/{{thread}}/runs/{{run_id}}",
+        AgUiEndpoint.ag_ui_read,
+        **_AG_UI_EVENTS,
     ),
-    Operation("mcp", "POST", _MCP, McpPost, errors=(404,), answer=RpcMessage | None, bodies=(RpcMessage,)),
-    Operation("mcp_read", "GET", _MCP, McpReader, **_MCP_EVENTS, headers=(McpPlace,)),
-    Operation("end_mcp_session", "DELETE", _MCP, McpEnd.end_mcp_session, errors=(404,)),
+    Operation(
+        "mcp", "POST", _MCP, McpEndpoint.mcp, errors=(404,), answer=RpcMessage | None, bodies=(RpcMessage,)
+    ),
+    Operation("mcp_read", "GET", _MCP, McpEndpoint.mcp_read, **_MCP_EVENTS, headers=(McpPlace,)),
+    Operation("end_mcp_session", "DELETE", _MCP, McpEndpoint.end_mcp_session, errors=(404,)),
     Operation(
         "agent_card",
         "GET",
         "/.well-known/agent-card.json",
-        A2aCard.agent_card,
+        A2aEndpoint.agent_card,
         answer=openapi.Json,
         is_open=True,
     ),
-    Operation("a2a", "POST", _A2A, A2aRpc, **_A2A_JSON, bodies=(RpcRequest,)),
-    Operation("a2a_send", "POST", f"{_A2A}/message:send", A2aSend, **_A2A_JSON, bodies=(SendMessageBody,)),
+    Operation("a2a", "POST", _A2A, A2aEndpoint.a2a, **_A2A_JSON, bodies=(RpcRequest,)),
     Operation(
-        "a2a_stream", "POST", f"{_A2A}/message:stream", A2aStream, **_A2A_EVENTS, bodies=(SendMessageBody,)
+        "a2a_send",
+        "POST",
+        f"{_A2A}/message:send",
+        A2aEndpoint.a2a_send,
+        **_A2A_JSON,
+        bodies=(SendMessageBody,),
     ),
-    Operation("a2a_list", "GET", f"{_A2A}/tasks", A2aList, **_A2A_JSON, query=(TasksQuery,)),
-    Operation("a2a_subscribe", "POST", f"{_TASK}:subscribe", A2aSubscribe, **_A2A_EVENTS),
-    Operation("a2a_follow", "GET", f"{_TASK}:subscribe", A2aSubscribe, **_A2A_EVENTS),
-    Operation("a2a_cancel", "POST", f"{_TASK}:cancel", A2aCancel, **_A2A_JSON),
-    Operation("a2a_get", "GET", _TASK, A2aGet, **_A2A_JSON, query=(TaskQuery,)),
+    Operation(
+        "a2a_stream",
+        "POST",
+        f"{_A2A}/message:stream",
+        A2aEndpoint.a2a_stream,
+        **_A2A_EVENTS,
+        bodies=(SendMessageBody,),
+    ),
+    Operation("a2a_list", "GET", f"{_A2A}/tasks", A2aEndpoint.a2a_list, **_A2A_JSON, query=(TasksQuery,)),
+    Operation("a2a_subscribe", "POST", f"{_TASK}:subscribe", A2aEndpoint.a2a_subscribe, **_A2A_EVENTS),
+    Operation("a2a_follow", "GET", f"{_TASK}:subscribe", A2aEndpoint.a2a_subscribe, **_A2A_EVENTS),
+    Operation("a2a_cancel", "POST", f"{_TASK}:cancel", A2aEndpoint.a2a_cancel, **_A2A_JSON),
+    Operation("a2a_get", "GET", _TASK, A2aEndpoint.a2a_get, **_A2A_JSON, query=(TaskQuery,)),
     Operation(
         "webhook_keys",
         "GET",
@@ -386,23 +379,26 @@ OPERATIONS = (
         "stream_run",
         "POST",
         f"{_THREAD}/runs/stream",
-        LangGraphRunStream,
+        LangGraphRuns.stream_run,
         **_BEGIN,
         answer=GraphEvent,
         media=EVENTS,
     ),
-    Operation("wait_run", "POST", f"{_THREAD}/runs/wait", LangGraphRunWait, **_BEGIN, answer=openapi.Json),
+    Operation(
+        "wait_run", "POST", f"{_THREAD}/runs/wait", LangGraphRuns.wait_run, **_BEGIN, answer=openapi.Json
+    ),
     Operation("run", "GET", _GRAPH_RUN, LangGraphRuns.run, errors=(404,)),
-    Operation("join_run", "GET", f"{_GRAPH_RUN}/join", LangGraphRunJoin, errors=(404,), answer=openapi.Json),
+    Operation(
+        "join_run", "GET", f"{_GRAPH_RUN}/join", LangGraphRuns.join_run, errors=(404,), answer=openapi.Json
+    ),
     Operation(
         "read_run",
         "GET",
         f"{_GRAPH_RUN}/stream",
-        LangGraphRunReader,
+        LangGraphRuns.read_run,
         errors=(404,),
         answer=GraphEvent,
         media=EVENTS,
-        query=(JoinQuery,),
     ),
     Operation(
         "cancel_graph_run",
@@ -412,9 +408,11 @@ OPERATIONS = (
         202,
         errors=(404, 409),
     ),
-    Operation("thread_events", "POST", f"{_THREAD}/stream/events", LangGraphEvents, **_THREAD_EVENTS),
     Operation(
-        "graph_command", "POST", f"{_THREAD}/commands", LangGraphCommands.graph_command, errors=(404, 409)
+        "thread_events", "POST", f"{_THREAD}/stream/events", LangGraphProtocol.thread_events, **_THREAD_EVENTS
+    ),
+    Operation(
+        "graph_command", "POST", f"{_THREAD}/commands", LangGraphProtocol.graph_command, errors=(404, 409)
     ),
     Operation("probe_events", "GET", "/v1/probe/events", ProbeEndpoints.events, 200, (), StreamEvent, EVENTS),
     Operation("probe_poll", "GET", "/v1/probe/poll", ProbeEndpoints.poll, answer=ProbeChunk),
@@ -452,7 +450,10 @@ def routes_of(endpoint: Any) -> list[Route]:  # noqa: ANN401 - any class of endp
         if each.handler is type(endpoint):
             routes.append(Route(_path_of(each), endpoint, methods=[each.method]))
         elif handler is not None and getattr(handler, "__func__", None) is each.handler:
-            call = partial(_respond, each.status, handler, each.signature())
+            signature = each.signature()
+            call: Any = partial(_respond, each.status, handler, signature)
+            if "send" in signature:
+                call = _SendingHandler(handler, signature)
             routes.append(Route(_path_of(each), call, methods=[each.method]))
     return routes
 
@@ -479,15 +480,31 @@ def _path_of(operation: Operation) -> str:
     return operation.path.replace("{stream}", "{stream:stream}")
 
 
-async def _respond(
-    status: int, handler: Callable[..., Awaitable[Any]], signature: dict[str, Any], request: Request
-) -> Response:
+class _SendingHandler:
+    """A method that sends its answer itself, such as a stream, as an ASGI app."""
+
+    def __init__(self, handler: Callable[..., Awaitable[None]], signature: dict[str, Any]) -> None:
+        self._handler = handler
+        self._signature = signature
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        await self._handler(request, send=send, **await _arguments_of(request, self._signature))
+
+
+async def _arguments_of(request: Request, signature: dict[str, Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if "query" in signature:
         arguments["query"] = decode_query(request, signature["query"])
     if "body" in signature:
         arguments["body"] = await decode_body(request, signature["body"])
-    answer = await handler(request, **arguments)
+    return arguments
+
+
+async def _respond(
+    status: int, handler: Callable[..., Awaitable[Any]], signature: dict[str, Any], request: Request
+) -> Response:
+    answer = await handler(request, **await _arguments_of(request, signature))
     if isinstance(answer, Response):
         return answer
     if answer is None:

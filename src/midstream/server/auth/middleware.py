@@ -24,7 +24,6 @@ from starlette.types import Scope
 
 from midstream.engine.host import Host
 from midstream.errors import AccessError, MidstreamError, OtherLoginError, UnauthorizedError
-from midstream.protocol.frames import FRAME_BYTES_MAX
 from midstream.server.api.request_bodies import BODY_BYTES_MAX, STRANGER_BYTES_MAX
 from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access
@@ -204,8 +203,8 @@ class AuthMiddleware:
             check_intent(scope)
             trail: AuditTrail = scope[TRAIL]
             trail.note_admission()
-            most = FRAME_BYTES_MAX if self.access is None else STRANGER_BYTES_MAX
-            return {**scope, VISIT: Stranger(self.counters, address, trail), BODY_BYTES_MAX: most}
+            limit = {} if self.access is None else {BODY_BYTES_MAX: STRANGER_BYTES_MAX}
+            return {**scope, VISIT: Stranger(self.counters, address, trail), **limit}
         return await self._authenticate(scope, path_of(scope), address)
 
     def trail_of(self, scope: Scope) -> AuditTrail:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 
 from midstream.models.responses import Finished, TextDelta
-from midstream.server.api.turn_stopping import stop_turn
+from midstream.server.api.turn_requests import stop_turn
 from midstream.session.records import TurnStatus
 from midstream.testing.scripted_model import Gate
 from tests.server.serving import WAIT_S, called, make_app
