@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.dialects.shown_words import Words, merged, part_of, rest_of, words_of
+from midstream.dialects.shown_words import RepeatedWords, Words, merged, part_of, rest_of, words_of
 from midstream.history.messages import Response, Text, Thinking, ToolCall
 
 
@@ -27,3 +27,15 @@ def test_the_rest_follows_what_was_shown(shown: list[Words], rest: list[Words] |
 
 def test_words_become_parts_again() -> None:
     assert (part_of("thinking", "a"), part_of("text", "b")) == (Thinking("a"), Text("b"))
+
+
+def test_words_that_a_client_has_are_passed_over_until_they_differ() -> None:
+    same = RepeatedWords([("thinking", "hm"), ("text", "Hello you")])
+    assert [same.take("thinking", "hm"), same.take("text", "Hello ")] == [([], False), ([], False)]
+    assert not same.is_over
+    assert same.take("text", "you there") == ([("text", " there")], False)
+    assert same.is_over
+    other = RepeatedWords([("text", "Hello you")])
+    assert other.take("text", "Hello ") == ([], False)
+    assert other.take("text", "me") == ([("text", "Hello me")], True)
+    assert (other.is_over, merged(other.passed)) == (True, [("text", "Hello me")])

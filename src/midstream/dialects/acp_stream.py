@@ -23,7 +23,7 @@ from midstream.dialects.langgraph_thread import (
     ToolReported,
     WordsCame,
 )
-from midstream.dialects.shown_words import Words, merged, words_of
+from midstream.dialects.shown_words import RepeatedWords, Words, merged, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import (
     Entry,
@@ -70,32 +70,6 @@ class AcpFold(ThreadFold):
         return "", ""
 
 
-class _Repeated:
-    """Words that a client has of attempts that were cut, while the next attempt repeats them."""
-
-    def __init__(self, shown: Sequence[Words]) -> None:
-        self._expected = [*shown]
-        self._passed: list[Words] = []
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all was repeated, or the attempt took another course."""
-        return not self._expected
-
-    def take(self, kind: str, words: str) -> tuple[list[Words], bool]:
-        """Return the words to show, and whether they are a message of their own."""
-        self._passed.append((kind, words))
-        while words and self._expected:
-            expected_kind, expected = self._expected[0]
-            common = min(len(words), len(expected))
-            if kind != expected_kind or words[:common] != expected[:common]:
-                self._expected = []
-                return merged(self._passed), True
-            words = words[common:]
-            self._expected[:1] = [(kind, expected[common:])] if expected[common:] else []
-        return [(kind, words)] if words else [], False
-
-
 class AcpUpdates:
     """Turns the records of a session into updates, in order. One for each client.
 
@@ -118,7 +92,7 @@ class AcpUpdates:
         """Places in `_past` of the words of the response that is being made."""
         self._shown: list[Words] = []
         """Words of that response that the client has."""
-        self._repeated = _Repeated(())
+        self._repeated = RepeatedWords(())
         self._is_apart = False
         """Whether the words of this attempt are a message of their own."""
         self._calls: set[str] = set()
@@ -206,7 +180,7 @@ class AcpUpdates:
                 pass
 
     def _begin_response(self) -> None:
-        self._open, self._shown, self._repeated, self._is_apart = [], [], _Repeated(()), False
+        self._open, self._shown, self._repeated, self._is_apart = [], [], RepeatedWords(()), False
 
     def _void(self) -> None:
         """Take back the words of an attempt that was cut, as far as the client does not have them."""
@@ -216,7 +190,7 @@ class AcpUpdates:
             self._past[at] = None
         self._begin_response()
         if self._past is None:
-            self._shown, self._repeated = [*shown], _Repeated(shown)
+            self._shown, self._repeated = [*shown], RepeatedWords(shown)
 
     def _complete(self, message_id: str, response: Response, plans: Sequence[CallPlan]) -> Iterator[Json]:
         turn = self.fold.session.turns

@@ -45,6 +45,7 @@ from midstream.dialects.mcp_messages import (
 )
 from midstream.dialects.packed_values import packed, unpacked
 from midstream.dialects.record_events import RecordEvents
+from midstream.dialects.shown_words import RepeatedWords, merged
 from midstream.errors import ModelError
 from midstream.history.messages import Step
 from midstream.session.questions import Question, questions_of
@@ -259,10 +260,9 @@ class CallEvents(RecordEvents):
         self._place = BEGINNING
         self._events: list[bytes] = []
         self._progress = 0
-        self._void = ""
-        """Words of an attempt that was cut, which the next one has not repeated yet."""
-        self._again = ""
-        """Words of the next attempt, as far as they repeat those."""
+        self._sent: list[str] = []
+        """Words of the response that the reader has, also those of attempts that were cut and are repeated."""
+        self._repeated = RepeatedWords(())
         self._asked: set[str] = set()
         self._is_there = not stream.since
         """Whether the place is reached at which the request came."""
@@ -290,10 +290,14 @@ class CallEvents(RecordEvents):
         match fact:
             case WordsCame(_, kind, words) if kind == "text":
                 self._write(words)
-            case AnswerVoided(_, shown):
-                self._void, self._again = self._void or shown.text, ""
-            case AnswerCompleted() if self._void:
-                self._restart()
+            case AnswerVoided():
+                self._repeated = RepeatedWords(merged(("text", words) for words in self._sent))
+            case AnswerCompleted():
+                if (
+                    not self._repeated.is_over
+                ):  # it is shorter than what the reader has of an attempt that was cut
+                    self._show("".join(words for _, words in self._repeated.passed), is_again=True)
+                self._sent, self._repeated = [], RepeatedWords(())
             case ToolBegan() | ToolReported():
                 self._report("")
             case RunEnded():
@@ -302,21 +306,18 @@ class CallEvents(RecordEvents):
                 pass
 
     def _write(self, words: str) -> None:
-        if self._void:
-            self._again += words
-            if self._void.startswith(self._again):
-                if self._void == self._again:
-                    self._void = self._again = ""
-                return
-            if not self._again.startswith(self._void):
-                self._restart()
-                return
-            words, self._void, self._again = self._again.removeprefix(self._void), "", ""
-        self._report(words)
+        if self._repeated.is_over:
+            self._show(words)
+            return
+        more, is_again = self._repeated.take("text", words)
+        for _, each in more:
+            self._show(each, is_again=is_again)
 
-    def _restart(self) -> None:
-        words, self._void, self._again = AGAIN + self._again, "", ""
-        self._report(words)
+    def _show(self, words: str, *, is_again: bool = False) -> None:
+        if is_again:
+            self._sent = []
+        self._sent.append(words)
+        self._report(AGAIN + words if is_again else words)
 
     def _report(self, words: str) -> None:
         self._progress += len(words) or 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from midstream.history.messages import Response, Text, Thinking
 
@@ -44,3 +44,30 @@ def rest_of(whole: list[Words], shown: list[Words]) -> list[Words] | None:
         return None
     more = words[len(begun) :]
     return [*([(kind, more)] if more else []), *whole[last + 1 :]]
+
+
+class RepeatedWords:
+    """Words that a client has of attempts that were cut, while the next attempt repeats them."""
+
+    def __init__(self, shown: Sequence[Words]) -> None:
+        self._expected = [*shown]
+        self.passed: list[Words] = []
+        """The words of the attempt so far."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all was repeated, or the attempt took another course."""
+        return not self._expected
+
+    def take(self, kind: str, words: str) -> tuple[list[Words], bool]:
+        """Return the words to show, and whether they are a message of their own."""
+        self.passed.append((kind, words))
+        while words and self._expected:
+            expected_kind, expected = self._expected[0]
+            common = min(len(words), len(expected))
+            if kind != expected_kind or words[:common] != expected[:common]:
+                self._expected = []
+                return merged(self.passed), True
+            words = words[common:]
+            self._expected[:1] = [(kind, expected[common:])] if expected[common:] else []
+        return [(kind, words)] if words else [], False

@@ -9,12 +9,15 @@ import pytest
 from starlette.types import Message, Send
 from typing_extensions import override
 
+from midstream.dialects.record_events import RecordEvents
 from midstream.errors import DrainingError
-from midstream.server.api.event_body import COMMENT, QUIET_S, EventBody
+from midstream.server.api.event_body import COMMENT, QUIET_S, EventBody, PieceBody, RecordBody
 from midstream.server.api.http_endpoints import StreamCutError
 from midstream.server.auth.caller import Stranger
+from midstream.session.records import MessageAccepted, Record, TurnEnded
+from midstream.testing.scripted_model import text
 from midstream.testing.worlds import FakeWorld
-from tests.server.serving import WAIT_S, make_app
+from tests.server.serving import WAIT_S, called, make_app
 
 
 class Words(EventBody):
@@ -85,3 +88,47 @@ async def test_a_silent_body_has_comments() -> None:
             await world.advance(QUIET_S)
         words.may_end.set()
         assert await sending
+
+
+class Turns(RecordEvents):
+    """Sends the ends of turns, and that none follows for now; it is over with the second turn."""
+
+    @override
+    def begin(self) -> list[bytes]:
+        return [b"begin "]
+
+    @override
+    def take(self, record: Record, *, epoch: int) -> list[bytes]:
+        self.is_over = self.is_over or (isinstance(record, TurnEnded) and record.turn > 1)
+        return [b"%d " % record.turn] if isinstance(record, MessageAccepted) else []
+
+    @override
+    def rest(self) -> list[bytes]:
+        return [b"rest "]
+
+
+async def test_a_body_of_records_ends_when_its_reader_has_all() -> None:
+    app = make_app([text("Hello"), text("you")])
+    async with called(app), asyncio.timeout(WAIT_S):
+        await app.start()
+        for words in ("one", "two"):
+            async for _ in app.host.send("s1", words):
+                pass
+        for kind in (RecordBody, PieceBody):
+            line = Line()
+            records = kind(app.host, app.connections, "s1", Stranger(), Turns(), 0)
+            assert await records.send_to(line.receive, line.send)
+            assert line.bodies == [b"begin ", b"1 2 ", b""]
+            types = [value for name, value in line.sent[0]["headers"] if name == b"content-type"]
+            assert types == [
+                b"application/json" if kind is PieceBody else b"text/event-stream; charset=utf-8"
+            ]
+
+
+async def test_a_body_of_records_that_is_over_before_them_reads_none() -> None:
+    app, turns, line = make_app(), Turns(), Line()
+    turns.is_over = True
+    async with asyncio.timeout(WAIT_S):
+        body = RecordBody(app.host, app.connections, "nothing", Stranger(), turns, 0)
+        assert await body.send_to(line.receive, line.send)
+    assert line.bodies == [b"begin ", b""]

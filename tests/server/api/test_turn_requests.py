@@ -1,14 +1,21 @@
-"""Stopping a turn for a client that goes on without it."""
+"""Commands of a request: sent once however often it comes, and a turn that is stopped for the next message."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
 
+import pytest
+
+from midstream.errors import FrameTooLargeError, JournalMovedError, SessionBusyError, UnavailableError
+from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, TextDelta
-from midstream.server.api.turn_requests import stop_turn
+from midstream.protocol.frames import FRAME_BYTES_MAX
+from midstream.server.api.turn_requests import BEGINS_MAX, find_or_begin, stop_turn, submit_resent
+from midstream.server.auth.caller import Stranger
 from midstream.session.records import TurnStatus
-from midstream.testing.scripted_model import Gate
+from midstream.session.session import Received
+from midstream.testing.scripted_model import Gate, text
 from tests.server.serving import WAIT_S, called, make_app
 
 
@@ -27,3 +34,59 @@ async def test_a_turn_has_ended_when_its_stop_returns() -> None:
         ended = runner.state.last_turn
         assert ended is not None
         assert ended.status is TurnStatus.CANCELLED
+
+
+async def test_what_others_have_begun_is_found_and_not_begun_again() -> None:
+    found: list[str] = []
+
+    async def find() -> str | None:
+        return found[-1] if found else None
+
+    async def begin_late() -> None:
+        found.append("theirs")
+        raise JournalMovedError("another request was first")
+
+    async def begin() -> None:
+        raise AssertionError("it is there")
+
+    assert await find_or_begin(find, begin_late) == "theirs"
+    assert await find_or_begin(find, begin) == "theirs"
+
+
+async def test_a_request_gives_up_where_others_are_always_first_or_it_is_refused() -> None:
+    tries: list[int] = []
+
+    async def find() -> str | None:
+        return None
+
+    async def begin() -> None:
+        tries.append(1)
+        raise SessionBusyError("a turn runs")
+
+    with pytest.raises(UnavailableError):
+        await find_or_begin(find, begin)
+    assert len(tries) == BEGINS_MAX
+    with pytest.raises(SessionBusyError):
+        await find_or_begin(find, begin, (JournalMovedError,))
+    assert len(tries) == BEGINS_MAX + 1
+
+
+async def test_only_what_is_new_of_a_chat_is_sent_and_it_has_a_limit() -> None:
+    app = make_app([text("Hello"), text("you")])
+    async with called(app), asyncio.timeout(WAIT_S):
+        await app.start()
+        runner = await app.host.session("s1", create=True)
+        messages = [{"role": "user", "parts": [{"type": "text", "text": "hi"}]}]
+        await submit_resent(runner, Stranger(), Received("a", "s", 0, "d", None), messages, ())
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+        messages += [
+            {"role": "assistant", "parts": [{"type": "text", "text": "Hello"}]},
+            {"role": "user", "parts": [{"type": "text", "text": "and?"}]},
+        ]
+        await submit_resent(runner, Stranger(), Received("b", "s", 0, "d", None), messages, ())
+        said = [each for each in runner.state.history.entries if isinstance(each, UserMessage)]
+        assert said == [UserMessage.of("hi"), UserMessage.of("and?")]
+        messages[-1] = {"role": "user", "parts": [{"type": "text", "text": "x" * FRAME_BYTES_MAX}]}
+        with pytest.raises(FrameTooLargeError):
+            await submit_resent(runner, Stranger(), Received("c", "s", 0, "d", None), messages, ())
