@@ -12,7 +12,6 @@ from midstream.dialects.ag_ui_messages import CONTINUES
 from midstream.dialects.ag_ui_stream import (
     AgUiEvents,
     AgUiFold,
-    find_run,
     nothing,
     refusal,
     stream_name,
@@ -108,7 +107,7 @@ def read(records: Sequence[Record], run_id: str = "r1", after: str = "-1") -> li
     for record in records:
         epoch = record.epoch if isinstance(record, EpochStarted) else epoch
         everything.take(record, epoch=epoch)
-    run = find_run(everything, run_id)
+    run = everything.find(run_id)
     assert run is not None
     events = AgUiEvents(fold, run, place_of(after) or BEGINNING)
     body = b"".join(events.begin())

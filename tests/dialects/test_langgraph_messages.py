@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage, convert_to_messages
+from msgspec.structs import replace
 
 from midstream.dialects import langgraph_messages as messages
 from midstream.dialects.langgraph_thread import ThreadFold
@@ -22,7 +23,7 @@ from midstream.history.messages import (
 )
 from midstream.session.calls import CHOICES, QuestionKind
 from midstream.session.questions import Question
-from midstream.session.session import CONTINUE
+from midstream.session.session import GO_ON
 from tests.dialects.langgraph_journal import approved, facts_of
 
 CALL = ToolCall("c", "look", '{"at": "sea"}')
@@ -72,7 +73,8 @@ def test_what_is_for_the_model_only_is_no_message() -> None:
     facts_of(approved(), fold)
     shown = fold.state.values()["messages"]
     assert [each["type"] for each in shown] == ["human", "ai", "tool", "ai"]
-    assert messages.is_continuing(UserMessage.of(CONTINUE))
+    resumed = replace(fold.session, history=fold.session.history.then(GO_ON))
+    assert messages.messages_of(resumed, (*fold.ids, "go on"), "") == shown
 
 
 @pytest.mark.parametrize("field", ["digest", "call_id", "kind", "approved_by"])

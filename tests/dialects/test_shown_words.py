@@ -32,9 +32,11 @@ def test_words_become_parts_again() -> None:
 def test_words_that_a_client_has_are_passed_over_until_they_differ() -> None:
     same = RepeatedWords([("thinking", "hm"), ("text", "Hello you")])
     assert [same.take("thinking", "hm"), same.take("text", "Hello ")] == [([], False), ([], False)]
-    assert not same.is_over
-    assert same.take("text", "you there") == ([("text", " there")], False)
-    assert same.is_over
+    assert [same.is_over, same.take("text", "you there"), same.is_over] == [
+        False,
+        ([("text", " there")], False),
+        True,
+    ]
     other = RepeatedWords([("text", "Hello you")])
     assert other.take("text", "Hello ") == ([], False)
     assert other.take("text", "me") == ([("text", "Hello me")], True)

@@ -58,14 +58,13 @@ from midstream.session.records import (
     TurnStatus,
     decode,
 )
-from midstream.session.session import CONTINUE, Session, restore_session
+from midstream.session.session import GO_ON, Session, restore_session
 from midstream.timing import StalledOn
 
 RESULT_LINES_MAX = 3
 """Lines of a tool's result that are shown; `export` has all of it."""
 NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
-GO_ON = UserMessage.of(CONTINUE)
 """What no person wrote, though it stands in the history as if."""
 CONTINUED_NOTE = "cut; the provider kept the response, which continues where it stopped"
 INDENT = "       "

@@ -20,7 +20,6 @@ from midstream.dialects.a2a_messages import (
     question_parts,
     task_id,
 )
-from midstream.dialects.langgraph_messages import is_continuing
 from midstream.dialects.langgraph_thread import (
     AnswerCompleted,
     AnswerVoided,
@@ -35,6 +34,7 @@ from midstream.dialects.langgraph_thread import (
 from midstream.dialects.record_events import RecordEvents
 from midstream.history.messages import Outcome, Step, UserMessage
 from midstream.session.records import MessageAccepted, QuestionAnswered, Record, StreamOpened
+from midstream.session.session import GO_ON
 
 Json = dict[str, Any]
 
@@ -129,9 +129,7 @@ class TaskEvents:
             return []
         self._events = []
         entries = self.fold.session.history.entries
-        users = (
-            n for n, each in enumerate(entries) if isinstance(each, UserMessage) and not is_continuing(each)
-        )
+        users = (n for n, each in enumerate(entries) if isinstance(each, UserMessage) and each != GO_ON)
         first = max(users, default=0)
         for name, entry in zip(self.fold.ids[first:], entries[first:], strict=True):
             if isinstance(entry, Step):
@@ -141,7 +139,7 @@ class TaskEvents:
                     if call.name in self._tools and result.outcome is Outcome.OK:
                         part = artifact_part(result.content)
                         self._artifacts[_artifact_id(name, call.id)] = _Artifact(call.name, [], part)
-            elif not is_continuing(entry):
+            elif entry != GO_ON:
                 self._history = [self._user_message(name, entry)]
         self._change(run)
         self._events = [{"task": self.task()}]

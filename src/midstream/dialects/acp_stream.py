@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from midstream.dialects.langgraph_messages import call_id_of, is_continuing
+from midstream.dialects.langgraph_messages import call_id_of
 from midstream.dialects.langgraph_thread import (
     AnswerCompleted,
     AnswerVoided,
@@ -52,7 +52,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.session.session import Session
+from midstream.session.session import GO_ON, Session
 
 Json = dict[str, Any]
 
@@ -254,7 +254,7 @@ class AcpUpdates:
 
     def _entry(self, entry: Entry, name: str) -> Iterator[Json]:
         if isinstance(entry, UserMessage):
-            if not is_continuing(entry):
+            if entry != GO_ON:
                 for part in entry.parts:
                     yield self._chunk("user_message_chunk", name, block_of(part))
         elif isinstance(entry, Step):

@@ -19,7 +19,6 @@ from midstream.dialects.fields import bad_field
 from midstream.dialects.langgraph_messages import (
     call_id_of,
     interrupt_id_of,
-    is_continuing,
     tool_message_id,
 )
 from midstream.dialects.langgraph_requests import answers_of
@@ -45,7 +44,7 @@ from midstream.json_depth import require_shallow
 from midstream.session.calls import QuestionKind, Site
 from midstream.session.questions import Question, questions_of
 from midstream.session.records import ClientTool
-from midstream.session.session import Session
+from midstream.session.session import GO_ON, Session
 from midstream.session.turn.commands import Answer, CallFinished
 from midstream.session.turn.states import Cancelling, RunningCalls
 
@@ -324,7 +323,7 @@ def snapshot_of(fold: ThreadFold) -> list[Json]:
     for entry, name in zip(fold.session.history.entries, fold.ids, strict=True):
         if isinstance(entry, Step):
             messages += _step_messages(name, entry.response, entry.results)
-        elif not is_continuing(entry):
+        elif entry != GO_ON:
             messages.append(_user_message(name, entry))
     open_id, words = fold.open_words
     if isinstance(fold.session.turn, RunningCalls | Cancelling):

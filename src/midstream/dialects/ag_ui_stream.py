@@ -98,11 +98,6 @@ def _place(session: Session) -> tuple[int, int]:
     return session.turns, getattr(session.turn, "response_no", 0)
 
 
-def find_run(fold: ThreadFold, run_id: str) -> Run | None:
-    """Return the run of an id: the newest, where several answers of one request began one each."""
-    return next((run for run in reversed(fold.runs) if run.id == run_id), None)
-
-
 class _Shown:
     """The messages of a run as a client has them, and what is open of them."""
 

@@ -27,7 +27,7 @@ from midstream.history.messages import (
 )
 from midstream.session.calls import QuestionKind
 from midstream.session.questions import Question, questions_of
-from midstream.session.session import CONTINUE, Session
+from midstream.session.session import GO_ON, Session
 from midstream.session.turn.states import Cancelling, RunningCalls
 
 Json = dict[str, Any]
@@ -73,17 +73,12 @@ def messages_of(session: Session, ids: Sequence[str], open_id: str) -> list[Json
     for entry, name in zip(session.history.entries, ids, strict=True):
         if isinstance(entry, Step):
             messages += _step_messages(name, entry.response, entry.results)
-        elif not is_continuing(entry):
+        elif entry != GO_ON:
             messages.append(human_message(name, entry))
     if isinstance(session.turn, RunningCalls | Cancelling):
         results = [call.result for call in session.turn.calls if call.result is not None]
         messages += _step_messages(open_id, session.turn.response, results)
     return messages
-
-
-def is_continuing(message: UserMessage) -> bool:
-    """Whether a message is one of ours, for the model only."""
-    return message.parts == (Text(CONTINUE),)
 
 
 def _step_messages(name: str, response: Response, results: Iterable[ToolResult]) -> Iterator[Json]:

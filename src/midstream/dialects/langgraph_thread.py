@@ -18,7 +18,6 @@ from midstream.dialects.langgraph_messages import (
     default_id,
     interrupt_id_of,
     interrupts_of,
-    is_continuing,
     messages_of,
     step_id,
 )
@@ -55,7 +54,7 @@ from midstream.session.records import (
     TurnResumed,
     TurnStatus,
 )
-from midstream.session.session import Session, evolve
+from midstream.session.session import GO_ON, Session, evolve
 from midstream.session.turn.states import Idle
 
 Json = dict[str, Any]
@@ -305,8 +304,8 @@ class ThreadFold:
         return self.runs[-1] if self.runs else None
 
     def find(self, run_id: str) -> Run | None:
-        """Return the first run of an id."""
-        return next((run for run in self.runs if run.id == run_id), None)
+        """Return the run of an id: the newest, where several answers of one request began one each."""
+        return next((run for run in reversed(self.runs) if run.id == run_id), None)
 
     def of_turn(self, turn: int) -> Run | None:
         """Return the first run of a turn."""
@@ -521,7 +520,7 @@ def _ids_of(session: Session, ids_in: Callable[[str], tuple[str, str]]) -> tuple
     turn = session.turns
     for number in range(len(entries) - 1, -1, -1):
         entry = entries[number]
-        if isinstance(entry, UserMessage) and not is_continuing(entry):
+        if isinstance(entry, UserMessage) and entry != GO_ON:
             ids[number] = names.get(turn) or ids[number]
             turn -= 1
     return tuple(ids)

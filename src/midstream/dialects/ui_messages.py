@@ -38,7 +38,7 @@ from midstream.json_depth import require_shallow
 from midstream.session.calls import CallState, Choice, QuestionKind, Site
 from midstream.session.records import ClientTool
 from midstream.session.references import CallRef
-from midstream.session.session import CONTINUE, Session
+from midstream.session.session import GO_ON, Session
 from midstream.session.turn.commands import Answer, CallFinished
 from midstream.session.turn.states import AwaitingModel, RunningCalls
 
@@ -196,17 +196,13 @@ def _turns_of(history: Sequence[Entry]) -> Iterator[tuple[_Gist, int]]:
             words += _squeezed(entry.response.text)
             calls += (call.id for call in entry.response.calls)
             is_open = True
-        elif not _is_continuing(entry):
+        elif entry != GO_ON:
             if is_open and (gist := ("assistant", words, tuple(calls))) != _NOTHING:
                 yield gist, number
             words, calls, is_open = "", [], False
             yield _gist_of_user(entry), number + 1
     if is_open and (gist := ("assistant", words, tuple(calls))) != _NOTHING:
         yield gist, len(history)
-
-
-def _is_continuing(message: UserMessage) -> bool:
-    return message.parts == (Text(CONTINUE),)
 
 
 def _gist_of(message: Json) -> _Gist:
@@ -379,7 +375,7 @@ def messages_of(chat: str, state: Session) -> list[Json]:
     messages: list[Json] = []
     for number, entry in enumerate(state.history.entries):
         if isinstance(entry, UserMessage):
-            if not _is_continuing(entry):
+            if entry != GO_ON:
                 parts = [_user_part(part) for part in entry.parts]
                 messages.append({"id": f"{chat}{RUN_MARK}u{number}", "role": "user", "parts": parts})
             continue

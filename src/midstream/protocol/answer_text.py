@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from midstream.history.messages import Entry, Response, Step, Text, UpstreamCall, UserMessage
+from midstream.history.messages import Entry, Response, Step, Text, UpstreamCall
 from midstream.protocol.frames import Gone, SnapshotFrame
 from midstream.session.records import (
     AttemptStarted,
@@ -22,7 +22,7 @@ from midstream.session.records import (
     TranscriptAccepted,
     TurnEnded,
 )
-from midstream.session.session import CONTINUE
+from midstream.session.session import GO_ON
 
 PARAGRAPH = "\n\n"
 """Stands between the texts of two responses, where the first does not end in white space."""
@@ -109,7 +109,7 @@ class AnswerText:
         for entry in now.history:
             if isinstance(entry, Step):
                 self._complete(entry.response)
-            elif entry != _GO_ON:
+            elif entry != GO_ON:
                 self._begin()
         if now.running is not None and now.running.said is not None:
             text = text_of(now.running.said, self._last(self._whole))
@@ -189,9 +189,6 @@ class _SessionNow(Struct):
     turns: int = 0
     history: tuple[Entry, ...] = ()
     running: _Running | None = None
-
-
-_GO_ON = UserMessage.of(CONTINUE)
 
 
 def _between(before: str, after: str) -> str:

@@ -92,6 +92,8 @@ UNSETTLED_MAX = 64
 """Calls closed as `unknown` whose late results a session still takes; the oldest goes first."""
 CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
 """Text that the model gets where a resumed turn had stopped in the middle of its words."""
+GO_ON = UserMessage.of(CONTINUE)
+"""The message with that text, which no user has sent."""
 
 
 class Unsettled(Struct, frozen=True, gc=False):
@@ -659,7 +661,7 @@ def _continue_history(history: History) -> History:
     """Let the model go on after words that were cut; after results, or a question, it goes on by itself."""
     last = history.entries[-1] if history.entries else None
     is_cut = isinstance(last, Step) and not last.results
-    return history.then(UserMessage.of(CONTINUE)) if is_cut else history
+    return history.then(GO_ON) if is_cut else history
 
 
 def _with_unsettled(session: Session, ended: CallEnded) -> tuple[Unsettled, ...]:

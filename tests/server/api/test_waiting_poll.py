@@ -27,7 +27,7 @@ class Case:
         self.world = FakeWorld(1)
         host = Host(Agent(ScriptedModel(())), MemoryStore(), world=self.world)
         self.connections = Connections()
-        self.poll: WaitingPoll[str] = WaitingPoll(host, self.connections, Stranger(), "s")
+        self.poll: WaitingPoll[str] = WaitingPoll(host, self.connections, "s", Stranger())
         self.more: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.gone = asyncio.Event()
         self.waiting = asyncio.create_task(self.poll.wait(self._wait(), self._receive))

@@ -26,7 +26,6 @@ from midstream.dialects.ag_ui_messages import (
 from midstream.dialects.ag_ui_stream import (
     AgUiEvents,
     AgUiFold,
-    find_run,
     nothing,
     refusal,
     stream_name,
@@ -127,7 +126,7 @@ class AgUiEndpoint:
         async with opened_if_there(self._host, request, thread) as runner:
             run = None
             if runner is not None and runner.state.turns:
-                run = find_run(await self._folds.now(runner, thread), run_id)
+                run = (await self._folds.now(runner, thread)).find(run_id)
             if runner is None or run is None:
                 raise NotFoundError(f"there is no run {run_id[:80]!r}")
             await self._send_run(request, send, runner, thread, run, after)
@@ -167,7 +166,7 @@ class AgUiEndpoint:
         is_continuing = stream_name(asked.run_id, CONTINUES) in runner.state.streams
         if is_continuing and self._has_answers_left(runner, asked, fold):
             return None
-        run = find_run(fold, asked.run_id)
+        run = fold.find(asked.run_id)
         return fold.run if run is None and is_continuing else run  # others answered in its place
 
     def _has_answers_left(self, runner: Runner, asked: AgUiRequest, fold: AgUiFold) -> bool:

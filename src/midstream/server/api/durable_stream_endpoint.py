@@ -275,7 +275,7 @@ class PlainStreamReader:
             ).serve(receive, send)
             return
         if live == "long-poll" and units >= known.state.units and not known.state.is_closed:
-            poll: WaitingPoll[KnownStream] = WaitingPoll(self._host, self._connections, visitor, journal)
+            poll: WaitingPoll[KnownStream] = WaitingPoll(self._host, self._connections, journal, visitor)
             try:
                 known = await poll.wait(self._more(known, units), receive) or known
             except ClientLeftError:

@@ -1,11 +1,11 @@
-"""One reader of a session: the body of an answer that is a stream of events of a dialect."""
+"""One reader of a session: a request that waits for it, and the body of an answer that is a stream of events."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from starlette.types import Receive, Send
@@ -29,18 +29,13 @@ answer that has a word every 5 ms cost a third more (`python -m bench dialects`)
 COMMENT = b": waiting\n\n"
 
 
-class EventBody(ABC):
-    """Sends what a reader gets, keeps its connection alive, and ends with it.
+class CountedReader:
+    """A request that waits for news of a session or a stream: it is counted and checked as the reader of any stream.
 
     Args:
         session: What is read, as the store names it.
-        visitor: The client, which is counted and checked as the reader of any stream.
+        visitor: The client.
     """
-
-    headers: Sequence[tuple[bytes, bytes]] = tuple(SSE_HEADERS)
-    """What its answer begins with."""
-    comment = COMMENT
-    """What is sent in silence."""
 
     def __init__(self, host: Host, connections: Connections, session: str, visitor: Caller) -> None:
         self._host = host
@@ -48,7 +43,6 @@ class EventBody(ABC):
         self._session = session
         self._visitor = visitor
         self._ending: asyncio.Future[MidstreamError] = asyncio.get_running_loop().create_future()
-        self._sent_at = 0.0
 
     @property
     def place(self) -> tuple[str, str]:
@@ -56,9 +50,55 @@ class EventBody(ABC):
         return self._session, ""
 
     def end(self, error: MidstreamError) -> None:
-        """Cut it, such as where the server shuts down: its client reads on elsewhere."""
+        """Cut it, such as where the server shuts down: its client comes again, elsewhere."""
         if not self._ending.done():
             self._ending.set_result(error)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._visitor.enter()
+        try:
+            self._connections.enter(self)
+            try:
+                yield
+            finally:
+                self._connections.leave(self)
+        finally:
+            self._visitor.leave()
+
+    async def _until_first(self, receive: Receive, *work: Coroutine[Any, Any, Any]) -> list[Any]:
+        """Run work until a part of it is done, the client has gone, or the reader is ended; the rest is cancelled.
+
+        Returns:
+            What each returned or raised, a `CancelledError` of what was cancelled: the wait for the client to go, the
+            work, and the waits for the error that ends the reader.
+        """
+        ends = [self._until_ended()]
+        if self._visitor.is_known:
+            ends.append(self._visitor.until_unwelcome())
+        name = f"{type(self).__name__} {self._session}"
+        parts: list[Coroutine[Any, Any, Any]] = [wait_until_gone(receive), *work, *ends]
+        tasks = [self._host.world.spawn(each, name=name) for each in parts]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        return outcomes
+
+    async def _until_ended(self) -> MidstreamError:
+        return await self._ending
+
+
+class EventBody(CountedReader, ABC):
+    """Sends what a reader gets, keeps its connection alive, and ends with it."""
+
+    headers: Sequence[tuple[bytes, bytes]] = tuple(SSE_HEADERS)
+    """What its answer begins with."""
+    comment = COMMENT
+    """What is sent in silence."""
+    _sent_at = 0.0
 
     async def send_to(
         self, receive: Receive, send: Send, more_headers: Sequence[tuple[str, str]] = ()
@@ -69,15 +109,8 @@ class EventBody(ABC):
             StreamCutError: The server ended it (draining, a store that fails, a caller without rights any more); the
                 body stays open-ended, so that its client comes again.
         """
-        self._visitor.enter()
-        try:
-            self._connections.enter(self)
-            try:
-                return await self._send(receive, send, more_headers)
-            finally:
-                self._connections.leave(self)
-        finally:
-            self._visitor.leave()
+        with self._counted():
+            return await self._send(receive, send, more_headers)
 
     @abstractmethod
     async def pump(self, send: Send) -> None:
@@ -116,40 +149,22 @@ class EventBody(ABC):
         more = [(name.encode(), value.encode()) for name, value in more_headers]
         await send({"type": "http.response.start", "status": 200, "headers": [*self.headers, *more]})
         self._sent_at = self._host.world.monotonic()
-        pump = self._spawn(self.pump(send))
-        gone = self._spawn(wait_until_gone(receive))
-        others = [self._spawn(self._keep_alive(send)), self._spawn(self._until_ended())]
-        if self._visitor.is_known:
-            others.append(self._spawn(self._visitor.until_unwelcome()))
-        try:
-            await asyncio.wait([pump, gone, *others], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            tasks = [pump, gone, *others]
-            for task in tasks:
-                if not task.done():
-                    task.cancel()
-            done = await asyncio.gather(*tasks, return_exceptions=True)
-        if pump.done() and not pump.cancelled() and done[0] is None:
+        gone, *others = await self._until_first(receive, self.pump(send), self._keep_alive(send))
+        if others[0] is None:
             await send({"type": "http.response.body", "body": b""})
             return True
-        if gone.cancelled() or isinstance(done[1], BaseException):
-            failure = next((each for each in done if isinstance(each, MidstreamError)), None)
+        if isinstance(gone, BaseException):
+            failure = next((each for each in others if isinstance(each, MidstreamError)), None)
             with suppress(Exception):  # the reader of the body fails
                 await send({"type": UNKNOWN})
             raise StreamCutError(failure.code if failure else "closed") from failure
         return False
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        return self._host.world.spawn(work, name=f"{type(self).__name__} {self._session}")
 
     async def _keep_alive(self, send: Send) -> None:
         while True:
             await self._host.world.sleep(QUIET_S)
             if self._host.world.monotonic() - self._sent_at >= QUIET_S:
                 await send({"type": "http.response.body", "body": self.comment, "more_body": True})
-
-    async def _until_ended(self) -> MidstreamError:
-        return await self._ending
 
 
 class RecordBody(EventBody):

@@ -102,7 +102,7 @@ class SessionStreamReader:
             return
         headers = {**SAFE, "Cache-Control": "no-store", wire.CURSOR: cursor}
         if live and not before and after.position >= runner.newest.position:
-            poll: WaitingPoll[bool] = WaitingPoll(self._host, self._connections, visitor, session)
+            poll: WaitingPoll[bool] = WaitingPoll(self._host, self._connections, session, visitor)
             try:
                 await poll.wait(self._more(session, after), receive)
             except ClientLeftError:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import CancelledError
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
 from starlette.types import Receive
 
-from midstream.dialects.gateway_bodies import wait_until_gone
-from midstream.engine.host import Host
 from midstream.errors import MidstreamError
-from midstream.server.auth.caller import Caller
-from midstream.server.transports.connection import Connections
+from midstream.server.api.event_body import CountedReader
 
 T = TypeVar("T")
 
@@ -24,29 +21,8 @@ class ClientLeftError(Exception):
     """The client of a long poll has gone: its answer has no reader."""
 
 
-class WaitingPoll(Generic[T]):
-    """A request that waits, and is counted and checked as a stream is.
-
-    Args:
-        session: What it reads, as the store names it.
-    """
-
-    def __init__(self, host: Host, connections: Connections, visitor: Caller, session: str) -> None:
-        self._host = host
-        self._connections = connections
-        self._visitor = visitor
-        self._session = session
-        self._ending: asyncio.Future[MidstreamError] = asyncio.get_running_loop().create_future()
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """The stream or session that it reads; it speaks for no stream of a session."""
-        return self._session, ""
-
-    def end(self, error: MidstreamError) -> None:
-        """End it without data: its client asks again, elsewhere."""
-        if not self._ending.done():
-            self._ending.set_result(error)
+class WaitingPoll(CountedReader, Generic[T]):
+    """A request that waits, and has one answer."""
 
     async def wait(self, more: Coroutine[Any, Any, T], receive: Receive) -> T | None:
         """Return what `more` returns, or None once the time is over.
@@ -56,41 +32,19 @@ class WaitingPoll(Generic[T]):
             MidstreamError: The server is about to stop, the caller may not wait any longer, or `more` raised it.
         """
         try:
-            self._visitor.enter()
-        except MidstreamError:
-            more.close()
-            raise
-        try:
-            self._connections.enter(self)
-            try:
-                return await self._wait(more, receive)
-            finally:
-                self._connections.leave(self)
+            with self._counted():
+                gone, found, _, *ends = await self._until_first(
+                    receive, more, self._host.world.sleep(LONG_POLL_S)
+                )
         finally:
             more.close()
-            self._visitor.leave()
-
-    async def _wait(self, more: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-        spawn = self._host.world.spawn
-        waiting = spawn(more, name=f"long poll of {self._session}")
-        gone = spawn(wait_until_gone(receive), name="client of a long poll")
-        over = spawn(self._host.world.sleep(LONG_POLL_S), name="end of a long poll")
-        tasks: list[asyncio.Task[Any]] = [waiting, gone, over]
-        if self._visitor.is_known:
-            tasks.append(spawn(self._visitor.until_unwelcome(), name="rights of a long poll"))
-        try:
-            await asyncio.wait([*tasks, self._ending], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in tasks:
-                each.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if not waiting.cancelled():
-            return waiting.result()
-        if self._ending.done():
-            raise self._ending.result()
-        if not gone.cancelled():
+        if not isinstance(found, CancelledError):
+            if isinstance(found, BaseException):
+                raise found
+            result: T = found
+            return result
+        if (failure := next((each for each in ends if isinstance(each, MidstreamError)), None)) is not None:
+            raise failure
+        if not isinstance(gone, CancelledError):
             raise ClientLeftError
-        unwelcome = tasks.pop()
-        if unwelcome is not over and not unwelcome.cancelled():
-            raise unwelcome.result()
         return None
