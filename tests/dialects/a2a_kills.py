@@ -8,7 +8,6 @@ to what `GetTask` returns, and the tool of the agent has run once.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,8 +22,7 @@ import httpx2
 
 from midstream.environment import World
 from tests.dialects import a2a_agent, a2a_suite, chat_agent
-from tests.dialects.ui_stream import ChatServer, CuttingRelay
-from tests.ports import held_port
+from tests.dialects.ui_stream import ChatServer, CuttingRelay, long_form, running
 
 Json = dict[str, Any]
 
@@ -93,8 +91,8 @@ class Story:
         words: Of each answer.
     """
 
-    def __init__(self, folder: Path, port: int, words: int, chance: random.Random, *options: str) -> None:
-        self.server = ChatServer(folder, port, words, *options)
+    def __init__(self, server: ChatServer, words: int, chance: random.Random) -> None:
+        self.server = server
         self.chance = chance
         self.words = words
         self.counts = dict.fromkeys(("tasks", "kills", "cuts", "tries", "subscribed", "events"), 0)
@@ -150,15 +148,10 @@ async def answer_questions(folder: Path, kills: int, seed: int, *options: str) -
     return what was counted.
     """
     chance, counts = random.Random(seed), dict.fromkeys(("tasks", "kills", "sent"), 0)
-    with held_port() as port:
-        server = AskingServer(folder, port, 0, *options)
-        await server.start()
-        try:
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SENT_S) as http:
-                while counts["kills"] < kills:
-                    await _answer_one(server, http, chance, counts)
-        finally:
-            await server.stop()
+    async with running(folder, 0, *options, kind=AskingServer) as [server]:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=SENT_S) as http:
+            while counts["kills"] < kills:
+                await _answer_one(server, http, chance, counts)
         noted = server.ledger.read_text(encoding="utf-8").splitlines() if server.ledger.exists() else []
     assert len(noted) == len({*noted}) <= counts["tasks"], noted
     return {**counts, "effects": len(noted)}
@@ -211,29 +204,20 @@ async def _send_twice(http: httpx2.AsyncClient, params: Json, counts: dict[str, 
 async def play(folder: Path, cuts: int, kills: int, seed: int, *options: str, words: int = 1500) -> Json:
     """Cut and kill so many times under tasks of each kind; return what was counted."""
     chance = random.Random(seed)
-    with held_port() as port:
-        story = Story(folder, port, words, chance, *options)
-        await story.server.start()
-        try:
-            async with CuttingRelay(port, chance, 0, CUT_BYTES) as relay:
-                while story.counts["kills"] < kills or relay.cuts < cuts:
-                    left = cuts - relay.cuts
-                    relay.left = min(left, max(2, cuts // 8))
-                    await story.play(relay, min(2, kills - story.counts["kills"]))
-                story.counts["cuts"] = relay.cuts
-            return {**story.counts, "effects": story.ran()}
-        finally:
-            await story.server.stop()
+    async with running(folder, words, *options) as [server]:
+        story = Story(server, words, chance)
+        async with CuttingRelay(server.port, chance, 0, CUT_BYTES) as relay:
+            while story.counts["kills"] < kills or relay.cuts < cuts:
+                left = cuts - relay.cuts
+                relay.left = min(left, max(2, cuts // 8))
+                await story.play(relay, min(2, kills - story.counts["kills"]))
+            story.counts["cuts"] = relay.cuts
+        return {**story.counts, "effects": story.ran()}
 
 
 def main(arguments: list[str]) -> int:
     """Run the long form."""
-    parser = argparse.ArgumentParser(prog="tests.dialects.a2a_kills")
-    parser.add_argument("--cuts", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--suite", type=Path)
-    options = parser.parse_args(arguments)
+    options = long_form("a2a_kills", arguments, kills=20)
     say = sys.stdout.write
     say(f"seed {options.seed}\n")
     failed: list[str] = []

@@ -10,7 +10,6 @@ its effect once; the other one, outside of it, at most once, and once where its 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
@@ -26,6 +25,7 @@ from acp import RequestError
 
 from tests.dialects.acp_agents import ANSWER, LEDGER_VARIABLE, THOUGHT, WORDS
 from tests.dialects.acp_editor import WAIT_S, Editor
+from tests.dialects.ui_stream import long_form
 
 Json = dict[str, Any]
 
@@ -131,11 +131,7 @@ async def _kill_in_turn(
 
 def main(arguments: list[str]) -> int:
     """Run the long form."""
-    parser = argparse.ArgumentParser(prog="tests.dialects.acp_kills")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--cuts", type=int, help="of its neighbours; this one has no lines to cut")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    options = parser.parse_args(arguments)
+    options = long_form("acp_kills", arguments, kills=50)
     with tempfile.TemporaryDirectory() as made:
         fates = asyncio.run(play(Path(made), kills=options.kills, seed=options.seed))
     where = ", ".join(f"{fates[fate]} {fate}" for fate in FATES)

@@ -9,7 +9,6 @@ events as they came, in the run as it is read again, and in what is read behind 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -22,8 +21,7 @@ from typing import Any
 import httpx2
 
 from tests.dialects import chat_agent
-from tests.dialects.ui_stream import HOME, START_S, ChatServer, CuttingRelay, kill_after, run_node
-from tests.ports import held_port
+from tests.dialects.ui_stream import HOME, ChatServer, cut_chats, long_form, run_node, running
 
 Json = dict[str, Any]
 Event = tuple[str, Json]
@@ -148,36 +146,21 @@ async def play(
 ) -> int:
     """Cut a client so many times, kill the server, judge what the client has, and return the number of suffixes."""
     chance = random.Random(seed)
-    with held_port() as port:
-        server = ChatServer(folder, port, words, *options)
-        await server.start()
-        try:
-            async with CuttingRelay(port, chance, cuts, CUT_BYTES[story]) as relay:
-                moments = [cuts * (number + 1) // (kills + 1) for number in range(kills)]
-                killing = asyncio.create_task(kill_after(server, relay, moments))
-                name = f"thread-{seed}"
-                body = body_of(name, f"run-{name}")
-                direct = f"http://127.0.0.1:{port}"
-                if story == "raw":
-                    events = await read_run(relay.url, body)
-                else:
-                    judge(await run_client(relay.url, story, id=name), server, words)
-                    events = await read_run(direct, body)
-                await asyncio.wait_for(killing, START_S)
-                assert not relay.left, f"only {relay.cuts} cuts"
-            assert findings(events) == []
-            return await check_suffixes(direct, body, events, chance)
-        finally:
-            await server.stop()
+    async with running(folder, words, *options) as [server]:
+        body = body_of(f"thread-{seed}", f"run-thread-{seed}")
+        async with cut_chats(server, chance, cuts=cuts, kills=kills, cut_bytes=CUT_BYTES[story]) as relay:
+            if story == "raw":
+                events = await read_run(relay.url, body)
+            else:
+                judge(await run_client(relay.url, story, id=f"thread-{seed}"), server, words)
+                events = await read_run(server.url, body)
+        assert findings(events) == []
+        return await check_suffixes(server.url, body, events, chance)
 
 
 def main(arguments: list[str]) -> int:
     """Run the long form."""
-    parser = argparse.ArgumentParser(prog="tests.dialects.ag_ui_cuts")
-    parser.add_argument("--cuts", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    options = parser.parse_args(arguments)
+    options = long_form("ag_ui_cuts", arguments)
     if reason := lacking():
         sys.stderr.write(reason + "\n")
         return 1

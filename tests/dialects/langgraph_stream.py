@@ -9,7 +9,6 @@ the events of the thread protocol have no gap in `seq`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -24,8 +23,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.schema import StreamMode
 
 from tests.dialects import chat_agent
-from tests.dialects.ui_stream import START_S, ChatServer, CuttingRelay, kill_after, run_node
-from tests.ports import held_port
+from tests.dialects.ui_stream import ChatServer, cut_chats, long_form, run_node, running
 
 Json = dict[str, Any]
 
@@ -189,37 +187,24 @@ def judge_events(events: list[Json], server: ChatServer, words: int) -> None:
 
 async def play(story: str, folder: Path, *, cuts: int, kills: int, words: int, seed: int) -> Json:
     """Cut a client so many times, kill the server, and judge what the client has."""
-    with held_port() as port:
-        server = ChatServer(folder, port, words)
-        await server.start()
-        try:
-            async with CuttingRelay(port, random.Random(seed), cuts, CUT_BYTES) as relay:
-                moments = [cuts * (number + 1) // (kills + 1) for number in range(kills)]
-                killing = asyncio.create_task(kill_after(server, relay, moments))
-                told: Json = {}
-                thread = f"00000000-0000-4000-8000-{seed:012d}"
-                if story == "runs":
-                    reader = await read_run(relay.url, thread, "hi")
-                    judge_run(reader, server, words)
-                    told = {"attempts": reader.attempts}
-                elif story == "events":
-                    events = await read_events(relay.url, thread, "hi")
-                    judge_events(events, server, words)
-                    told = {
-                        "events": len(events),
-                        "voided": sum(
-                            e["method"] == "messages" and e["params"]["data"]["event"] == "error"
-                            for e in events
-                        ),
-                    }
-                else:
-                    told = await run_client(relay.url, story, thread=thread)
-                    judge(told["messages"], server, words)
-                await asyncio.wait_for(killing, START_S)
-                assert not relay.left, f"only {relay.cuts} cuts"
-                return told
-        finally:
-            await server.stop()
+    async with (
+        running(folder, words) as [server],
+        cut_chats(server, random.Random(seed), cuts=cuts, kills=kills, cut_bytes=CUT_BYTES) as relay,
+    ):
+        thread = f"00000000-0000-4000-8000-{seed:012d}"
+        if story == "runs":
+            reader = await read_run(relay.url, thread, "hi")
+            judge_run(reader, server, words)
+            return {"attempts": reader.attempts}
+        if story == "events":
+            events = await read_events(relay.url, thread, "hi")
+            judge_events(events, server, words)
+            of_messages = [each["params"]["data"] for each in events if each["method"] == "messages"]
+            voided = sum(each["event"] == "error" for each in of_messages)
+            return {"events": len(events), "voided": voided}
+        told = await run_client(relay.url, story, thread=thread)
+        judge(told["messages"], server, words)
+        return told
 
 
 async def run_client(url: str, story: str, **more: object) -> Json:
@@ -237,11 +222,7 @@ STORIES = {"runs": 10, "events": 1, "stream": 10, "protocol": 10, "hook": 10, "t
 
 def main(arguments: list[str]) -> int:
     """Run the long form."""
-    parser = argparse.ArgumentParser(prog="tests.dialects.langgraph_stream")
-    parser.add_argument("--cuts", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    options = parser.parse_args(arguments)
+    options = long_form("langgraph_stream", arguments)
     for story, fewer in STORIES.items():
         cuts = max(2, options.cuts // fewer)
         with tempfile.TemporaryDirectory() as made:

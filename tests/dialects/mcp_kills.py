@@ -9,7 +9,6 @@ show what that client does not do: a request that is repeated with its id, and t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -28,8 +27,7 @@ from msgspec import Struct
 
 from midstream.environment import World
 from tests.dialects import chat_agent, mcp_suite
-from tests.dialects.ui_stream import ChatServer
-from tests.ports import held_port
+from tests.dialects.ui_stream import ChatServer, long_form, running
 
 Json = dict[str, Any]
 
@@ -139,7 +137,7 @@ class Raw:
             await World().sleep(PAUSE_S)
         raise AssertionError("the server did not come back")
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self.http.aclose()
 
 
@@ -174,9 +172,9 @@ class Story:
         words: Of each answer.
     """
 
-    def __init__(self, folder: Path, port: int, words: int, chance: random.Random, *options: str) -> None:
-        self.server = ChatServer(folder, port, words, *options)
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, server: ChatServer, words: int, chance: random.Random) -> None:
+        self.server = server
+        self.url = server.url
         self.chance = chance
         self.words = words
         self.kills = 0
@@ -235,7 +233,7 @@ class Story:
                 told = await playing
         finally:
             playing.cancel()
-            await raw.close()
+            await raw.aclose()
         answer = told.answer if isinstance(told, Told) else told
         assert answer == self.answer, f"{mode}: {len(answer)} characters instead of {len(self.answer)}"
         assert self.ran() - before <= 1, f"{mode}: the tool ran {self.ran() - before} times"
@@ -249,26 +247,17 @@ async def play(folder: Path, kills: int, seed: int, *options: str, words: int = 
     """Kill a server so many times under calls of each kind; return what was counted."""
     chance = random.Random(seed)
     modes = [*MODES, "task", "twice"]
-    with held_port() as port:
-        story = Story(folder, port, words, chance, *options)
-        await story.server.start()
-        try:
-            while story.kills < kills:
-                await story.play(modes[story.calls % len(modes)], min(2, kills - story.kills))
-            found = {name: getattr(story, name) for name in ("kills", "calls", "retries", "resumed")}
-            return {**found, "effects": story.ran()}
-        finally:
-            await story.server.stop()
+    async with running(folder, words, *options) as [server]:
+        story = Story(server, words, chance)
+        while story.kills < kills:
+            await story.play(modes[story.calls % len(modes)], min(2, kills - story.kills))
+        found = {name: getattr(story, name) for name in ("kills", "calls", "retries", "resumed")}
+        return {**found, "effects": story.ran()}
 
 
 def main(arguments: list[str]) -> int:
     """Run the long form."""
-    parser = argparse.ArgumentParser(prog="tests.dialects.mcp_kills")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--suite", type=Path)
-    parser.add_argument("--cuts", help="of the other dialects; without effect here")
-    options = parser.parse_args(arguments)
+    options = long_form("mcp_kills", arguments, kills=20)
     say = sys.stdout.write
     say(f"seed {options.seed}\n")
     failed: list[str] = []

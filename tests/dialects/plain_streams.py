@@ -8,7 +8,6 @@ at the last offset that they got. Afterwards each message is in the stream, and 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -16,7 +15,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ import httpx2
 
 from midstream.environment import World
 from tests import nats_engine, postgres_engine
-from tests.dialects.ui_stream import ChatServer, node
-from tests.ports import held_port
+from tests.dialects.ui_stream import ChatServer, long_form, node, running
 
 Json = dict[str, Any]
 
@@ -214,25 +212,10 @@ async def follow_session(
         await World().sleep(PAUSE_S)
 
 
-@contextlib.contextmanager
-def ports(count: int) -> Iterator[list[int]]:
-    """Hold so many ports."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(held_port()) for _ in range(count)]
-
-
 async def kill(folder: Path, kills: int, seed: int, *options: str, count: int = 1) -> Json:
     """Run `count` servers on one store, and kill them in turn."""
-    with ports(count) as found:
-        servers = [ChatServer(folder, port, 1, *options) for port in found]
-        try:
-            for server in servers:
-                await server.start()
-            urls = [f"http://127.0.0.1:{port}" for port in found]
-            return await play(servers, urls, kills, random.Random(seed))
-        finally:
-            for server in servers:
-                await server.stop()
+    async with running(folder, 1, *options, count=count) as servers:
+        return await play(servers, [each.url for each in servers], kills, random.Random(seed))
 
 
 async def judge(folder: Path, *options: str, only: str = "") -> Json:
@@ -241,31 +224,27 @@ async def judge(folder: Path, *options: str, only: str = "") -> Json:
     Args:
         only: Pattern of the names of the tests that run; "" runs all.
     """
-    with ports(1) as [port]:
-        server = ChatServer(folder, port, 1, "--allow-origin", ORIGIN, "--allow-webhook", RECEIVERS, *options)
-        await server.start()
+    about = ("--allow-origin", ORIGIN, "--allow-webhook", RECEIVERS, *options)
+    async with running(folder, 1, *about) as [server]:
+        (HOME / SUITE.name).write_bytes(SUITE.read_bytes())
+        report = folder / "report.json"
+        process = await asyncio.create_subprocess_exec(
+            *(node(), "node_modules/vitest/vitest.mjs", "run", SUITE.name, "--reporter=json"),
+            *("--testTimeout=60000", f"--outputFile={report}"),
+            *((f"--testNamePattern={only}",) if only else ()),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=HOME,
+            env={**os.environ, "STREAMS_URL": server.url},
+        )
         try:
-            (HOME / SUITE.name).write_bytes(SUITE.read_bytes())
-            report = folder / "report.json"
-            process = await asyncio.create_subprocess_exec(
-                *(node(), "node_modules/vitest/vitest.mjs", "run", SUITE.name, "--reporter=json"),
-                *("--testTimeout=60000", f"--outputFile={report}"),
-                *((f"--testNamePattern={only}",) if only else ()),
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.STDOUT,
-                cwd=HOME,
-                env={**os.environ, "STREAMS_URL": f"http://127.0.0.1:{port}"},
-            )
-            try:
-                await asyncio.wait_for(process.wait(), SUITE_S)
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
-            told: Json = json.loads(report.read_text(encoding="utf-8"))
-            return told
+            await asyncio.wait_for(process.wait(), SUITE_S)
         finally:
-            await server.stop()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        told: Json = json.loads(report.read_text(encoding="utf-8"))
+        return told
 
 
 def counts_of(report: Json) -> tuple[int, int, int]:
@@ -366,10 +345,5 @@ def main(kills: int, seed: int, page: Path | None) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--suite", type=Path)
-    parser.add_argument("--cuts", help="of the other dialects; without effect here")
-    found = parser.parse_args()
+    found = long_form("plain_streams", sys.argv[1:], kills=200)
     sys.exit(main(found.kills, found.seed, found.suite))

@@ -14,8 +14,8 @@ import httpx2
 from aiohttp import web
 
 from midstream.environment import World
-from tests.dialects.plain_streams import RECEIVERS, ports
-from tests.dialects.ui_stream import ChatServer
+from tests.dialects.plain_streams import RECEIVERS
+from tests.dialects.ui_stream import ChatServer, running
 
 Json = dict[str, Any]
 STREAMS = 3
@@ -159,13 +159,5 @@ async def _is_idle(client: httpx2.AsyncClient, url: str) -> bool:
 
 async def kill_subscribed(folder: Path, kills: int, seed: int, *options: str, count: int = 1) -> Json:
     """Run `count` servers on one store, and kill them in turn."""
-    with ports(count) as found:
-        servers = [ChatServer(folder, port, 1, "--allow-webhook", RECEIVERS, *options) for port in found]
-        try:
-            for server in servers:
-                await server.start()
-            urls = [f"http://127.0.0.1:{port}" for port in found]
-            return await play(servers, urls, kills, random.Random(seed))
-        finally:
-            for server in servers:
-                await server.stop()
+    async with running(folder, 1, "--allow-webhook", RECEIVERS, *options, count=count) as servers:
+        return await play(servers, [each.url for each in servers], kills, random.Random(seed))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,7 @@ import pytest
 
 from tests.dialects import a2a_kills, a2a_suite
 from tests.dialects.a2a_kills import AskingServer, answer_questions, play, run_client, texts, whole
-from tests.dialects.ui_stream import ChatServer, CuttingRelay
-from tests.ports import held_port
+from tests.dialects.ui_stream import read_on_elsewhere, running
 
 Json = dict[str, Any]
 PASSED = 72
@@ -50,67 +47,48 @@ async def test_a_task_is_followed_at_another_server_that_takes_the_turn_of_one_t
 ) -> None:
     options = ("--store", request.getfixturevalue("engine").url) if kind == "postgres" else ()
     words = 800
-    with held_port() as port, held_port() as other:
-        first, second = (ChatServer(tmp_path, each, words, *options) for each in (port, other))
-        await first.start()
-        await second.start()
-        try:
-            async with CuttingRelay(port, random.Random(2), 6, (500, 3000)) as relay:
-                message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
-                story = {"url": relay.url, "message": message, "binding": "JSONRPC", "is_streaming": True}
-                playing = asyncio.create_task(run_client(story))
-                while relay.cuts < 3:
-                    relay.was_cut.clear()
-                    await relay.was_cut.wait()
-                relay.port = other
-                await first.kill()
-                told = await playing
-            assert texts(told["task"])[-1] == "".join(f"word{number} " for number in range(words))
-            assert whole(told["folds"][0]) == whole(told["task"])
-            assert second.ledger.read_text(encoding="utf-8") == "it\n"
-        finally:
-            await first.stop()
-            await second.stop()
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
+    story = {"message": message, "binding": "JSONRPC", "is_streaming": True}
+    async with running(tmp_path, words, *options, count=2) as servers:
+        told = await read_on_elsewhere(
+            servers, lambda url: run_client({**story, "url": url}), cut_bytes=(500, 3000)
+        )
+        assert texts(told["task"])[-1] == "".join(f"word{number} " for number in range(words))
+        assert whole(told["folds"][0]) == whole(told["task"])
+        assert servers[1].ledger.read_text(encoding="utf-8") == "it\n"
 
 
 async def test_any_server_of_a_store_answers_follows_lists_and_cancels_a_task(tmp_path: Path) -> None:
     def sent(name: str, **more: str) -> Json:
         return {"message": {"messageId": name, "role": "ROLE_USER", "parts": [{"text": name}], **more}}
 
-    with held_port() as port, held_port() as other:
-        servers = [AskingServer(tmp_path, each, 0) for each in (port, other)]
-        for each in servers:
-            await each.start()
-        here, there = (f"http://127.0.0.1:{each}/v1/a2a" for each in (port, other))
-        try:
-            async with httpx2.AsyncClient(timeout=60, headers={"a2a-version": "1.0"}) as http:
+    async with running(tmp_path, 0, count=2, kind=AskingServer) as servers:
+        here, there = (f"{each.url}/v1/a2a" for each in servers)
+        async with httpx2.AsyncClient(timeout=60, headers={"a2a-version": "1.0"}) as http:
 
-                async def send(url: str, name: str, **more: str) -> Json:
-                    told = await http.post(f"{url}/message:send", json=sent(name, **more))
-                    task: Json = told.json()["task"]
-                    return task
+            async def send(url: str, name: str, **more: str) -> Json:
+                told = await http.post(f"{url}/message:send", json=sent(name, **more))
+                task: Json = told.json()["task"]
+                return task
 
-                task = await send(here, "m1")
-                name = task["id"]
-                assert await send(there, "m1") == task
-                async with http.stream("GET", f"{there}/tasks/{name}:subscribe") as following:
-                    lines = following.aiter_lines()
-                    assert json.loads((await anext(lines)).removeprefix("data: ")) == {"task": task}
-                    second = await send(there, "m2", taskId=name)
-                    assert second["status"]["message"]["parts"][0]["text"] == "Second?"
-                    done = await send(here, "m3", taskId=name)
-                    last = [line async for line in lines if line.startswith("data: ")][-1]
-                update = json.loads(last.removeprefix("data: "))["statusUpdate"]
-                assert update["status"] == done["status"]
-                for url in (here, there):
-                    assert (await http.get(f"{url}/tasks/{name}")).json() == done
-                    assert (await http.get(f"{url}/tasks")).json()["totalSize"] == 1
-                task = await send(here, "m4")
-                cancelled = await http.post(f"{there}/tasks/{task['id']}:cancel")
-                assert cancelled.json()["status"]["state"] == "TASK_STATE_CANCELED"
-        finally:
-            for each in servers:
-                await each.stop()
+            task = await send(here, "m1")
+            name = task["id"]
+            assert await send(there, "m1") == task
+            async with http.stream("GET", f"{there}/tasks/{name}:subscribe") as following:
+                lines = following.aiter_lines()
+                assert json.loads((await anext(lines)).removeprefix("data: ")) == {"task": task}
+                second = await send(there, "m2", taskId=name)
+                assert second["status"]["message"]["parts"][0]["text"] == "Second?"
+                done = await send(here, "m3", taskId=name)
+                last = [line async for line in lines if line.startswith("data: ")][-1]
+            update = json.loads(last.removeprefix("data: "))["statusUpdate"]
+            assert update["status"] == done["status"]
+            for url in (here, there):
+                assert (await http.get(f"{url}/tasks/{name}")).json() == done
+                assert (await http.get(f"{url}/tasks")).json()["totalSize"] == 1
+            task = await send(here, "m4")
+            cancelled = await http.post(f"{there}/tasks/{task['id']}:cancel")
+            assert cancelled.json()["status"]["state"] == "TASK_STATE_CANCELED"
 
 
 @pytest.mark.skipif(bool(a2a_suite.lacking()), reason=a2a_suite.lacking())

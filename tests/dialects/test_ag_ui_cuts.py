@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 from pathlib import Path
@@ -15,8 +14,7 @@ from midstream.testing.scripted_model import calls, text
 from midstream.tools.function_tools import tool
 from tests.dialects import ag_ui_cuts, ui_stream
 from tests.dialects.ag_ui_cuts import body_of, findings, judge, lacking, play, read_run, run_client
-from tests.dialects.ui_stream import ChatServer, CuttingRelay
-from tests.ports import held_port
+from tests.dialects.ui_stream import CuttingRelay, read_on_elsewhere, running
 from tests.server.serving import make_app, served
 
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(bool(lacking()), reason=lacking())]
@@ -47,24 +45,11 @@ async def test_the_client_reads_on_at_another_server_that_takes_the_turn_of_one_
     if kind == "postgres":
         options = ("--store", request.getfixturevalue("engine").url)
     words = 800
-    with held_port() as port, held_port() as other:
-        first, second = (ChatServer(tmp_path, each, words, *options) for each in (port, other))
-        await first.start()
-        await second.start()
-        try:
-            async with CuttingRelay(port, random.Random(2), 6, (500, 1500)) as relay:
-                asked = asyncio.create_task(run_client(relay.url, "run", id="taken"))
-                while relay.cuts < 3:
-                    relay.was_cut.clear()
-                    await relay.was_cut.wait()
-                relay.port = other
-                await first.kill()
-                judge(await asked, second, words)
-            events = await read_run(f"http://127.0.0.1:{other}", body_of("taken", "run-taken"))
-            assert findings(events) == []
-        finally:
-            await first.stop()
-            await second.stop()
+    async with running(tmp_path, words, *options, count=2) as servers:
+        told = await read_on_elsewhere(servers, lambda url: run_client(url, "run", id="taken"))
+        judge(told, servers[1], words)
+        events = await read_run(servers[1].url, body_of("taken", "run-taken"))
+        assert findings(events) == []
 
 
 async def test_tools_of_the_client_run_there_and_their_results_begin_the_next_run() -> None:
@@ -105,14 +90,11 @@ async def test_the_programs_of_the_guide_print_the_answer_while_their_lines_are_
     programs = re.findall(r"```js\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     words = 300
     expected = "".join(f"word{number} " for number in range(words)) + "\n"
-    with held_port() as port:
-        server = ChatServer(tmp_path, port, words)
-        await server.start()
-        try:
-            async with CuttingRelay(port, random.Random(3), 5, ag_ui_cuts.CUT_BYTES["run"]) as relay:
-                for program in programs:
-                    told = await ui_stream.run_node(program.replace("http://127.0.0.1:8000", relay.url))
-                    assert told == expected
-                assert (relay.cuts, len(programs)) == (5, 2)
-        finally:
-            await server.stop()
+    async with (
+        running(tmp_path, words) as [server],
+        CuttingRelay(server.port, random.Random(3), 5, ag_ui_cuts.CUT_BYTES["run"]) as relay,
+    ):
+        for program in programs:
+            told = await ui_stream.run_node(program.replace("http://127.0.0.1:8000", relay.url))
+            assert told == expected
+        assert (relay.cuts, len(programs)) == (5, 2)

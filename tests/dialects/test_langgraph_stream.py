@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -26,9 +25,8 @@ from tests.dialects.langgraph_stream import (
     run_client,
     words_of,
 )
-from tests.dialects.ui_stream import START_S, ChatServer, CuttingRelay, kill_after, run_node
+from tests.dialects.ui_stream import cut_chats, read_on_elsewhere, run_node, running
 from tests.guides.programs import URL
-from tests.ports import held_port
 
 pytestmark = pytest.mark.fault
 needs_npm = pytest.mark.skipif(bool(lacking()), reason=lacking())
@@ -60,59 +58,37 @@ async def test_a_client_reads_on_at_another_server_that_takes_the_turn_of_one_th
     if kind == "postgres":
         options = ("--store", request.getfixturevalue("engine").url)
     words, thread = 1500, "00000000-0000-4000-8000-00000000000a"
-    with held_port() as port, held_port() as other:
-        first, second = (ChatServer(tmp_path, each, words, *options) for each in (port, other))
-        await first.start()
-        await second.start()
-        try:
-            async with CuttingRelay(port, random.Random(2), 2, (500, 5000)) as relay:
-                reading = asyncio.create_task(read_run(relay.url, thread, "hi"))
-                await relay.was_cut.wait()
-                relay.port = other
-                await first.kill()
-                judge_run(await reading, second, words)
-        finally:
-            await first.stop()
-            await second.stop()
+    async with running(tmp_path, words, *options, count=2) as servers:
+        reader = await read_on_elsewhere(
+            servers, lambda url: read_run(url, thread, "hi"), cuts=2, cut_bytes=(500, 5000)
+        )
+        judge_run(reader, servers[1], words)
 
 
 async def test_every_server_gives_an_event_the_same_id_and_the_same_number(tmp_path: Path) -> None:
     words, thread = 100, "00000000-0000-4000-8000-00000000000b"
-    with held_port() as port, held_port() as other:
-        first, second = (ChatServer(tmp_path, each, words) for each in (port, other))
-        await first.start()
-        await second.start()
-        try:
-            events = await read_events(f"http://127.0.0.1:{port}", thread, "hi")
-            judge_events(events, first, words)
-            run, found = "", []
-            for each in (port, other):
-                async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{each}/v1/langgraph") as client:
-                    run = run or (await client.get(f"/threads/{thread}/runs")).json()[0]["run_id"]
-                    place = f"/threads/{thread}/runs/{run}/stream"
-                    found.append((await client.get(place, params={"stream_mode": MODES})).text)
-            assert found[0] == found[1]
-            assert await read_events(f"http://127.0.0.1:{other}", thread, "hi") == events
-        finally:
-            await first.stop()
-            await second.stop()
+    async with running(tmp_path, words, count=2) as [first, second]:
+        events = await read_events(first.url, thread, "hi")
+        judge_events(events, first, words)
+        run, found = "", []
+        for each in (first, second):
+            async with httpx2.AsyncClient(base_url=f"{each.url}/v1/langgraph") as client:
+                run = run or (await client.get(f"/threads/{thread}/runs")).json()[0]["run_id"]
+                place = f"/threads/{thread}/runs/{run}/stream"
+                found.append((await client.get(place, params={"stream_mode": MODES})).text)
+        assert found[0] == found[1]
+        assert await read_events(second.url, thread, "hi") == events
 
 
 @needs_npm
 async def test_a_page_that_is_opened_later_has_the_messages_of_the_thread(tmp_path: Path) -> None:
     words, thread = 50, "00000000-0000-4000-8000-00000000000c"
-    with held_port() as port:
-        server = ChatServer(tmp_path, port, words)
-        await server.start()
-        try:
-            url = f"http://127.0.0.1:{port}"
-            reader = await read_run(url, thread, "hi")
-            told = await run_client(url, "opened", thread=thread)
-            assert [words_of(each) for each in told["messages"]] == [
-                words_of(each) for each in reader.values["messages"]
-            ]
-        finally:
-            await server.stop()
+    async with running(tmp_path, words) as [server]:
+        reader = await read_run(server.url, thread, "hi")
+        told = await run_client(server.url, "opened", thread=thread)
+        assert [words_of(each) for each in told["messages"]] == [
+            words_of(each) for each in reader.values["messages"]
+        ]
 
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "langgraph-api.md").read_text(encoding="utf-8")
@@ -144,18 +120,13 @@ process.exit(0);
 @needs_npm
 async def test_the_page_of_the_guide_shows_each_word_once_through_cuts_and_a_kill(tmp_path: Path) -> None:
     words, cuts = 1500, 4
-    with held_port() as port:
-        server = ChatServer(tmp_path, port, words)
-        await server.start()
-        try:
-            async with CuttingRelay(port, random.Random(3), cuts, (500, 5000)) as relay:
-                killing = asyncio.create_task(kill_after(server, relay, [cuts // 2]))
-                page = PAGE.replace(URL, relay.url).replace('"agent"', '"chat"')
-                around = _AROUND.replace("LAST_WORD", f'"word{words - 1} "')
-                shown = json.loads(await run_node(page + around, home=HOME))
-                await asyncio.wait_for(killing, START_S)
-        finally:
-            await server.stop()
+    async with (
+        running(tmp_path, words) as [server],
+        cut_chats(server, random.Random(3), cuts=cuts, kills=1, cut_bytes=(500, 5000)) as relay,
+    ):
+        page = PAGE.replace(URL, relay.url).replace('"agent"', '"chat"')
+        around = _AROUND.replace("LAST_WORD", f'"word{words - 1} "')
+        shown = json.loads(await run_node(page + around, home=HOME))
     assert shown[1] == FIRST
     assert shown[-1] == "".join(f"word{number} " for number in range(words))
 

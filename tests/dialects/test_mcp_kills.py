@@ -13,8 +13,7 @@ import pytest
 from tests.dialects import chat_agent, mcp_suite
 from tests.dialects.mcp_kills import HEADERS, Raw, play
 from tests.dialects.mcp_suite import lacking
-from tests.dialects.ui_stream import ChatServer
-from tests.ports import held_port
+from tests.dialects.ui_stream import running
 
 pytestmark = pytest.mark.fault
 CHECKS = 203
@@ -40,37 +39,31 @@ async def test_a_call_is_read_on_at_another_server_that_takes_its_turn(
     if kind == "postgres":
         options = ("--store", request.getfixturevalue("engine").url)
     words = 400
-    with held_port() as port, held_port() as other:
-        first, second = (ChatServer(tmp_path, each, words, *options) for each in (port, other))
-        await first.start()
-        await second.start()
-        raw = Raw(f"http://127.0.0.1:{port}")
-        try:
-            await raw.initialize()
-            params = {"name": "ask", "arguments": {"message": "hi"}, "_meta": {"progressToken": 1}}
-            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-            headers = {**HEADERS, **raw.session}
-            text = ""
-            with contextlib.suppress(httpx2.HTTPError):
-                async with raw.http.stream("POST", "/v1/mcp", json=body, headers=headers) as stream:
-                    async for line in stream.aiter_lines():
-                        text += line + "\n"
-                        if "word9 " in line:
-                            await first.kill()
-            whole = text.rpartition("\n\n")[0]  # an event that was cut does not count
-            last = re.findall(r"^id: (.*)$", whole, re.MULTILINE)[-1]
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{other}", timeout=60) as http:
-                rest = await http.get("/v1/mcp", headers={**headers, "last-event-id": last})
-            lines = f"{whole}\n\n{rest.text}".splitlines()
-            messages = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-            shown = "".join(each["params"].get("message", "") for each in messages if "params" in each)
-            answer = "".join(f"word{number} " for number in range(words))
-            assert shown == chat_agent.FIRST + answer
-            assert messages[-1]["result"]["structuredContent"]["answer"] == answer
-        finally:
-            await raw.close()
-            await first.stop()
-            await second.stop()
+    async with (
+        running(tmp_path, words, *options, count=2) as [first, second],
+        contextlib.aclosing(Raw(first.url)) as raw,
+    ):
+        await raw.initialize()
+        params = {"name": "ask", "arguments": {"message": "hi"}, "_meta": {"progressToken": 1}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        headers = {**HEADERS, **raw.session}
+        text = ""
+        with contextlib.suppress(httpx2.HTTPError):
+            async with raw.http.stream("POST", "/v1/mcp", json=body, headers=headers) as stream:
+                async for line in stream.aiter_lines():
+                    text += line + "\n"
+                    if "word9 " in line:
+                        await first.kill()
+        whole = text.rpartition("\n\n")[0]  # an event that was cut does not count
+        last = re.findall(r"^id: (.*)$", whole, re.MULTILINE)[-1]
+        async with httpx2.AsyncClient(base_url=second.url, timeout=60) as http:
+            rest = await http.get("/v1/mcp", headers={**headers, "last-event-id": last})
+        lines = f"{whole}\n\n{rest.text}".splitlines()
+        messages = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        shown = "".join(each["params"].get("message", "") for each in messages if "params" in each)
+        answer = "".join(f"word{number} " for number in range(words))
+        assert shown == chat_agent.FIRST + answer
+        assert messages[-1]["result"]["structuredContent"]["answer"] == answer
 
 
 @pytest.mark.skipif(bool(lacking()), reason=lacking())

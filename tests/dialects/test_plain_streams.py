@@ -20,10 +20,9 @@ from tests.dialects.plain_streams import (
     judge,
     kill,
     lacking,
-    ports,
 )
 from tests.dialects.subscribers import kill_subscribed
-from tests.dialects.ui_stream import ChatServer, run_node
+from tests.dialects.ui_stream import run_node, running
 from tests.guides.programs import URL
 
 pytestmark = pytest.mark.fault
@@ -86,22 +85,17 @@ async def test_the_short_suite_passes_on_jetstream(tmp_path: Path) -> None:
 async def test_the_program_of_the_guide_appends_each_message_once_through_kills(tmp_path: Path) -> None:
     found = re.search(r"^```js\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
     assert found is not None
-    with ports(1) as [port]:
-        server = ChatServer(tmp_path, port, 1)
-        await server.start()
-        try:
-            url = f"http://127.0.0.1:{port}"
-            assert URL in found[1]
-            playing = asyncio.create_task(run_node(found[1].replace(URL, url), home=HOME))
-            async with asyncio.timeout(100), httpx2.AsyncClient() as client:
-                for kills in (1, 2):
-                    while not await _has_more(client, url, kills) and not playing.done():  # noqa: ASYNC110 - another process
-                        await asyncio.sleep(0)
-                    await server.kill()
-                    await server.start()
-                assert (await playing).split() == [str(number) for number in range(ORDERS)]
-        finally:
-            await server.stop()
+    async with running(tmp_path, 1) as [server]:
+        url = server.url
+        assert URL in found[1]
+        playing = asyncio.create_task(run_node(found[1].replace(URL, url), home=HOME))
+        async with asyncio.timeout(100), httpx2.AsyncClient() as client:
+            for kills in (1, 2):
+                while not await _has_more(client, url, kills) and not playing.done():  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0)
+                await server.kill()
+                await server.start()
+            assert (await playing).split() == [str(number) for number in range(ORDERS)]
 
 
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
@@ -109,57 +103,45 @@ async def test_the_guide_reads_a_session_and_makes_a_subscription(tmp_path: Path
     [_, reading] = re.findall(r"^```js\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
     asked = re.search(r"curl -X PUT (\S+) .*?-d '(.*?)'", GUIDE, re.DOTALL)
     assert asked is not None
-    with ports(1) as [port]:
-        server = ChatServer(tmp_path, port, 1, "--allow-webhook", "https://worker.example")
-        await server.start()
-        try:
-            url = f"http://127.0.0.1:{port}"
-            async with asyncio.timeout(100), httpx2.AsyncClient() as client:
-                command = {"type": "command", "seqno": 0, "payload": MESSAGE}
-                keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43}
-                sent = await client.post(f"{url}/v1/sessions/hello/commands", json=command, headers=keys)
-                assert sent.status_code == 200, sent.text
-                records = f"{url}/v1/sessions/hello/records"
-                while "turn_ended" not in (told := (await client.get(records)).text):  # noqa: ASYNC110 - a process
-                    await asyncio.sleep(0)
-                lines = (await run_node(reading.replace(URL, url), home=HOME)).splitlines()
-                found = [json.loads(line) for line in told.splitlines()]
-                assert lines == [f"{each['id']} {each['record']['type']}" for each in found]
-                for expected in (201, 200):
-                    made = await client.put(asked[1].replace(URL, url), json=json.loads(asked[2]))
-                    assert made.status_code == expected, made.text
-        finally:
-            await server.stop()
+    async with running(tmp_path, 1, "--allow-webhook", "https://worker.example") as [server]:
+        url = server.url
+        async with asyncio.timeout(100), httpx2.AsyncClient() as client:
+            command = {"type": "command", "seqno": 0, "payload": MESSAGE}
+            keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43}
+            sent = await client.post(f"{url}/v1/sessions/hello/commands", json=command, headers=keys)
+            assert sent.status_code == 200, sent.text
+            records = f"{url}/v1/sessions/hello/records"
+            while "turn_ended" not in (told := (await client.get(records)).text):  # noqa: ASYNC110 - a process
+                await asyncio.sleep(0)
+            lines = (await run_node(reading.replace(URL, url), home=HOME)).splitlines()
+            found = [json.loads(line) for line in told.splitlines()]
+            assert lines == [f"{each['id']} {each['record']['type']}" for each in found]
+            for expected in (201, 200):
+                made = await client.put(asked[1].replace(URL, url), json=json.loads(asked[2]))
+                assert made.status_code == expected, made.text
 
 
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
 async def test_a_session_is_followed_as_a_stream_through_kills(live: str, tmp_path: Path) -> None:
-    with ports(2) as found:
-        servers = [ChatServer(tmp_path, port, 300) for port in found]
-        urls = [f"http://127.0.0.1:{port}" for port in found]
-        try:
-            for server in servers:
+    async with running(tmp_path, 300, count=2) as servers:
+        urls = [each.url for each in servers]
+        async with asyncio.timeout(120), httpx2.AsyncClient(timeout=60) as client:
+            command = {"type": "command", "seqno": 0, "payload": MESSAGE}
+            keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43}
+            sent = await client.post(f"{urls[0]}/v1/sessions/hello/commands", json=command, headers=keys)
+            assert sent.status_code == 200, sent.text
+            seen: list[dict[str, Any]] = []
+            following = asyncio.create_task(follow_session(client, urls, "hello", live, seen))
+            for number, server in enumerate([*servers, *servers]):
+                wanted = len(seen) + 5
+                while len(seen) < wanted and not following.done():  # noqa: ASYNC110 - another task reads
+                    await asyncio.sleep(0)
+                assert number or not following.done(), "the first kill is in the answer"
+                await server.kill()
                 await server.start()
-            async with asyncio.timeout(120), httpx2.AsyncClient(timeout=60) as client:
-                command = {"type": "command", "seqno": 0, "payload": MESSAGE}
-                keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43}
-                sent = await client.post(f"{urls[0]}/v1/sessions/hello/commands", json=command, headers=keys)
-                assert sent.status_code == 200, sent.text
-                seen: list[dict[str, Any]] = []
-                following = asyncio.create_task(follow_session(client, urls, "hello", live, seen))
-                for number, server in enumerate([*servers, *servers]):
-                    wanted = len(seen) + 5
-                    while len(seen) < wanted and not following.done():  # noqa: ASYNC110 - another task reads
-                        await asyncio.sleep(0)
-                    assert number or not following.done(), "the first kill is in the answer"
-                    await server.kill()
-                    await server.start()
-                await following
-                told = (await client.get(f"{urls[0]}/v1/sessions/hello/records")).text
-                assert seen == [json.loads(line) for line in told.splitlines()]
-        finally:
-            for server in servers:
-                await server.stop()
+            await following
+            told = (await client.get(f"{urls[0]}/v1/sessions/hello/records")).text
+            assert seen == [json.loads(line) for line in told.splitlines()]
 
 
 async def _has_more(client: httpx2.AsyncClient, url: str, count: int) -> bool:

@@ -14,8 +14,7 @@ import pytest
 from playwright.async_api import async_playwright, expect
 
 from tests.dialects.chat_agent import FIRST
-from tests.dialects.ui_stream import ChatServer, node
-from tests.ports import held_port
+from tests.dialects.ui_stream import node, running
 from tests.server.devtools import CHROMIUM, FLAGS
 
 SOURCE = Path(__file__).parents[2] / "examples" / "ai_sdk"
@@ -88,27 +87,25 @@ async def test_the_starter_builds(tmp_path: Path) -> None:
 )
 async def test_its_page_goes_on_after_a_reload_and_after_a_kill(tmp_path: Path) -> None:
     made = await built(tmp_path)
-    with held_port() as port:
-        server = ChatServer(tmp_path, port, WORDS)
+    async with (
+        running(tmp_path, WORDS) as [server],
+        shown(made, server.url) as url,
+        async_playwright() as playwright,
+    ):
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = await browser.new_page()
+        await page.goto(url)
+        await page.get_by_placeholder("Message").fill("hi")
+        await page.get_by_role("button", name="Send").click()
+        answer = page.locator("article.assistant")
+        await expect(answer).to_contain_text("word20 ", timeout=WAIT_MS)
+        await page.reload()
+        await expect(answer).to_contain_text("word100 ", timeout=WAIT_MS)
+        await server.kill()
         await server.start()
-        try:
-            async with shown(made, f"http://127.0.0.1:{port}") as url, async_playwright() as playwright:
-                browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-                page = await browser.new_page()
-                await page.goto(url)
-                await page.get_by_placeholder("Message").fill("hi")
-                await page.get_by_role("button", name="Send").click()
-                answer = page.locator("article.assistant")
-                await expect(answer).to_contain_text("word20 ", timeout=WAIT_MS)
-                await page.reload()
-                await expect(answer).to_contain_text("word100 ", timeout=WAIT_MS)
-                await server.kill()
-                await server.start()
-                await expect(answer).to_contain_text(f"word{WORDS - 1} ", timeout=WAIT_MS)
-                texts = await answer.locator("p:not(.reasoning)").all_text_contents()
-                assert "".join(texts) == FIRST + "".join(f"word{number} " for number in range(WORDS))
-                assert await answer.count() == 1
-                assert server.ledger.read_text(encoding="utf-8") == "it\n"
-                await browser.close()
-        finally:
-            await server.stop()
+        await expect(answer).to_contain_text(f"word{WORDS - 1} ", timeout=WAIT_MS)
+        texts = await answer.locator("p:not(.reasoning)").all_text_contents()
+        assert "".join(texts) == FIRST + "".join(f"word{number} " for number in range(WORDS))
+        assert await answer.count() == 1
+        assert server.ledger.read_text(encoding="utf-8") == "it\n"
+        await browser.close()

@@ -18,9 +18,16 @@ from midstream.testing.scripted_model import calls, text
 from midstream.tools.function_tools import report_progress, tool
 from tests.dialects import ui_stream
 from tests.dialects.chat_agent import FIRST
-from tests.dialects.ui_stream import ChatServer, CuttingRelay, lacking, play, run_client, text_of
+from tests.dialects.ui_stream import (
+    CuttingRelay,
+    lacking,
+    play,
+    read_on_elsewhere,
+    run_client,
+    running,
+    text_of,
+)
 from tests.guides.programs import URL
-from tests.ports import held_port
 from tests.server.serving import make_app, served
 
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(bool(lacking()), reason=lacking())]
@@ -61,26 +68,17 @@ async def test_a_client_that_is_cut_and_whose_server_is_killed_has_each_word_onc
 
 async def test_another_server_of_the_store_continues_a_stream_at_the_same_chunk(tmp_path: Path) -> None:
     words = 400
-    with held_port() as port, held_port() as other:
-        first, second = ChatServer(tmp_path, port, words), ChatServer(tmp_path, other, words)
-        await first.start()
-        await second.start()
-        try:
-            async with CuttingRelay(port, random.Random(1), 1, (3000, 3000)) as relay:
-                asked = asyncio.create_task(run_client(relay.url, "workflow", id="c"))
-                await relay.was_cut.wait()
-                relay.port = (
-                    other  # the client reads on at the other server, while the turn runs at the first
-                )
-                ui_stream.judge(await asked, first, words)
-            found = []
-            for each in (port, other):
-                async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{each}") as client:
-                    found.append((await client.get("/v1/chat/c~1.0/stream?startIndex=5")).text)
-            assert found[0] == found[1]
-        finally:
-            await first.stop()
-            await second.stop()
+    async with running(tmp_path, words, count=2) as [first, second]:
+        async with CuttingRelay(first.port, random.Random(1), 1, (3000, 3000)) as relay:
+            asked = asyncio.create_task(run_client(relay.url, "workflow", id="c"))
+            await relay.was_cut.wait()
+            relay.port = second.port  # the client reads on there, while the turn runs at the first
+            ui_stream.judge(await asked, first, words)
+        found = []
+        for each in (first, second):
+            async with httpx2.AsyncClient(base_url=each.url) as client:
+                found.append((await client.get("/v1/chat/c~1.0/stream?startIndex=5")).text)
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -91,22 +89,9 @@ async def test_the_client_reads_on_at_another_server_that_takes_the_turn_of_one_
     if kind == "postgres":
         options = ("--store", request.getfixturevalue("engine").url)
     words = 800
-    with held_port() as port, held_port() as other:
-        first, second = (ChatServer(tmp_path, each, words, *options) for each in (port, other))
-        await first.start()
-        await second.start()
-        try:
-            async with CuttingRelay(port, random.Random(2), 6, (500, 1500)) as relay:
-                asked = asyncio.create_task(run_client(relay.url, "workflow", id="taken"))
-                while relay.cuts < 3:
-                    relay.was_cut.clear()
-                    await relay.was_cut.wait()
-                relay.port = other
-                await first.kill()
-                ui_stream.judge(await asked, second, words)
-        finally:
-            await first.stop()
-            await second.stop()
+    async with running(tmp_path, words, *options, count=2) as servers:
+        told = await read_on_elsewhere(servers, lambda url: run_client(url, "workflow", id="taken"))
+        ui_stream.judge(told, servers[1], words)
 
 
 async def test_parts_of_an_answer_arrive_as_the_sdk_has_them() -> None:
@@ -171,9 +156,11 @@ def test_the_page_of_the_guide_is_the_starter_that_a_browser_plays() -> None:
 
 async def test_the_program_of_the_guide_prints_the_answer_through_cuts_and_a_kill(tmp_path: Path) -> None:
     words, cuts = 600, 6
-    async with ui_stream.cut_chats(tmp_path, "workflow", cuts=cuts, words=words, seed=5) as (server, relay):
-        killing = asyncio.create_task(ui_stream.kill_after(server, relay, [cuts // 2]))
+    async with (
+        running(tmp_path, words) as [server],
+        ui_stream.cut_chats(
+            server, random.Random(5), cuts=cuts, kills=1, cut_bytes=ui_stream.CUT_BYTES["workflow"]
+        ) as relay,
+    ):
         printed = await ui_stream.run_node(PROGRAM.replace(URL, relay.url))
-        await asyncio.wait_for(killing, ui_stream.START_S)
-        assert not relay.left
         assert printed.rstrip("\n") == FIRST + "".join(f"word{number} " for number in range(words))

@@ -18,14 +18,15 @@ import socket
 import struct
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tests.dialects import chat_agent
 from tests.ports import held_port
 
 Json = dict[str, Any]
+_Told = TypeVar("_Told")
 
 HERE = Path(__file__).parent
 HOME = Path(sys.prefix, "chats")
@@ -112,6 +113,12 @@ class CuttingRelay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def until(self, cuts: int) -> None:
+        """Wait for so many cuts."""
+        while self.cuts < cuts:
+            self.was_cut.clear()
+            await self.was_cut.wait()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A task of asyncio's own would report its cancellation as an error.
@@ -204,8 +211,9 @@ class ChatServer:
 
     def __init__(self, folder: Path, port: int, words: int, *options: str) -> None:
         self.ledger = folder / "ledger.txt"
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
         self._folder = folder
-        self._port = port
         self._words = words
         self._options = options
         self._process: asyncio.subprocess.Process | None = None
@@ -223,7 +231,7 @@ class ChatServer:
                 *(
                     "--no-auth",
                     "--port",
-                    str(self._port),
+                    str(self.port),
                     "--store",
                     str(self._folder / "chat.db"),
                     *self._options,
@@ -250,30 +258,72 @@ class ChatServer:
 
 
 @contextlib.asynccontextmanager
-async def cut_chats(
-    folder: Path, story: str, *, cuts: int, words: int, seed: int, options: tuple[str, ...] = ()
-) -> AsyncIterator[tuple[ChatServer, CuttingRelay]]:
-    """Run a server behind a relay that cuts, until the end of the block."""
-    with held_port() as port:
-        server = ChatServer(folder, port, words, *options)
-        await server.start()
+async def running(
+    folder: Path, words: int, *options: str, count: int = 1, kind: type[ChatServer] = ChatServer
+) -> AsyncIterator[list[ChatServer]]:
+    """Run so many servers of one store until the end of the block."""
+    with contextlib.ExitStack() as ports:
+        servers = [kind(folder, ports.enter_context(held_port()), words, *options) for _ in range(count)]
         try:
-            async with CuttingRelay(port, random.Random(seed), cuts, CUT_BYTES[story]) as relay:
-                yield server, relay
+            for server in servers:
+                await server.start()
+            yield servers
         finally:
-            await server.stop()
+            for server in servers:
+                await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def cut_chats(
+    server: ChatServer, chance: random.Random, *, cuts: int, kills: int, cut_bytes: tuple[int, int]
+) -> AsyncIterator[CuttingRelay]:
+    """Cut the lines of a server so often, and kill it meanwhile; all of that happens in the block."""
+    async with CuttingRelay(server.port, chance, cuts, cut_bytes) as relay:
+        moments = [cuts * (number + 1) // (kills + 1) for number in range(kills)]
+        killing = asyncio.create_task(kill_after(server, relay, moments))
+        try:
+            yield relay
+            await asyncio.wait_for(killing, START_S)
+        finally:
+            killing.cancel()
+        assert not relay.left, f"only {relay.cuts} cuts"
 
 
 async def kill_after(server: ChatServer, relay: CuttingRelay, cuts: list[int]) -> None:
     """Kill the server after so many cuts, and start it again."""
     for number in cuts:
-        while relay.cuts < number:
-            relay.was_cut.clear()
-            await relay.was_cut.wait()
+        await relay.until(number)
         relay.is_up.clear()
         await server.kill()
         await server.start()
         relay.is_up.set()
+
+
+async def read_on_elsewhere(
+    servers: Sequence[ChatServer],
+    client: Callable[[str], Coroutine[Any, Any, _Told]],
+    *,
+    cuts: int = 6,
+    cut_bytes: tuple[int, int] = (500, 1500),
+) -> _Told:
+    """Let a client read at the first server, which is killed after half of the cuts, and then at the second one."""
+    first, second = servers
+    async with CuttingRelay(first.port, random.Random(2), cuts, cut_bytes) as relay:
+        reading = asyncio.create_task(client(relay.url))
+        await relay.until(cuts // 2)
+        relay.port = second.port
+        await first.kill()
+        return await reading
+
+
+def long_form(name: str, arguments: list[str], *, kills: int = 1) -> argparse.Namespace:
+    """Return the options of a long form: those of all dialects, also where one has no use for them."""
+    parser = argparse.ArgumentParser(prog=f"tests.dialects.{name}")
+    parser.add_argument("--cuts", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=kills)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--suite", type=Path, help="where the page of a conformance suite is written")
+    return parser.parse_args(arguments)
 
 
 def text_of(message: Json) -> str:
@@ -302,26 +352,18 @@ async def play(
     story: str, folder: Path, *, cuts: int, kills: int, words: int, seed: int, options: tuple[str, ...] = ()
 ) -> Json:
     """Cut a client so many times, kill the server, and judge what the client has; return what it reports."""
-    async with cut_chats(folder, story, cuts=cuts, words=words, seed=seed, options=options) as (
-        server,
-        relay,
+    async with (
+        running(folder, words, *options) as [server],
+        cut_chats(server, random.Random(seed), cuts=cuts, kills=kills, cut_bytes=CUT_BYTES[story]) as relay,
     ):
-        moments = [cuts * (number + 1) // (kills + 1) for number in range(kills)]
-        killing = asyncio.create_task(kill_after(server, relay, moments))
         told = await run_client(relay.url, story, id=f"chat-{seed}")
-        await asyncio.wait_for(killing, START_S)
         judge(told, server, words)
-        assert not relay.left, f"only {relay.cuts} cuts"
         return told
 
 
 def main(arguments: list[str]) -> int:
     """Run the long form for both transports."""
-    parser = argparse.ArgumentParser(prog="tests.dialects.ui_stream")
-    parser.add_argument("--cuts", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    options = parser.parse_args(arguments)
+    options = long_form("ui_stream", arguments)
     if reason := lacking():
         sys.stderr.write(reason + "\n")
         return 1
