@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 from typing_extensions import override
 
 from midstream.dialects import durable_streams as wire
@@ -28,7 +28,7 @@ from midstream.dialects.durable_stream_state import (
 )
 from midstream.dialects.fields import bad_field
 from midstream.engine.host import Host
-from midstream.errors import ConflictError, NotFoundError, UnavailableError, UsageError
+from midstream.errors import ConflictError, NotFoundError, UnavailableError
 from midstream.server.api.event_body import EventBody
 from midstream.server.api.plain_streams import (
     MAKING_S,
@@ -38,7 +38,7 @@ from midstream.server.api.plain_streams import (
 )
 from midstream.server.api.problems import problem_of_http, response_of
 from midstream.server.api.request_bodies import body_of
-from midstream.server.api.stream_names import CONTROL, SESSIONS, journal_of
+from midstream.server.api.stream_names import CONTROL, SESSIONS, journal_of, require_no_locks
 from midstream.server.api.stream_sweeping import StreamSweeper
 from midstream.server.api.waiting_poll import ClientLeftError, WaitingPoll
 from midstream.server.auth.caller import Caller, visitor_of
@@ -54,6 +54,13 @@ APPEND_BYTES_MAX = 16 * 1024 * 1024
 TRIES_MAX = 8
 """Attempts to make a stream that others make and delete meanwhile."""
 SAFE = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "cross-origin"}
+EVENT_HEADERS = (
+    (b"content-type", b"text/event-stream"),  # clients compare it as a whole
+    (b"cache-control", b"no-store, no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+    *((name.lower().encode(), value.encode()) for name, value in SAFE.items()),
+)
+"""What answers with server-sent events begin with."""
 
 
 class PlainStreamQuery(Struct, frozen=True):
@@ -253,35 +260,31 @@ class PlainStreamReader:
         self._streams = streams
         self._connections = connections
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read a stream behind an offset, at once, or as it grows: a long poll, or events (Durable Streams).
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        request = Request(scope, receive)
+    async def read_plain_stream(self, request: Request, send: Send) -> None:
+        """Read streams."""
         journal, visitor = _name_in(self._host, request)
         await visitor.require_there(Action.READ)
         known = _require_there(await _find(self._streams, journal))
-        if scope["method"] == "HEAD":
-            await self._head(known)(scope, receive, send)
+        if request.method == "HEAD":
+            await self._head(known)(request.scope, request.receive, send)
             return
         offset, live = place_in(request)
         await self._streams.note_use(known)
         units = known.state.units if offset == "now" else wire.units_at(offset or "-1")
         if live == "sse":
-            await PlainStreamEvents(
+            events = PlainStreamEvents(
                 self._host, self._connections, self._streams, known, visitor, units, self._cursor(request)
-            ).serve(receive, send)
+            )
+            await events.send_to(request.receive, send)
             return
         if live == "long-poll" and units >= known.state.units and not known.state.is_closed:
             poll: WaitingPoll[KnownStream] = WaitingPoll(self._host, self._connections, journal, visitor)
             try:
-                known = await poll.wait(self._more(known, units), receive) or known
+                known = await poll.wait(self._more(known, units), request.receive) or known
             except ClientLeftError:
                 return
         answer = await self._data(request, known, units, is_now=offset == "now", live=live)
-        await answer(scope, receive, send)
+        await answer(request.scope, request.receive, send)
 
     async def _more(self, known: KnownStream, units: int) -> KnownStream:
         """Wait until a stream has more than so many units, or is closed.
@@ -319,15 +322,12 @@ class PlainStreamReader:
             return Response(status_code=304, headers={**SAFE, "ETag": tag})
         part = await self._streams.read(known, units)
         headers = {wire.NEXT_OFFSET: wire.offset_at(max(part.end, units)), wire.CURSOR: cursor, "ETag": tag}
-        headers["Cache-Control"] = "no-store" if self._host_is_private(request) else "no-cache"
+        headers["Cache-Control"] = "no-store" if visitor_of(request.scope).is_known else "no-cache"
         if part.end >= state.units:
             headers |= {wire.UP_TO_DATE: "true", **state.headers()}
         body = wire.body_of([each for each in part.bodies if each], is_json=state.settings.is_json)
         headers["Content-Type"] = state.settings.content_type
         return Response(body, 200, headers={**SAFE, **headers})
-
-    def _host_is_private(self, request: Request) -> bool:
-        return visitor_of(request.scope).is_known
 
     def _cursor(self, request: Request) -> str:
         world = self._host.world
@@ -352,22 +352,11 @@ class PlainStreamEvents(EventBody):
         self._known = known
         self._units = units
         self._cursor = cursor
-        more = {**SAFE} | ({} if known.state.settings.is_text else {wire.DATA_ENCODING: "base64"})
-        self.headers = [
-            (b"content-type", b"text/event-stream"),  # clients compare it as a whole
-            (b"cache-control", b"no-store, no-cache, no-transform"),
-            (b"x-accel-buffering", b"no"),
-            *((name.lower().encode(), value.encode()) for name, value in more.items()),
-        ]
-
-    async def serve(self, receive: Receive, send: Send) -> None:
-        """Send what follows the offset.
-
-        Raises:
-            StreamCutError: See `EventBody.send_to`.
-            MidstreamError: It is refused before the first event.
-        """
-        await self.send_to(receive, send)
+        more = {} if known.state.settings.is_text else {wire.DATA_ENCODING: "base64"}
+        self.headers = (
+            *EVENT_HEADERS,
+            *((name.lower().encode(), text.encode()) for name, text in more.items()),
+        )
 
     @override
     async def pump(self, send: Send) -> None:
@@ -399,8 +388,7 @@ class PlainStreamEvents(EventBody):
 
 def _name_in(host: Host, request: Request) -> tuple[str, Caller]:
     """Return the journal of the stream in a request's path, and who asks for it."""
-    if host.locks is not None:
-        raise UsageError("plain streams are not served where clients hold the keys of their sessions")
+    require_no_locks(host)
     visitor = visitor_of(request.scope)
     journal = _journal_of(request.path_params["stream"], visitor)
     visitor.visit(journal)

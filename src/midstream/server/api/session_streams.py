@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 from typing_extensions import override
 
 from midstream.dialects import durable_streams as wire
@@ -23,9 +23,9 @@ from midstream.dialects.fields import bad_field
 from midstream.engine.conversation import PAGE_RECORDS, follow_pages
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
-from midstream.errors import SessionNotFoundError, UsageError
+from midstream.errors import SessionNotFoundError
 from midstream.protocol.frames import START, EventId
-from midstream.server.api.durable_stream_endpoint import SAFE, place_in
+from midstream.server.api.durable_stream_endpoint import EVENT_HEADERS, SAFE, place_in
 from midstream.server.api.event_body import EventBody
 from midstream.server.api.plain_streams import PAGE_BYTES
 from midstream.server.api.session_snapshot import (
@@ -34,6 +34,7 @@ from midstream.server.api.session_snapshot import (
     body_within,
     snapshot_of,
 )
+from midstream.server.api.stream_names import require_no_locks
 from midstream.server.api.waiting_poll import ClientLeftError, WaitingPoll
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
@@ -71,22 +72,17 @@ class SessionStreamReader:
         self._connections = connections
         self._pages = _Pages()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read a session's events as a stream of JSON messages, at once or as they come (Durable Streams).
-
-        Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
-        """
-        if self._host.locks is not None:
-            raise UsageError("plain streams are not served where clients hold the keys of their sessions")
-        request, visitor = Request(scope, receive), visitor_of(scope)
+    async def read_session_stream(self, request: Request, send: Send) -> None:
+        """Read sessions as streams."""
+        require_no_locks(self._host)
+        visitor = visitor_of(request.scope)
         session = visitor.stored_name(request.path_params["session_id"])
         visitor.visit(session)
         await visitor.require_there(Action.READ)
         runner = await self._host.session(session)
-        if scope["method"] == "HEAD":
+        if request.method == "HEAD":
             headers = {**SAFE, wire.NEXT_OFFSET: offset_of(runner.newest), "Cache-Control": "no-store"}
-            await Response(headers=headers, media_type=wire.JSON_TYPE)(scope, receive, send)
+            await Response(headers=headers, media_type=wire.JSON_TYPE)(request.scope, request.receive, send)
             return
         offset, live = place_in(request)
         after = runner.newest if offset == "now" else event_id_at(offset or "-1")
@@ -98,20 +94,22 @@ class SessionStreamReader:
             events = SessionStreamEvents(
                 self._host, self._connections, session, visitor, after, cursor, self._pages, before
             )
-            await events.send_to(receive, send)
+            await events.send_to(request.receive, send)
             return
         headers = {**SAFE, "Cache-Control": "no-store", wire.CURSOR: cursor}
         if live and not before and after.position >= runner.newest.position:
             poll: WaitingPoll[bool] = WaitingPoll(self._host, self._connections, session, visitor)
             try:
-                await poll.wait(self._more(session, after), receive)
+                await poll.wait(self._more(session, after), request.receive)
             except ClientLeftError:
                 return
             except SessionNotFoundError:
-                await Response(status_code=204, headers={**headers, **_closed(after)})(scope, receive, send)
+                await Response(status_code=204, headers={**headers, **_closed(after)})(
+                    request.scope, request.receive, send
+                )
                 return
         answer = await self._data(session, after, before, headers, is_live=bool(live))
-        await answer(scope, receive, send)
+        await answer(request.scope, request.receive, send)
 
     async def _more(self, session: str, after: EventId) -> bool:
         """Wait until a session has an event behind this one."""
@@ -139,12 +137,7 @@ class SessionStreamReader:
 class SessionStreamEvents(EventBody):
     """Send a session to one client as server-sent events, until it is deleted."""
 
-    headers = (
-        (b"content-type", b"text/event-stream"),
-        (b"cache-control", b"no-store, no-cache, no-transform"),
-        (b"x-accel-buffering", b"no"),
-        *((name.lower().encode(), value.encode()) for name, value in SAFE.items()),
-    )
+    headers = EVENT_HEADERS
 
     def __init__(
         self,

@@ -6,7 +6,9 @@ can have, so that names of journals stay within what every store and every patte
 
 from __future__ import annotations
 
+from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
+from midstream.errors import UsageError
 from midstream.server.auth.caller import Caller
 from midstream.store.contract import PLAIN_MARK
 
@@ -25,6 +27,16 @@ def require_stream_name(name: str) -> None:
     require_session_id(name.replace("/", "."))
     for segment in name.split("/"):
         require_session_id(segment)
+
+
+def require_no_locks(host: Host) -> None:
+    """Refuse plain streams where they would not be encrypted as sessions are.
+
+    Raises:
+        UsageError: Clients hold the keys of their sessions.
+    """
+    if host.locks is not None:
+        raise UsageError("plain streams are not served where clients hold the keys of their sessions")
 
 
 def journal_of(name: str, visitor: Caller) -> str:

@@ -24,11 +24,18 @@ from midstream.dialects.stream_subscriptions import (
 )
 from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
-from midstream.errors import NotFoundError, UnauthorizedError, UsageError
+from midstream.errors import NotFoundError, UnauthorizedError
 from midstream.server.api.plain_streams import PlainStreams, StreamGoneError
 from midstream.server.api.problems import MEDIA_TYPE, problem_of_http
 from midstream.server.api.request_bodies import BODY_BYTES_MAX, decode_body
-from midstream.server.api.stream_names import CONTROL, journal_of, name_of, require_stream_name, stored_part
+from midstream.server.api.stream_names import (
+    CONTROL,
+    journal_of,
+    name_of,
+    require_no_locks,
+    require_stream_name,
+    stored_part,
+)
 from midstream.server.api.subscription_delivery import StreamSubscriptions
 from midstream.server.auth.caller import Caller, KnownCaller, visitor_of
 from midstream.server.auth.principals import Action
@@ -205,8 +212,7 @@ class SubscriptionOwnerEndpoint:
         return tails
 
     def _key_in(self, request: Request) -> tuple[str, Caller]:
-        if self._host.locks is not None:
-            raise UsageError("plain streams are not served where clients hold the keys of their sessions")
+        require_no_locks(self._host)
         visitor, name = visitor_of(request.scope), request.path_params["subscription"]
         require_session_id(name)
         key = visitor.stored_name(stored_part(f"{CONTROL}/{name}"))
