@@ -6,16 +6,17 @@ A context is a session, and a task is one of its turns: the id of a task names b
 from __future__ import annotations
 
 import binascii
-import hashlib
 import re
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from midstream.dialects import request_digests
 from midstream.dialects.ag_ui_messages import interrupts_in
 from midstream.errors import (
     AnswerMismatchError,
@@ -50,6 +51,7 @@ _MESSAGE_ID = re.compile(r"[!-~]{1,100}")
 _TURN = re.compile(r"[1-9][0-9]{0,8}")
 _SNAKE = re.compile(r"_([a-z])")
 _json = msgspec.json.encode
+digest_of = partial(request_digests.digest_of, "a2a")
 _Kind = TypeVar("_Kind")
 _Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Size = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
@@ -273,11 +275,6 @@ class Sent(Struct, frozen=True):
     stream: str
     is_direct: bool
     configuration: SendConfiguration
-
-
-def digest_of(*what: object) -> str:
-    """Return a digest of JSON values."""
-    return hashlib.blake2b(_json(what, order="sorted"), digest_size=16, person=b"midstream-a2a").hexdigest()
 
 
 def read_message(params: Json, options: A2aOptions) -> Sent:

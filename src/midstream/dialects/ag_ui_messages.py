@@ -6,7 +6,6 @@ given to the session.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from midstream.dialects.langgraph_messages import (
 )
 from midstream.dialects.langgraph_requests import answers_of
 from midstream.dialects.langgraph_thread import GivenAnswer, ThreadFold
+from midstream.dialects.request_digests import digest_of
 from midstream.dialects.shown_words import Words, merged, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.errors import AnswerMismatchError, MalformedFrameError
@@ -140,14 +140,13 @@ def read_input(body: bytes) -> AgUiRequest:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MalformedFrameError(f"the body of this request is no RunAgentInput: {error}") from error
     messages = tuple(each for each in sent.messages if each.role in ("user", "assistant", "tool"))
-    place = [sent.threadId, sent.runId, messages, sent.resume]
-    digest = hashlib.blake2b(_json(place, order="sorted"), digest_size=16, person=b"midstream-ag-ui")
+    digest = digest_of("ag-ui", sent.threadId, sent.runId, messages, sent.resume)
     tools = tuple(
         ClientTool(ToolSpec(each.name, each.description, each.parameters or {"type": "object"}))
         for each in sent.tools
     )
     resume = tuple(sent.resume or ())
-    return AgUiRequest(sent.threadId, sent.runId, messages, tools, resume, digest.hexdigest())
+    return AgUiRequest(sent.threadId, sent.runId, messages, tools, resume, digest)
 
 
 # --- a client's messages as a chat --------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ The id of a message follows from the journal alone, so that every server and eve
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from midstream.dialects.request_digests import digest_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import (
     Entry,
@@ -81,11 +81,14 @@ def messages_of(session: Session, ids: Sequence[str], open_id: str) -> list[Json
     return messages
 
 
-def _step_messages(name: str, response: Response, results: Iterable[ToolResult]) -> Iterator[Json]:
+def _step_messages(name: str, response: Response, results: Iterable[ToolResult]) -> list[Json]:
+    return [ai_message(name, response), *tool_messages(name, response, results)]
+
+
+def tool_messages(name: str, response: Response, results: Iterable[ToolResult]) -> list[Json]:
+    """Return results of the calls of a response."""
     calls = {call.id: call for call in response.calls}
-    yield ai_message(name, response)
-    for result in results:
-        yield tool_message(name, calls[result.call_id], result)
+    return [tool_message(name, calls[each.call_id], each) for each in results]
 
 
 def human_message(name: str, message: UserMessage) -> Json:
@@ -226,9 +229,7 @@ def tool_message(message_id: str, call: ToolCall, result: ToolResult) -> Json:
 def interrupt_id_of(question: Question) -> str:
     """Return the id of a question; it binds an answer to the arguments that were shown."""
     place = (question.turn, question.response, question.call_id, question.kind.value, question.digest)
-    approved = len(question.approved_by)
-    digest = hashlib.blake2b(_json((*place, approved)), digest_size=16, person=b"midstream-graph")
-    return digest.hexdigest()
+    return digest_of("graph", *place, len(question.approved_by))
 
 
 def interrupts_of(session: Session) -> list[Json]:

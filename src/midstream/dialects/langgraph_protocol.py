@@ -158,8 +158,7 @@ class ProtocolEvents(RecordEvents):
                 message = messages.tool_message(name, call, result)
                 return [("tools", {**self._tool("tool-finished", name, call.id), "output": message})]
             case ResultsCommitted(name, step):
-                calls = {call.id: call for call in step.response.calls}
-                results = [messages.tool_message(name, calls[each.call_id], each) for each in step.results]
+                results = messages.tool_messages(name, step.response, step.results)
                 return [("updates", {"node": messages.TOOLS_NODE, "values": {"messages": results}})]
             case RunPaused(interrupts):
                 return [

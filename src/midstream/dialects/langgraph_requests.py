@@ -5,7 +5,6 @@ A field that a session cannot grant is refused by name; one that has no effect h
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from enum import StrEnum
@@ -19,6 +18,7 @@ from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_protocol import CHANNEL_PATTERN, Subscription
 from midstream.dialects.langgraph_runs import MODES, StreamMode
 from midstream.dialects.langgraph_thread import GivenAnswer, uuid_of
+from midstream.dialects.request_digests import digest_of
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.history.messages import File, Text, UserMessage, UserPart, storable
 from midstream.json_depth import require_shallow
@@ -205,14 +205,12 @@ def input_of(thread: str, given: object, *, fresh: str) -> RunInput:
     messages = tuple(_message(each) for each in listed if each is not None)
     if not messages:
         raise bad_field("input", 'the input of a run is {"messages": [...]}, with a message of the user')
-    digest = hashlib.blake2b(
-        _json([thread, given], order="sorted"), digest_size=16, person=b"midstream-graph"
-    )
+    digest = digest_of("graph", thread, given)
     last = listed[-1]
     named = last.get("id") if isinstance(last, dict) else None
     message_id = named if isinstance(named, str) and _MESSAGE_ID.fullmatch(named) else ""
-    run_id = uuid_of(digest.digest() if message_id else fresh.encode())
-    return RunInput(messages, message_id, run_id, digest.hexdigest())
+    run_id = uuid_of(bytes.fromhex(digest) if message_id else fresh.encode())
+    return RunInput(messages, message_id, run_id, digest)
 
 
 def _require_shallow(name: str, given: object) -> None:

@@ -132,8 +132,7 @@ class RunEvents(RecordEvents):
             case ToolFinished(name, call, result, is_upstream=False):
                 return [self._message(messages.tool_message(name, call, result), messages.TOOLS_NODE)]
             case ResultsCommitted(name, step):
-                calls = {call.id: call for call in step.response.calls}
-                results = [messages.tool_message(name, calls[each.call_id], each) for each in step.results]
+                results = messages.tool_messages(name, step.response, step.results)
                 return [("updates", "updates", {messages.TOOLS_NODE: {"messages": results}})]
             case ToolReported(text=text):
                 return [("custom", "custom", value_of(text))]

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from midstream.dialects import request_digests
 from midstream.dialects.packed_values import packed
 from midstream.errors import MalformedFrameError, UsageError
 from midstream.json_depth import require_shallow_text
@@ -33,8 +34,6 @@ HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", NEWEST_HANDSHAKE)
 """Versions that begin with `initialize`; the newest is what a client gets that requests an unknown one."""
 MODERN = "2026-07-28"
 """The version whose requests have all in an envelope."""
-DEFAULT_VERSION = "2025-03-26"
-"""The version of a request without the header of one."""
 TASKS = "io.modelcontextprotocol/tasks"
 """The extension of tasks, in the modern version."""
 RELATED_TASK = "io.modelcontextprotocol/related-task"
@@ -65,6 +64,7 @@ ID_CHARS_MAX = 200
 LIST_MS = 300_000
 """Milliseconds for which a client may keep the list of tools."""
 _json = msgspec.json.encode
+digest_of = partial(request_digests.digest_of, "mcp")
 TaskSupport = Literal["forbidden", "optional", "required"]
 
 
@@ -236,12 +236,6 @@ class McpClient(Struct, frozen=True):
         """Whether a call of the modern version may become a task."""
         extensions = self.capabilities.get("extensions")
         return self.is_modern and isinstance(extensions, dict) and TASKS in extensions
-
-
-def digest_of(*what: object) -> str:
-    """Return 32 hexadecimal digits that follow from these values."""
-    body = _json(what, order="sorted")
-    return hashlib.blake2b(body, digest_size=16, person=b"midstream-mcp").hexdigest()
 
 
 def read_message(body: bytes) -> RpcMessage:

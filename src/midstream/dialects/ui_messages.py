@@ -6,7 +6,6 @@ history takes the place of the rest. A message is equal where its words, but for
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from midstream.dialects.fields import bad_field
+from midstream.dialects.request_digests import digest_of
 from midstream.dialects.ui_message_stream import RUN_MARK, approval_id_of, tool_call_id, value_of
 from midstream.errors import MalformedFrameError
 from midstream.history.messages import (
@@ -143,8 +143,7 @@ def read_chat_request(body: bytes) -> ChatRequest:
     chat, first = sent.id or "", messages[0]["id"]
     if not chat and len(first) >= CHAT_ID_CHARS_MIN:
         chat = first
-    place = [chat, sent.trigger, sent.messageId, messages]
-    digest = hashlib.blake2b(_json(place, order="sorted"), digest_size=16, person=b"midstream-chat")
+    digest = digest_of("chat", chat, sent.trigger, sent.messageId, messages)
     tools = tuple(
         ClientTool(
             ToolSpec(each.name, each.description, each.inputSchema or {"type": "object"}),
@@ -153,7 +152,7 @@ def read_chat_request(body: bytes) -> ChatRequest:
         )
         for each in sent.tools
     )
-    return ChatRequest(chat, messages, tools, sent.trigger == "regenerate-message", digest.hexdigest())
+    return ChatRequest(chat, messages, tools, sent.trigger == "regenerate-message", digest)
 
 
 # --- what is new ----------------------------------------------------------------------------------------------
