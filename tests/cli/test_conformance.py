@@ -33,7 +33,7 @@ async def tried(*arguments: str, access: Access | None = None) -> tuple[Result, 
     """Run the command against a server; return how it ended, and how many sessions it left there."""
     async with served(make_app([text("ready")] * 300, access=access)) as server:
         server.app.settings = StreamSettings(heartbeat_s=0.1)
-        command = ["conformance", server.url, "--wait", "5", *arguments]
+        command = ["conformance", server.url, "--wait", "60", *arguments]
         result = await asyncio.to_thread(CliRunner().invoke, midstream_command, command)
         shown = await asyncio.to_thread(headers_for, server.url)
         left = (await server.http.get("/v1/sessions?limit=200", headers=shown)).json()["sessions"]

@@ -235,13 +235,13 @@ async def test_the_limit_of_silence_holds_for_a_model_over_http(
     async with chat_server(refusal(503), silence(), path=path) as server:
         monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
-        options = UpstreamOptions(silence_s=0.01)
-        upstream = find_upstream(named.format(url=server.url), NAMESPACE, model=model, options=options)
         request = ModelRequest("", History((UserMessage((Text("hi"),)),)))
-        for expected in (ModelOverloadedError, ModelStalledError):
+        for silence_s, expected in ((60.0, ModelOverloadedError), (0.01, ModelStalledError)):
+            options = UpstreamOptions(silence_s=silence_s)
+            upstream = find_upstream(named.format(url=server.url), NAMESPACE, model=model, options=options)
             with pytest.raises(expected):
                 [each async for each in upstream.stream(request)]
-        await upstream.aclose()  # type: ignore[attr-defined]
+            await upstream.aclose()  # type: ignore[attr-defined]
 
 
 def test_the_slowest_models_may_be_silent_for_half_an_hour() -> None:

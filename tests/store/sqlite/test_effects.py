@@ -233,7 +233,7 @@ async def test_a_statement_that_takes_too_long_is_interrupted_and_the_outcome_is
         tx.execute("insert into app_done values ('half', 1)")
         tx.execute(statement)
 
-    error = await _within(store, slow, within_s=0.02)
+    error = await _within(store, slow, within_s=0.3)
     assert isinstance(error, TransactionError)
     assert await _done(store) == []
     bodies = [each.body for each in await store.read("s", after=0, limit=9)]
