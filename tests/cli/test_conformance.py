@@ -156,14 +156,15 @@ def test_a_client_that_breaks_a_rule_fails_its_script(
 
 def test_a_program_that_is_no_client_is_reported(run: Run, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    for program_text, problem in (
-        ("raise SystemExit(3)", "the client program ended with status 3 at `begin`"),
-        ("print('hello', flush=True); input()", "the client program answered `begin` with 'hello'"),
-        ("input(); input()", "the client program did not answer `begin` within 1 s"),
+    for program_text, wait_s, problem in (
+        ("raise SystemExit(3)", 60, "the client program ended with status 3 at `begin`"),
+        ("print('hello', flush=True); input()", 60, "the client program answered `begin` with 'hello'"),
+        ("input(); input()", 1, "the client program did not answer `begin` within 1 s"),
     ):
         program.write_text(program_text)
         command = f"{sys.executable} {program}"
-        result = run("conformance", "--client", command, "--only", "STREAM-7", "--wait", "1", *WEBSOCKET)
+        options = ("--only", "STREAM-7", "--wait", str(wait_s), *WEBSOCKET)
+        result = run("conformance", "--client", command, *options)
         assert result.exit_code == VERIFICATION
         assert problem in result.stdout
 
