@@ -182,12 +182,10 @@ async def _moment() -> None:
 
 
 def lines(folder: Path) -> list[Line]:
+    """Return what the tools noted; of a line that is being written a part may be there."""
     path = folder / "ledger"
-    return (
-        [msgspec.json.decode(line, type=Line) for line in path.read_bytes().splitlines()]
-        if path.exists()
-        else []
-    )
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
 
 
 def executions(folder: Path) -> list[Execution]:
