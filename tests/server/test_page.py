@@ -617,7 +617,7 @@ async def told_of(which: str, trial: Awaitable[None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_once(browser: Browser) -> None:
     """Readers at once, since each of them mostly waits."""
     async with asyncio.TaskGroup() as readers:
