@@ -172,7 +172,9 @@ class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingCo
             end = len(await _journal(store))
             try:
                 assert await _append(store, "s", b"c", expected=end, epoch=epoch) == end + 1
-            except JournalMovedError:  # it was on its way when the journal was read; the append that fits decides
+            except (
+                JournalMovedError
+            ):  # it was on its way when the journal was read; the append that fits decides
                 end = len(await _journal(store))
                 assert await _append(store, "s", b"c", expected=end, epoch=epoch) == end + 1
             left = [b"a", b"b"] if end else []
