@@ -172,9 +172,9 @@ async def test_a_database_that_the_browser_has_closed_is_opened_again(chromium: 
 
 @spec("STREAM-81")
 async def test_a_tab_in_the_background_is_not_stalled_by_its_timers(chromium: DevTools) -> None:
-    """Three silent heartbeats would be 1.8 s here: less than the first timer of such a tab takes."""
+    """Three silent heartbeats would be 0.9 s here: less than the first timer of such a tab takes."""
     app = turns(text("Hello."), text(" Heard at once."))
-    app.settings = StreamSettings(heartbeat_s=0.6)
+    app.settings = StreamSettings(heartbeat_s=0.3)
     async with served(app) as server:
         tab = await tab_at(chromium, server.url)
         await tab.call(SAY, "s1", "hello")
