@@ -167,7 +167,7 @@ async def test_a_commit_whose_connection_was_lost_is_found_or_undone(
         return int(db.execute("select pg_backend_pid()")[0][0])
 
     def work(attempt: Attempt) -> Batch:
-        pid = attempt(effect, within_s=5.0)
+        pid = attempt(effect, within_s=60.0)
         ended = asyncio.run_coroutine_threadsafe(
             pool.run(lambda db, _: db.execute("select pg_terminate_backend($1, 5000)", pid)), loop
         )
