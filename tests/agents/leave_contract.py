@@ -177,20 +177,27 @@ class LeaveContract:
         await pool.aclose()
 
     @spec("TURN-77", "TURN-80")
-    async def test_a_denial_and_the_end_of_the_time_reach_the_agent(
+    async def test_a_denial_reaches_the_agent(
         self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
     ) -> None:
-        here = await room(Rules(others=Ask(answer_s=0.3))).open()
+        here = await room(Rules(others=Ask())).open()
         leave_peer.want()
         runner, question = await here.asked()
         await runner.submit(answer(question, Choice.DENY, text="not on a Sunday"))
         (denied,) = tools_of(await records_until_end(runner, after=0))
         assert denied.outcome is not Outcome.OK
         assert "not on a Sunday" in denied.content
+        assert leave_peer.ran() == []
+
+    @spec("TURN-77", "TURN-80")
+    async def test_the_end_of_the_time_reaches_the_agent(
+        self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
+    ) -> None:
+        here = await room(Rules(others=Ask(answer_s=0.3))).open()
         leave_peer.want()
-        before = runner.newest.position
-        await here.asked("two")
-        (late,) = tools_of(await records_until_end(runner, after=before))
+        runner = await here.host.session("s", create=True)
+        await runner.submit(SendMessage(UserMessage.of("one")))
+        (late,) = tools_of(await records_until_end(runner, after=0))
         assert late.outcome is not Outcome.OK
         assert NO_DECISION_CONTENT in late.content
         assert leave_peer.ran() == []

@@ -43,7 +43,7 @@ def process(*command: str, cwd: Path | str = ".") -> AcpProcess:
 
 async def lives(pid: int) -> bool:
     """Whether a process is there, after it has had the time to go."""
-    for _ in range(100):
+    for _ in range(3000):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -73,7 +73,7 @@ async def test_a_program_that_heeds_nothing_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acp_process, "EXIT_S", 0.1)
-    monkeypatch.setattr(acp_process, "GREETING_S", 0.3)
+    monkeypatch.setattr(acp_process, "GREETING_S", 2.0)  # in which the shell has started
     started = process("sh", "-c", "trap '' TERM; echo $$ > own; while :; do sleep 0.05; done", cwd=tmp_path)
     with pytest.raises(ModelStalledError, match="did not answer"):
         await started.start()

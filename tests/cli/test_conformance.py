@@ -33,7 +33,7 @@ async def tried(*arguments: str, access: Access | None = None) -> tuple[Result, 
     """Run the command against a server; return how it ended, and how many sessions it left there."""
     async with served(make_app([text("ready")] * 300, access=access)) as server:
         server.app.settings = StreamSettings(heartbeat_s=0.1)
-        command = ["conformance", server.url, "--wait", "5", *arguments]
+        command = ["conformance", server.url, "--wait", "60", *arguments]
         result = await asyncio.to_thread(CliRunner().invoke, midstream_command, command)
         shown = await asyncio.to_thread(headers_for, server.url)
         left = (await server.http.get("/v1/sessions?limit=200", headers=shown)).json()["sessions"]
@@ -156,14 +156,15 @@ def test_a_client_that_breaks_a_rule_fails_its_script(
 
 def test_a_program_that_is_no_client_is_reported(run: Run, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    for program_text, problem in (
-        ("raise SystemExit(3)", "the client program ended with status 3 at `begin`"),
-        ("print('hello', flush=True); input()", "the client program answered `begin` with 'hello'"),
-        ("input(); input()", "the client program did not answer `begin` within 1 s"),
+    for program_text, wait_s, problem in (
+        ("raise SystemExit(3)", 60, "the client program ended with status 3 at `begin`"),
+        ("print('hello', flush=True); input()", 60, "the client program answered `begin` with 'hello'"),
+        ("input(); input()", 1, "the client program did not answer `begin` within 1 s"),
     ):
         program.write_text(program_text)
         command = f"{sys.executable} {program}"
-        result = run("conformance", "--client", command, "--only", "STREAM-7", "--wait", "1", *WEBSOCKET)
+        options = ("--only", "STREAM-7", "--wait", str(wait_s), *WEBSOCKET)
+        result = run("conformance", "--client", command, *options)
         assert result.exit_code == VERIFICATION
         assert problem in result.stdout
 

@@ -134,7 +134,7 @@ def test_a_killed_worker_is_replaced_and_no_connection_is_refused(tmp_path: Path
             os.kill(victim, signal.SIGKILL)
             _wait_for(lambda victim=victim: not _is_running(victim))
             for _ in range(20):  # half of them belong to the socket of the dead one
-                answer = client.get(f"{server.url}/health", timeout=5.0)
+                answer = client.get(f"{server.url}/health")
                 assert answer.status_code == 200
             _wait_for(lambda: len(_children(server._process.pid)) == 2)
             _wait_for(lambda: _is_ready_twice(server, client))

@@ -198,7 +198,7 @@ async def test_a_stall_is_reported_before_the_first_heartbeat(transport: Transpo
         waits.append((session, waiting_on))
         stalled.set()
 
-    settings = ClientSettings(stall_after_s=0.2)
+    settings = ClientSettings(stall_after_s=1.0)
     async with (
         served(app) as server,
         connect(server.url, transport=transport, settings=settings, on_stalled=note) as client,

@@ -220,7 +220,7 @@ async def test_a_conversation_whose_provider_fails_later_gets_one_fresh_agent_at
 
 @spec("REUSE-68")
 async def test_a_provider_that_is_silent_beyond_the_limit_is_a_timeout() -> None:
-    limits = HttpLimits(connect_s=0.05, first_byte_s=0.05, between_bytes_s=0.05)
+    limits = HttpLimits(connect_s=0.5, first_byte_s=0.25, between_bytes_s=0.25)
     async with in_front_of(*[silence() for _ in range(2)], limits=limits) as (gateway, _):
         async with asyncio.timeout(60):
             assert (await failure_in_chat(gateway)).status_code == 504

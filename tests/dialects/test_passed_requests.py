@@ -201,7 +201,7 @@ async def test_a_refusal_of_the_server_is_one_of_the_gateway(answer: Answer, sta
 
 
 async def test_a_silent_server_is_given_up() -> None:
-    limits = HttpLimits(connect_s=0.5, first_byte_s=0.2)
+    limits = HttpLimits(connect_s=0.5, first_byte_s=0.25)
     async with upstream_of(silence(), limits=limits) as (gateway, _), gateway.openai(max_retries=0) as client:
         with pytest.raises(openai.APIStatusError) as met:
             await client.completions.create(model="c-1", prompt="say")

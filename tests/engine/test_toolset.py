@@ -67,7 +67,7 @@ async def test_the_agents_own_tools_come_first_then_the_sources_in_order() -> No
 
 @spec("TURN-40")
 async def test_a_source_that_hangs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolset, "READ_S", 0.05)
+    monkeypatch.setattr(toolset, "READ_S", 0.5)
     sources = (
         Shelf("slow", None),
         Shelf("down", ToolsUnavailableError("down")),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +27,9 @@ URL_FILE = "store.url"
 FILE = "server.db"
 ANSWERS_WITHIN_S = 30.0
 """Seconds for servers to elect a leader, without which nothing is read; a quiet machine needs one or two of them."""
+
+LOCKED_S = 0.5
+"""Seconds for a commit of a living process; a quiet machine needs a hundredth of them."""
 
 _Found = TypeVar("_Found")
 _NEVER = threading.Event()
@@ -59,6 +64,40 @@ def make_store(folder: Path, world: World, *, name: str = "", lease_s: float = L
     if name.startswith("nats:"):
         return JetStreamStore(name, lease_s=lease_s, world=world)
     return SQLiteStore(name, lease_s=lease_s, world=world)
+
+
+async def is_writable(folder: Path) -> bool:
+    """Whether no transaction of another process keeps the store of a folder from being written."""
+    name = name_of(folder)
+    if name.startswith("nats:"):
+        return True
+    if name.startswith("postgresql:"):
+        return await _has_no_open_transaction(name.partition("&schema=")[0])
+    with contextlib.closing(sqlite3.connect(name, timeout=LOCKED_S, isolation_level=None)) as database:
+        try:
+            database.execute("begin immediate")
+        except sqlite3.OperationalError:
+            return False
+        database.execute("rollback")
+    return True
+
+
+async def _has_no_open_transaction(url: str) -> bool:
+    import asyncpg  # not installed everywhere
+
+    operator = await asyncpg.connect(url)
+    try:
+        return bool(await operator.fetchval(_NO_OPEN_TRANSACTION))
+    finally:
+        await operator.close()
+
+
+_NO_OPEN_TRANSACTION = """
+select not exists (
+    select 1 from pg_stat_activity
+    where application_name like 'midstream %' and state like 'idle in transaction%'
+)
+"""
 
 
 def read_session(folder: Path, session: str) -> list[StoredRecord]:

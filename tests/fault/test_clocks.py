@@ -23,6 +23,7 @@ from tests.fault.workers import (
     Worker,
     ends,
     executions,
+    freeze,
     in_the_tool,
     lines,
     problems,
@@ -95,7 +96,7 @@ async def test_a_clock_that_jumps_while_its_server_runs_and_stands_still_costs_n
                 each.signal(signal.SIGUSR2)
             assert (await other.say("s", "more")).status_code == 409
         assert len([each for each in records(folder, "s") if isinstance(each, EpochStarted)]) == 1
-        node.signal(signal.SIGSTOP)
+        await freeze(folder, node)
         found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         (folder / "go").touch()

@@ -41,6 +41,7 @@ from tests.fault.workers import (
     Worker,
     ends,
     executions,
+    freeze,
     in_the_tool,
     journal,
     lines,
@@ -101,7 +102,7 @@ async def test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards(folde
     async with Worker(folder, "--lease", LEASE_S) as frozen, Worker(folder, "--lease", LEASE_S) as heir:
         await in_the_tool(folder, frozen)
         assert (await heir.say("s", "more")).status_code == 409  # its node was asked: they know each other
-        frozen.signal(signal.SIGSTOP)
+        await freeze(folder, frozen)
         found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         (folder / "go").touch()
@@ -135,7 +136,7 @@ async def test_a_node_that_wakes_up_follows_the_session_that_another_one_took_me
         assert await client.ask("s", "look") == "done"
         reader = client.follow("s", after="0-0")
         first = [event async for event in _through_turn(reader, 1)]
-        frozen.signal(signal.SIGSTOP)
+        await freeze(folder, frozen)
         await _accepted(heir, "s", "look")
         await until(lambda: ends(folder, "s") == ["completed"] * 2)
         newest = journal(folder, "s")[-1]

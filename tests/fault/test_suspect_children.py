@@ -23,7 +23,7 @@ class ParentWorker(Worker):
     program = "tests.fault.child_process"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @spec("TURN-87")
 async def test_a_parent_whose_sub_agents_kill_the_server_is_started_four_times_at_most(
     tmp_path: Path,

@@ -22,7 +22,7 @@ from midstream.session.records import Record, TurnEnded, decode
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
 from tests.fault import starting
-from tests.fault.stored import read_session
+from tests.fault.stored import is_writable, read_session
 from tests.fault.turn import Line
 from tests.server.serving import KEYS
 
@@ -112,6 +112,27 @@ class Worker:
         return await self._client.request(method, path, **options)  # type: ignore[arg-type] # httpx2's own
 
 
+async def freeze(folder: Path, worker: Worker) -> None:
+    """Stop a server with SIGSTOP between two transactions: inside of one it keeps the others from the database."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            worker.signal(signal.SIGSTOP)
+            while not _is_stopped(worker.process.pid):
+                await _moment()
+            if await is_writable(folder):
+                return
+            worker.signal(signal.SIGCONT)
+            await _moment()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether each thread of a process has stopped: one may wait for the disk."""
+    with contextlib.suppress(FileNotFoundError):  # a thread has ended
+        states = [task.joinpath("stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
+    return False
+
+
 async def in_the_tool(folder: Path, worker: Worker, session: str = "s", words: str = "work") -> None:
     """Let a worker own a session and be in its tool."""
     assert (await worker.say(session, words)).status_code == 200
@@ -161,12 +182,10 @@ async def _moment() -> None:
 
 
 def lines(folder: Path) -> list[Line]:
+    """Return what the tools noted; of a line that is being written a part may be there."""
     path = folder / "ledger"
-    return (
-        [msgspec.json.decode(line, type=Line) for line in path.read_bytes().splitlines()]
-        if path.exists()
-        else []
-    )
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
 
 
 def executions(folder: Path) -> list[Execution]:

@@ -14,7 +14,7 @@ from tests.frameworks.kills import KINDS, is_installed
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 170.0
+WAIT_S = 280.0
 
 
 def play(framework: str, *options: str) -> subprocess.CompletedProcess[str]:

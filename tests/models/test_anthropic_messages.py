@@ -90,7 +90,7 @@ ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key
 RAN = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
 SAID = Step(Response((Text("It says X."),)))
 EPHEMERAL = {"type": "ephemeral"}
-SHORT = HttpLimits(connect_s=1, first_byte_s=0.05, between_bytes_s=0.05)
+SHORT = HttpLimits(connect_s=1, first_byte_s=0.25, between_bytes_s=0.25)
 
 
 def stream(*events: Json | bytes, ending: str = "end") -> Answer:

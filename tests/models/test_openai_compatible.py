@@ -71,7 +71,7 @@ from tests.spec import spec
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
 HELLO = stream(delta(content="Hel"), delta("stop", content="lo"), usage(7, 2))
-SHORT = HttpLimits(connect_s=1, first_byte_s=0.05, between_bytes_s=0.05)
+SHORT = HttpLimits(connect_s=1, first_byte_s=0.25, between_bytes_s=0.25)
 
 
 async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:

@@ -35,21 +35,23 @@ from tests.models.chat_server import WAIT_S, Answer, chat_server, delta, refusal
 HEAD_ONLY = stream(ending="hang")
 ONE_PIECE = stream(delta(content="a"), ending="hang")
 LONG = 60.0
+SHORT = 0.25
+"""Seconds in which a machine that others use gets a request from one end of a socket to the other."""
 
 
 @pytest.mark.parametrize(
     ("answer", "limits", "stalls", "limit_s"),
     [
-        (silence(), HttpLimits(first_byte_s=0.05, between_bytes_s=LONG, connect_s=0.05), None, 0.1),
-        (HEAD_ONLY, HttpLimits(first_byte_s=0.05, between_bytes_s=LONG), None, 0.05),
-        (ONE_PIECE, HttpLimits(first_byte_s=LONG, between_bytes_s=0.05), None, 0.05),
-        (ONE_PIECE, HttpLimits(first_byte_s=0.05, between_bytes_s=0.05), None, 0.05),
-        (HEAD_ONLY, None, StallBudgets(first_token_max_s=0.05), 0.05),
+        (silence(), HttpLimits(first_byte_s=SHORT, between_bytes_s=LONG, connect_s=SHORT), None, 2 * SHORT),
+        (HEAD_ONLY, HttpLimits(first_byte_s=SHORT, between_bytes_s=LONG), None, SHORT),
+        (ONE_PIECE, HttpLimits(first_byte_s=LONG, between_bytes_s=SHORT), None, SHORT),
+        (ONE_PIECE, HttpLimits(first_byte_s=SHORT, between_bytes_s=SHORT), None, SHORT),
+        (HEAD_ONLY, None, StallBudgets(first_token_max_s=SHORT), SHORT),
         (
             ONE_PIECE,
             None,
-            StallBudgets(first_token_max_s=LONG, between_tokens_max_s=0.04, upstream_tool_max_s=0.05),
-            0.05,
+            StallBudgets(first_token_max_s=LONG, between_tokens_max_s=0.2, upstream_tool_max_s=SHORT),
+            SHORT,
         ),
     ],
     ids=["nothing", "head", "piece", "equal", "budget", "budget between"],
@@ -319,7 +321,7 @@ async def test_a_server_that_takes_nothing_is_given_up() -> None:
                 pass
 
     async with serving(talk) as url:
-        limits = HttpLimits(connect_s=0.05, first_byte_s=0.05)
+        limits = HttpLimits(connect_s=SHORT, first_byte_s=SHORT)
         provider = Provider(url, "m", limits=limits, world=World())
         with pytest.raises(ModelStalledError):
             await _words(provider, b"x" * (32 << 20))

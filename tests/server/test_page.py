@@ -489,7 +489,7 @@ async def test_a_line_that_dies_after_every_few_messages_loses_and_repeats_nothi
     context = await browser.new_context()
     await context.route_web_socket("**/stream", dying_after(lambda: 2, sockets))
     chat = Chat(await context.new_page(), [])
-    slowly = [step for word in WORDS for step in (TextDelta(word), Pause(0.01))]
+    slowly = [step for word in WORDS for step in (TextDelta(word), Pause(0.03))]
     async with served(make_app([[*slowly, Finished()]])) as server:
         await chat.page.goto(server.url)
         await chat.say("go on")
@@ -617,7 +617,7 @@ async def told_of(which: str, trial: Awaitable[None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_once(browser: Browser) -> None:
     """Readers at once, since each of them mostly waits."""
     async with asyncio.TaskGroup() as readers:

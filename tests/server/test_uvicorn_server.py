@@ -153,7 +153,7 @@ async def test_a_hung_tool_and_a_client_that_does_not_read_cannot_hold_the_serve
             await reader.hear_until("call_started")
         assert len(server.app.connections) == 1, "the one that does not read is still there"
 
-        async with asyncio.timeout(6.0):
+        async with asyncio.timeout(WAIT_S):  # without a limit it would never end
             server.stop.set()
             await server.serving
         let_go.set()

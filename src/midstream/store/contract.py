@@ -18,7 +18,8 @@ records or none, only at the expected position, only under the newest epoch. A r
   brings a command to the node of a session, for as long as it takes: a node that dies with a command undecided
   leaves it to the next one. A command may be delivered, and decided, more than once; deciding it twice must be
   harmless. A command whose sender is dead is not delivered any more: its client sends the command to another node.
-* **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to find out.
+* **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to find out. In a store
+  on servers it may still be on its way: the next append takes its place, or fails with `JournalMovedError`.
 * **Blobs** are large results that records name by their digest. They are appended with the record that names them,
   kept once for each session, never changed, and removed with it.
 * **Key-value part.** Small values beside the journals, such as the records of a pool: `KeyValue`. An entry is replaced

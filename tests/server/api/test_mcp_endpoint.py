@@ -392,11 +392,12 @@ async def test_a_task_of_a_handshake_client_asks_and_is_cancelled() -> None:
 
 
 async def test_a_long_call_of_a_modern_client_becomes_a_task_and_a_short_one_does_not() -> None:
-    async with serving(options=McpOptions(task_after_s=0.3)) as (server, script):
+    async with serving(options=McpOptions(task_after_s=WAIT_S)) as (server, _):
         short = messages_of(
             (await modern(server, "tools/call", {"name": "ask", "arguments": {"message": "hi"}})).text
         )
         assert short[-1]["result"]["resultType"] == "complete"
+    async with serving(options=McpOptions(task_after_s=0.3)) as (server, script):
         params = {"name": "ask", "arguments": {"message": "wait"}, "_meta": {"midstream/call": "one"}}
         task = (await modern(server, "tools/call", params)).json()["result"]
         assert (task["resultType"], task["status"]) == ("task", "working")

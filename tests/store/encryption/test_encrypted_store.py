@@ -248,7 +248,7 @@ async def test_the_effect_of_a_tool_is_committed_with_its_encrypted_outcome(fold
     await store.append("s", Batch([b"{}"], expected=0, epoch=epoch, sync=Sync.FULL))
 
     def work(attempt: Attempt) -> Batch:
-        attempt(lambda transaction: transaction.execute("create table t (a)"), within_s=1.0)
+        attempt(lambda transaction: transaction.execute("create table t (a)"), within_s=60.0)
         return Batch([CANARY.encode()], 1, epoch, Sync.FULL)
 
     assert (await store.append_within("s", work, expected=1, epoch=epoch)).bodies == [CANARY.encode()]
