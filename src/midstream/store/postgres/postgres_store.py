@@ -186,6 +186,14 @@ class PostgresStore(PostgresReads, Store):
         return await self._require_open("".join(followed)).watcher.watch(followed)
 
     @override
+    async def is_held_elsewhere(self, session: str) -> bool:
+        opened = self._require_open(session)
+        node, frozen = await opened.lock.number(), opened.frozen
+        return await opened.pool.run(
+            lambda db, _: session_writes.is_held_by_other(db, session, node=node, frozen=frozen)
+        )
+
+    @override
     async def forward(self, session: str, body: bytes) -> bytes:
         opened = self._require_open(session)
         number = await opened.inbox.put(session, body)

@@ -42,6 +42,7 @@ select session.id, session.name, (select ifnull(max(position), 0) from record wh
 """
 LINE = f"{COLUMNS} from session"
 FIND_LINE = f"{COLUMNS}, seal from session where name = ?"
+FIND_HOLDER = "select node from session where name = ?"
 # Numbers of sessions behind a place; a limit of -1 is none. Without a place, the place is behind all times.
 LIST_NUMBERS = """
 select id from session
@@ -95,6 +96,11 @@ class ReadConnection:
         """See `Store.find`."""
         rows = self.rows(FIND_LINE, (session,))
         return _line(rows[0]) if rows else None
+
+    def holder(self, session: str) -> str | None:
+        """Return the node that claimed a session last and did not release it; None where there is none."""
+        rows = self.rows(FIND_HOLDER, (session,))
+        return rows[0][0] if rows else None
 
     def numbers(
         self,
