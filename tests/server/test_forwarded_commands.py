@@ -12,20 +12,22 @@ import pytest
 from msgspec import Struct
 from typing_extensions import override
 
-from midstream.models.responses import Finished, TextDelta, Usage
+from midstream.history.messages import Usage
+from midstream.models.responses import Finished, TextDelta
 from midstream.server.app import App
 from midstream.server.limits import Limits
 from midstream.session.turn.commands import Cancel
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.scripted_model import Script, Stall, text
+from midstream.testing.scripted_model import Script, ScriptedStep, Stall, text
 from midstream.testing.store_fakes import StoreInFront
 from tests.server.people import ADA, BOB, OPERATOR, guarded_app, say
 from tests.server.serving import KEYS, WAIT_S, Json, abort, called, command, make_app, post
 from tests.spec import spec
 
-NO_LIMIT = Limits()
+SPENT: list[ScriptedStep] = [TextDelta("Hello."), Finished(usage=Usage(60, 50))]
+"""A response that costs 110 tokens."""
 
 
 class CountedStore(StoreInFront):
@@ -185,10 +187,9 @@ async def test_a_forwarded_command_is_answered_as_at_its_node(name: str, *, is_r
 
 @spec("STREAM-74")
 async def test_the_tokens_of_a_forwarded_turn_are_charged_where_it_runs() -> None:
-    spent = [TextDelta("Hello."), Finished(usage=Usage(60, 50))]
     memory = Memory()
     limits = Limits(tokens_per_principal_hour_max=150)
-    async with pair_of(lambda: MemoryStore(memory), lambda _: spent, limits=limits, is_guarded=True) as pair:
+    async with pair_of(lambda: MemoryStore(memory), lambda _: SPENT, limits=limits, is_guarded=True) as pair:
         assert (await say(pair.node_http, "s1", ADA)).status_code == 200
         await pair.until_idle()
         assert (await say(pair.node_http, "s1", OPERATOR, **_key(2))).status_code == 200
@@ -206,10 +207,11 @@ async def test_a_forwarded_turn_counts_as_running_where_it_runs() -> None:
     limits = Limits(turns_per_principal_max=1)
     script: Script = lambda _: [Stall()]  # noqa: E731 - one line
     async with pair_of(lambda: MemoryStore(memory), script, limits=limits, is_guarded=True) as pair:
-        assert (await say(pair.node_http, "s1", ADA)).status_code == 200
-        runner = await pair.node.host.session("s1")
-        await runner.submit(Cancel())
-        pair.node.host.world.monotonic = _later(pair.node.host.world.monotonic)  # type: ignore[method-assign]
+        world = pair.node.host.world
+        for session in ("s1", "s3"):  # the second one takes the place of the first in the counter
+            assert (await say(pair.node_http, session, ADA)).status_code == 200
+            await (await pair.node.host.session(session)).submit(Cancel())
+            world.monotonic = _later(world.monotonic)
         assert (await say(pair.other_http, "s1", ADA, **_key(2))).status_code == 200
         assert "forward" in pair.other_store.of("s1")
         assert (await say(pair.node_http, "s2", ADA)).json()["code"] == "limit_reached"
@@ -224,8 +226,7 @@ def _later(clock: Callable[[], float]) -> Callable[[], float]:
 async def test_a_caller_at_its_limit_repeats_an_accepted_command_at_any_server() -> None:
     memory = Memory()
     limits = Limits(tokens_per_principal_hour_max=100)
-    spent = [TextDelta("Hello."), Finished(usage=Usage(60, 50))]
-    async with pair_of(lambda: MemoryStore(memory), lambda _: spent, limits=limits, is_guarded=True) as pair:
+    async with pair_of(lambda: MemoryStore(memory), lambda _: SPENT, limits=limits, is_guarded=True) as pair:
         assert (await say(pair.node_http, "s1", ADA)).status_code == 200
         await pair.until_idle()
         assert (await say(pair.other_http, "s0", ADA)).status_code == 200
