@@ -151,7 +151,7 @@ class Received(Struct, frozen=True, gc=False):
 
     `command` is None where it has no effect on the turn (a result that is not awaited any more). `cancel_after_s`
     counts where the command opens its stream. `connection` is the number of the connection it came by; 0 of a client
-    that does not count. `caller` is charged for the turn; "" where nobody is.
+    that does not count. `caller` is charged for the turn; "" is not charged.
     """
 
     stream: str
