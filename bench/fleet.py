@@ -62,6 +62,7 @@ class FleetPoint(msgspec.Struct):
     workers_postgres: dict[str, float] = {}
     workers_postgres_unkept: dict[str, float] = {}
     """With a new connection for each request: a balancer without sticky sessions; the command is then forwarded."""
+    workers_sqlite_unkept: dict[str, float] = {}
 
 
 @asynccontextmanager
@@ -267,6 +268,7 @@ def run(folder: Path) -> FleetPoint:
         on_postgres = measure_workers(folder, f"{engine.url}&schema=")
         unkept = measure_workers(folder, f"{engine.url}&schema=", is_kept=False)
     on_sqlite = measure_workers(folder)
+    unkept_on_sqlite = measure_workers(folder, is_kept=False)
     result = FleetPoint(
         round(steps),
         round(raw),
@@ -280,6 +282,7 @@ def run(folder: Path) -> FleetPoint:
         on_sqlite,
         on_postgres,
         unkept,
+        unkept_on_sqlite,
     )
     for name, value in msgspec.structs.asdict(result).items():
         print(f"  {name.replace('_', ' '):24} {value}")

@@ -176,9 +176,9 @@ def measure_workers(folder: Path, prefix: str = "", *, is_kept: bool = True) -> 
         is_kept: Whether each client keeps its connection.
     """
     folder = folder.resolve()
+    name = "workers_kept" if is_kept else "workers_unkept"
     stores = {
-        count: f"{prefix}workers_{count}{is_kept}".lower() if prefix else str(folder / f"workers_{count}.db")
-        for count in COUNTS
+        count: f"{prefix}{name}_{count}" if prefix else str(folder / f"{name}_{count}.db") for count in COUNTS
     }
     found = asyncio.run(_measure(folder, stores, is_kept=is_kept))
     result = {f"steps_per_s_{count}": round(value) for count, value in found.items()}

@@ -4,12 +4,13 @@ import pytest
 
 from midstream.engine.forwarding import (
     GIVE_UP,
+    Accepted,
     decode_command,
     encode_answer,
     encode_command,
     name_approver,
     once,
-    position_of,
+    read_answer,
 )
 from midstream.errors import (
     DrainingError,
@@ -36,6 +37,7 @@ COMMANDS: list[Command | Received] = [
     Received("k", "digest of s", 4, "digest", None),
     Received("k", "digest of s", 0, "digest", SendMessage(UserMessage.of("hi")), 30.0),
     Received("k", "digest of s", 4, "digest", None, connection=2**53),
+    Received("k", "digest of s", 0, "digest", SendMessage(UserMessage.of("hi")), caller="acme:ada"),
 ]
 
 
@@ -65,7 +67,13 @@ def test_an_node_that_is_asked_to_give_up_is_no_turns_business() -> None:
 
 
 def test_an_answer_is_the_journals_end() -> None:
-    assert position_of(encode_answer(12)) == 12
+    for accepted in (Accepted(12), Accepted(12, is_replayed=True), Accepted()):
+        assert read_answer(encode_answer(accepted)) == accepted
+
+
+def test_an_answer_of_an_older_server_is_the_journals_end() -> None:
+    assert read_answer(b'{"position":12}') == Accepted(12)
+    assert encode_answer(Accepted(12)) == b'{"position":12}', "which an older server reads"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_an_answer_is_the_journals_end() -> None:
 )
 def test_a_refusal_arrives_as_what_it_was(error: MidstreamError) -> None:
     with pytest.raises(type(error)) as caught:
-        position_of(encode_answer(error))
+        read_answer(encode_answer(error))
     arrived = caught.value
     assert type(arrived) is type(error)
     assert (arrived.message, arrived.retry_after_s) == (error.message, error.retry_after_s)
@@ -92,7 +100,7 @@ def test_a_refusal_arrives_as_what_it_was(error: MidstreamError) -> None:
 
 def test_a_refusal_of_another_version_may_be_asked_again() -> None:
     with pytest.raises(UnavailableError, match="new"):
-        position_of(b'{"code":"a_new_one","message":"new"}')
+        read_answer(b'{"code":"a_new_one","message":"new"}')
 
 
 @spec("TURN-74")

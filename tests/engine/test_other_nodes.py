@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 import pytest
 
 from midstream.engine.agent import Agent, sub_agent
-from midstream.engine.forwarding import encode_answer
+from midstream.engine.forwarding import Accepted, encode_answer
 from midstream.engine.host import HAND_ON_S, Host, HostPhase
 from midstream.engine.runner import Runner, StopMode
 from midstream.errors import (
@@ -218,9 +218,10 @@ async def test_what_is_decided_twice_happens_once(places: Places, *, is_running:
     await _until(lambda: ours.state.is_live == is_running)
     ends.append(await here._caretaker._decide_forwarded(handed.forwarded))
     assert len([each for each in places.records() if isinstance(each, MessageAccepted)]) == 2
-    assert ends[0] <= ends[1] == ours.newest.position
+    assert ends[0].position <= ends[1].position == ours.newest.position
+    assert [each.is_replayed for each in ends] == [False, True]
     await here.store.answer(number, encode_answer(ends[0]))
-    assert await asking == ends[0]
+    assert await asking == ends[0].position
 
 
 @spec("TURN-74")
@@ -241,7 +242,7 @@ async def test_what_is_taken_back_or_gone_on_with_twice_happens_once(places: Pla
     await ours.submit(later)
     await here._caretaker._decide_forwarded(handed.forwarded)
     assert [each.number for each in ours.state.queue] == [2]
-    await here.store.answer(number, encode_answer(0))
+    await here.store.answer(number, encode_answer(Accepted()))
     await asking
 
 

@@ -43,6 +43,10 @@ class WorkerWorld(KillingWorld):
     def now(self) -> float:
         return time.time() + self.clock_error_s
 
+    def die_at_next(self, point: Fault) -> None:
+        """Die when this point is reached once more."""
+        self._death = (point, self.reached[point] + 1)
+
     def jump(self, by_s: float) -> None:
         """Set the wall clock, as an operator or a virtual machine that is resumed does."""
         self.clock_error_s += by_s
@@ -150,6 +154,7 @@ async def main() -> None:
     parser.add_argument("--lease", type=float, default=LEASE_S)
     parser.add_argument("--begin", type=int, default=0, help="sessions to begin a turn in")
     parser.add_argument("--kill-at", type=Fault)
+    parser.add_argument("--armed", type=Fault, help="the point at which it dies next, from SIGUSR1 on")
     parser.add_argument("--freeze-at", type=Fault)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument(
@@ -164,6 +169,8 @@ async def main() -> None:
     world.freeze_at = (given.freeze_at, given.count)
     world.clock_error_s = given.clock_error
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, world.jump, given.jump)
+    if given.armed:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, world.die_at_next, given.armed)
     store = make_store(given.folder, world, name=given.store, lease_s=given.lease)
     go = Go(given.folder / "go", world)
     looking = world.spawn(go.look(), name="go")

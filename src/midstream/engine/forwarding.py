@@ -7,12 +7,12 @@ and the sender's client tries again later.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.engine.journal import Journal
 from midstream.environment import World
 from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError, error_of
 from midstream.protocol.frames import secret_digest_of
@@ -48,12 +48,24 @@ class _Handed(Struct, frozen=True, omit_defaults=True):
     digest: str = ""
     cancel_after_s: float | None = None
     connection: int = 0
+    caller: str = ""
 
 
-class _Answer(Struct, frozen=True, omit_defaults=True):
-    """The journal's end, or why the command was refused."""
+class Accepted(Struct, frozen=True, omit_defaults=True):
+    """Answer to a command that is in the journal.
+
+    Args:
+        position: The journal's end.
+        is_replayed: The command was accepted before.
+    """
 
     position: int = 0
+    is_replayed: bool = False
+
+
+class _Answer(Accepted, frozen=True, omit_defaults=True):
+    """The same, or why the command was refused."""
+
     code: str = ""
     message: str = ""
     retry_after_s: float | None = None
@@ -99,10 +111,14 @@ def once(command: Command | Received, seen: Session, world: World) -> Command | 
 
 
 class Forwarder:
-    """Forwards commands of one session to the node that has its lease."""
+    """Forwards commands to the nodes that have the leases of their sessions, and waits for the answers.
 
-    def __init__(self, journal: Journal, world: World) -> None:
-        self._journal = journal
+    Args:
+        send: Sends an encoded command for a session, and returns the answer: see `Store.forward`.
+    """
+
+    def __init__(self, send: Callable[[str, bytes], Awaitable[bytes]], world: World) -> None:
+        self._send = send
         self._world = world
         self._failure: MidstreamError | None = None
         self._limits: set[asyncio.Timeout] = set()
@@ -113,17 +129,20 @@ class Forwarder:
         """Whether a command waits for its answer."""
         return bool(self._limits)
 
-    async def forward(self, command: Command | Received, seen: Session) -> int | None:
-        """Let the other node decide a command; return the journal's end there, or None for one without effect.
+    async def forward(self, session_id: str, command: Command | Received, seen: Session) -> Accepted | None:
+        """Let the other node decide a command; return its answer, or None for one without effect.
+
+        Args:
+            seen: The session as it is known here.
 
         Raises:
             MidstreamError: It was refused, or the node does not answer.
         """
         lasting = once(command, seen, self._world)
-        return None if lasting is None else await self.request(encode_command(lasting))
+        return None if lasting is None else await self.request(session_id, encode_command(lasting))
 
-    async def request(self, body: bytes) -> int:
-        """Return the node's answer to an encoded command: the journal's end.
+    async def request(self, session_id: str, body: bytes) -> Accepted:
+        """Return the node's answer to an encoded command.
 
         Raises:
             UnavailableError: It does not answer within `HAND_OVER_S`.
@@ -133,11 +152,11 @@ class Forwarder:
         self._limits.add(limit)
         try:
             async with limit:
-                return position_of(await self._journal.forward(body))
+                return read_answer(await self._send(session_id, body))
         except TimeoutError as error:
             if self._failure is not None and limit not in self._limits:
                 raise self._failure.again() from error
-            message = f"the node of session {self._journal.session_id!r} does not answer; retry later"
+            message = f"the node of session {session_id!r} does not answer; retry later"
             raise UnavailableError(message, retry_after_s=1.0) from error
         finally:
             self._limits.discard(limit)
@@ -165,6 +184,7 @@ def encode_command(command: Command | Received) -> bytes:
             command.digest,
             command.cancel_after_s,
             command.connection,
+            command.caller,
         )
     )
 
@@ -189,6 +209,7 @@ def decode_command(body: bytes) -> Command | Received:
             command,
             handed.cancel_after_s,
             handed.connection,
+            handed.caller,
         )
     if command is None:
         raise UnavailableError("an empty command was forwarded")
@@ -204,10 +225,10 @@ def name_approver(command: Command | Received, sender: str) -> Command | Receive
     return replace(command, command=named) if isinstance(command, Received) else named
 
 
-def encode_answer(answer: int | MidstreamError) -> bytes:
+def encode_answer(answer: Accepted | MidstreamError) -> bytes:
     """Return what came of a command as bytes."""
-    if isinstance(answer, int):
-        return msgspec.json.encode(_Answer(answer))
+    if isinstance(answer, Accepted):
+        return msgspec.json.encode(answer)
     expected = answer.expected if isinstance(answer, SeqnoGapError) else 0
     return msgspec.json.encode(
         _Answer(
@@ -216,8 +237,8 @@ def encode_answer(answer: int | MidstreamError) -> bytes:
     )
 
 
-def position_of(body: bytes) -> int:
-    """Return the journal's end that an answer names.
+def read_answer(body: bytes) -> Accepted:
+    """Return what came of a command that was accepted.
 
     Raises:
         MidstreamError: What the node refused the command with.
@@ -229,7 +250,7 @@ def position_of(body: bytes) -> int:
             "the answer of another node cannot be read; try again", retry_after_s=1.0
         ) from error
     if not answer.code:
-        return answer.position
+        return Accepted(answer.position, answer.is_replayed)
     if answer.code == SeqnoGapError.code:
         raise SeqnoGapError(answer.message, expected=answer.expected)
     raise error_of(answer.code, answer.message, answer.retry_after_s)

@@ -17,6 +17,7 @@ from midstream.engine.conversation import answer_of, payload_of, turn_of
 from midstream.engine.escrow_locks import Locks
 from midstream.engine.failed_sessions import FailedSessions
 from midstream.engine.followed_journals import FollowedJournals
+from midstream.engine.forwarding import Accepted
 from midstream.engine.journal import Journal, require_session_id
 from midstream.engine.other_nodes import Caretaker
 from midstream.engine.recovery import Recovery, StartupRecovery
@@ -40,7 +41,7 @@ from midstream.protocol.stream_settings import TAIL_BYTES
 from midstream.session.child_names import PART_MARK, root_of
 from midstream.session.records import Parent
 from midstream.session.retention import Retention
-from midstream.session.session import Session, fold
+from midstream.session.session import Received, Session, fold
 from midstream.session.turn.commands import WhenBusy, WhenBusyName
 from midstream.session.turn.states import LOOK_BACK_S, RunningCalls
 from midstream.store.contract import SessionInfo, Store
@@ -247,6 +248,26 @@ class Host:
         self._sleeping.touch(session_id)
         return runner
 
+    async def is_held_elsewhere(self, session_id: str) -> bool:
+        """Whether another node runs a session, as far as is known here: `forward` then costs less than `submit`."""
+        require_session_id(session_id)
+        runner = self._awake.get(session_id)
+        if self.is_draining or not self.has_peers or (runner is not None and not runner.is_stale):
+            return False
+        return await self.store.is_held_elsewhere(session_id)
+
+    async def forward(self, session_id: str, received: Received) -> Accepted:
+        """Forward a client's command to the node that runs its session; the session is not read here.
+
+        That node checks the command: its stream, its number and its digest. Where no node runs the session any more,
+        the next one that sees the command decides it, perhaps this one.
+
+        Raises:
+            MidstreamError: It was refused, or the node does not answer; as `Runner.submit`.
+        """
+        self.refuse_while_deleting(session_id)
+        return await self._caretaker.forward(session_id, received)
+
     async def child(self, session_id: str, path: tuple[str, ...]) -> Runner:
         """Return the session that does the work of a call, awake, with the agent that `path` leads to.
 
@@ -366,6 +387,11 @@ class Host:
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
         return self._awake.get(session_id)
+
+    def is_live(self, session_id: str) -> bool:
+        """Whether a turn is open in a session that is awake here."""
+        runner = self._awake.get(session_id)
+        return runner is not None and runner.state.is_live
 
     def children_wait_for(self, session_id: str) -> list[str]:
         """Return what each sub-agent that works for a session's turn waits for, see `waiting_on`: `tool` if unknown."""

@@ -16,7 +16,15 @@ from typing import Protocol, TypeVar
 
 from midstream.engine import session_work
 from midstream.engine.followed_journals import FollowedJournals
-from midstream.engine.forwarding import GIVE_UP, decode_command, encode_answer, name_approver
+from midstream.engine.forwarding import (
+    GIVE_UP,
+    Accepted,
+    Forwarder,
+    decode_command,
+    encode_answer,
+    encode_command,
+    name_approver,
+)
 from midstream.engine.pruning import Pruner
 from midstream.engine.runner import Runner
 from midstream.environment import World
@@ -29,6 +37,7 @@ from midstream.errors import (
     SessionLockedError,
     UnavailableError,
 )
+from midstream.observability.observers import Observers
 from midstream.protocol.frames import EventId
 from midstream.retries import (
     HAND_OVER_BACKOFF,
@@ -40,7 +49,7 @@ from midstream.retries import (
 )
 from midstream.session.child_names import root_of
 from midstream.session.retention import Retention
-from midstream.session.session import Session
+from midstream.session.session import Received, Session
 from midstream.store.contract import ForwardedCommand, News, SessionInfo, Store
 
 T = TypeVar("T")
@@ -53,6 +62,9 @@ _log = logging.getLogger(__name__)
 
 class PeerSessions(Protocol):
     """The sessions of a host."""
+
+    observers: Observers
+    """Notified of turns that callers of other nodes are about to open here."""
 
     async def session(self, session_id: str, *, create: bool = False) -> Runner:
         """Return a session, awake."""
@@ -107,6 +119,7 @@ class Caretaker:
         self._world = world
         self.retention = retention
         self._pruner = Pruner(sessions, store, world, retention)
+        self._forwarder = Forwarder(store.forward, world)
         self._turnstile = asyncio.Semaphore(TAKEN_UP_AT_ONCE)
         self._is_following_more = asyncio.Event()
         self.journals = FollowedJournals(self.refresh_followed)
@@ -127,7 +140,10 @@ class Caretaker:
         self._work(self._pruner.run(), name="pruning")
 
     async def stop(self) -> None:
-        """Stop watching; what is being taken up or decided is let go."""
+        """Stop watching; what is being taken up, decided or forwarded is let go."""
+        self._forwarder.refuse(
+            DrainingError("this server is shutting down; reconnect to continue", retry_after_s=1.0)
+        )
         self._once_more.clear()
         tasks = [*self._working, *([self._watching] if self._watching else [])]
         for task in tasks:
@@ -291,13 +307,21 @@ class Caretaker:
         if found is not None:
             self._locked[session_id] = found.epoch
 
-    # --- commands of others
+    # --- commands between nodes
+
+    async def forward(self, session_id: str, received: Received) -> Accepted:
+        """See `Host.forward`."""
+        accepted = await self._forwarder.request(session_id, encode_command(received))
+        runner = self._sessions.awake(session_id)
+        if runner is not None and runner.readers:
+            await runner.refresh()
+        return accepted
 
     async def _decide(self, forwarded_commands: Iterable[ForwardedCommand]) -> None:
         """Decide what was handed over, in order, and answer."""
         for forwarded in forwarded_commands:
             try:
-                answer: int | MidstreamError = await self._with_keys(
+                answer: Accepted | MidstreamError = await self._with_keys(
                     partial(self._decide_forwarded, forwarded)
                 )
             except (LeaseHeldError, DrainingError):
@@ -326,13 +350,17 @@ class Caretaker:
                 await self._world.sleep(pause_s)
         raise AssertionError("unreachable: the loop has no end")
 
-    async def _decide_forwarded(self, forwarded: ForwardedCommand) -> int:
+    async def _decide_forwarded(self, forwarded: ForwardedCommand) -> Accepted:
+        """Check and decide a command as if it had come in here: its sender has not read the session."""
         if forwarded.body == GIVE_UP:
             await self._sessions.give_up(forwarded.session)
-            return 0
+            return Accepted()
         command = name_approver(decode_command(forwarded.body), forwarded.sender)
         runner = await self._sessions.session(forwarded.session, create=True)
-        return await runner.decide(command)
+        is_replayed = isinstance(command, Received) and runner.state.has_accepted(command)
+        if isinstance(command, Received) and command.caller and not is_replayed:
+            self._sessions.observers.on_forwarded(forwarded.session, command.caller)
+        return Accepted(await runner.decide(command), is_replayed)
 
     # --- readers
 

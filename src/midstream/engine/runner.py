@@ -135,7 +135,7 @@ class Runner:
         self._phase = Phase.FOLLOWING
         self._mailbox = Mailbox(world, self._append_output_at_once)
         self._work = SessionWork(journal, self._mailbox, world, self._fail)
-        self._forwarder = Forwarder(journal, world)
+        self._forwarder = Forwarder(lambda _, body: journal.forward(body), world)
         self._outages = Outages(world, self.session_id, self._mailbox.refuse_clients)
         self._task: asyncio.Task[None] | None = None
         self._parted: MidstreamError | None = None
@@ -167,11 +167,11 @@ class Runner:
         try:
             return await self.decide(command)
         except LeaseHeldError:
-            end = await self._forwarder.forward(command, self.state)
-            if end is None:
+            accepted = await self._forwarder.forward(self.session_id, command, self.state)
+            if accepted is None:
                 return self.newest.position
             await self.refresh()
-            return end
+            return accepted.position
 
     @property
     def events(self) -> Journal:
@@ -360,7 +360,7 @@ class Runner:
             SessionBusyError: A turn is running there. Nothing was changed.
             UnavailableError: It does not answer.
         """
-        await self._forwarder.request(GIVE_UP)
+        await self._forwarder.request(self.session_id, GIVE_UP)
 
     async def stop(self, mode: StopMode, error: MidstreamError | None = None) -> None:
         """Stop this runner; see `StopMode`. Readers and senders end with `error`, but in the modes that finish."""

@@ -36,6 +36,18 @@ class Introduced(Protocol):
         """
 
 
+@runtime_checkable
+class Charging(Protocol):
+    """An observer that also needs the callers of turns whose commands came to another node."""
+
+    def on_forwarded(self, session: str, caller: str) -> None:
+        """Take who is about to open a turn in a session of this process. Must not wait.
+
+        Args:
+            caller: Under which name it is counted.
+        """
+
+
 class Observers:
     """Observers of one process.
 
@@ -56,6 +68,15 @@ class Observers:
             if isinstance(observer, Introduced):
                 try:
                     observer.answers(session, agent, model)
+                except Exception as error:  # noqa: BLE001 - see below
+                    _log_failure(session, error)
+
+    def on_forwarded(self, session: str, caller: str) -> None:
+        """Report the caller of a turn whose command came to another node, to the observers that need it."""
+        for observer in self._all:
+            if isinstance(observer, Charging):
+                try:
+                    observer.on_forwarded(session, caller)
                 except Exception as error:  # noqa: BLE001 - see below
                     _log_failure(session, error)
 

@@ -244,6 +244,15 @@ class RunningTurns:
         if self.hurry is not None and 2 * len(running) >= self._most:
             self.hurry()
 
+    def add(self, caller: str, session: str, is_live: Callable[[str], bool]) -> None:
+        """Count a turn that is about to be opened here; the server that its command came to has checked the limit."""
+        if self._most and caller:
+            self._is_live = is_live
+            running = self._running(self._asked_at.get(caller, {}))
+            self._asked_at[caller] = {**running, session: self._world.monotonic()}
+            if self.hurry is not None and 2 * len(self._asked_at[caller]) >= self._most:
+                self.hurry()
+
     def _running(self, asked: Mapping[str, float]) -> dict[str, float]:
         now = self._world.monotonic()
         return {name: at for name, at in asked.items() if now < at + STARTING_S or self._is_live(name)}

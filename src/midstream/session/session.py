@@ -153,7 +153,7 @@ class Received(Struct, frozen=True, gc=False):
 
     `command` is None where it has no effect on the turn (a result that is not awaited any more). `cancel_after_s`
     counts where the command opens its stream. `connection` is the number of the connection it came by; 0 of a client
-    that does not count.
+    that does not count. `caller` is charged for the turn; "" is not charged.
     """
 
     stream: str
@@ -163,6 +163,7 @@ class Received(Struct, frozen=True, gc=False):
     command: Command | None
     cancel_after_s: float | None = None
     connection: int = 0
+    caller: str = ""
 
 
 class ToolsFound(Struct, frozen=True, gc=False):
@@ -226,6 +227,11 @@ class Session(Struct, frozen=True, gc=False):
     """Deaths of nodes since the last message that the open turn may have caused: see `session.crash_suspects`."""
     application: Application = NO_APPLICATION
     """Requests of a client application that resends the conversation; see `midstream.session.applications`."""
+
+    def has_accepted(self, received: Received) -> bool:
+        """Whether a command of this number was accepted before: it costs nothing more."""
+        known = self.streams.get(received.stream)
+        return known is not None and received.seqno < known.accepted
 
     def began_at(self, epoch: int) -> float | None:
         """Return when an epoch began, in seconds since 1970; None where that is not known any more."""

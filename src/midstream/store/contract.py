@@ -331,6 +331,14 @@ class Store(StoreReader, KeyValue, Protocol):
             followed: Sessions whose journals are followed here without their lease, and the end that was read here.
         """
 
+    async def is_held_elsewhere(self, session: str) -> bool:  # noqa: ARG002 - for stores that can tell
+        """Whether another node has the lease of a session and lives, as far as this one has noticed.
+
+        It is a hint, which costs less than a claim: a command for such a session is forwarded at once. It may be out
+        of date when it is used. A store that always returns False is correct: then a claim finds out.
+        """
+        return False
+
     async def forward(self, session: str, body: bytes) -> bytes:
         """Hand a command to the session's node, and return its answer once there is one.
 

@@ -315,6 +315,11 @@ class MemoryStore(Store):
             await self._memory.change()
 
     @override
+    async def is_held_elsewhere(self, session: str) -> bool:
+        found = self._require_open().sessions.get(session)
+        return found is not None and found.node != self.node and not self._is_free(found)
+
+    @override
     async def forward(self, session: str, body: bytes) -> bytes:
         self._require_open().numbers += 1
         number = self._memory.numbers

@@ -410,6 +410,26 @@ class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingCo
                     assert await handed == answer
             await node.answer(10**6, b"no such letter")
 
+    async def test_a_session_is_held_elsewhere_only_while_another_living_node_has_it(
+        self, place: Storage
+    ) -> None:
+        async with open_store(place) as node:
+            async with open_store(place) as other:
+                assert not await node.is_held_elsewhere("s"), "there is none"
+                epoch = await other.claim("s", at=1.0)
+                assert not await other.is_held_elsewhere("s")
+                if await node.is_held_elsewhere("s"):  # a store need not know
+                    with pytest.raises(LeaseHeldError):
+                        await node.claim("s", at=1.0)
+                await other.release("s", epoch=epoch)
+                assert not await node.is_held_elsewhere("s")
+                await other.claim("s", at=1.0)
+            async with asyncio.timeout(NEWS_S):
+                while await node.is_held_elsewhere("s"):
+                    await _watch(node)
+            await node.claim("s", at=1.0)
+            assert not await node.is_held_elsewhere("s")
+
     async def test_forwarded_commands_arrive_in_order_and_once(self, place: Storage) -> None:
         async with open_store(place) as node, open_store(place) as sender:
             await node.claim("s", at=1.0)

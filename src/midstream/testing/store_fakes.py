@@ -101,6 +101,7 @@ class StoreInFront(Store):
     find = _in_front(Store.find)
     delete = _in_front(Store.delete)
     watch = _in_front(Store.watch)
+    is_held_elsewhere = _in_front(Store.is_held_elsewhere)
     forward = _in_front(Store.forward)
     answer = _in_front(Store.answer)
     kv_get = _in_front(Store.kv_get)

@@ -11,7 +11,14 @@ import pytest
 from midstream.environment import World
 from midstream.errors import StoreBusyError
 from midstream.store.postgres import PostgresStore
-from midstream.store.postgres.node_signals import PAYLOAD_BYTES_MAX, Kind, Listener, Notifier, Signal
+from midstream.store.postgres.node_signals import (
+    PAYLOAD_BYTES_MAX,
+    Kind,
+    Listener,
+    Notifier,
+    Signal,
+    _Addressees,
+)
 from midstream.store.postgres.postgres_address import PostgresAddress
 from midstream.store.postgres.postgres_connections import Postgres, ServerLink
 from tests.store.postgres.places import PostgresPlace
@@ -32,12 +39,52 @@ def _notifier(place: PostgresPlace, *followed: str) -> Notifier:
 def test_a_notification_is_never_too_long_and_names_every_session(place: PostgresPlace) -> None:
     ends = {str(number) + '-"ü' * 50: number for number in range(500)}
     follows = [f"f{number}" * 20 for number in range(500)]
-    payloads = [*_notifier(place)._payloads({**ends, "x" * 8000: 1}, {Kind.INBOX}, follows)]
+    payloads = [
+        *_notifier(place)._payloads(
+            {**ends, "x" * 8000: 1}, {Kind.INBOX}, follows, _Addressees({*range(10_000)})
+        )
+    ]
     assert all(len(each.encode()) < PAYLOAD_BYTES_MAX for each in payloads)
     signals = [msgspec.json.decode(each, type=Signal) for each in payloads]
     assert {name: end for signal in signals for name, end in signal.moved.items()} == ends
     assert [name for signal in signals for name in signal.follows] == follows
     assert [signal.kinds for signal in signals if signal.kinds] == [(Kind.INBOX,)]
+
+
+async def test_a_command_and_an_answer_are_for_one_node_and_in_one_signal(
+    store: PostgresStore, place: PostgresPlace
+) -> None:
+    received: list[Signal] = []
+    came = asyncio.Event()
+
+    def receive(signal: Signal) -> None:
+        if signal.by == "us":
+            received.append(signal)
+            came.set()
+
+    listener = Listener(_postgres(place), "other", WORLD, on_signal=receive, on_gap=lambda: None)
+    await listener.start()
+    notifier = _notifier(place)
+    notifier.report_forwarded(7)
+    notifier.report_answered(9)
+    async with asyncio.timeout(20):
+        await came.wait()
+    assert received == [Signal("us", {}, (Kind.INBOX,), inbox_of=(7,), answered=(9,))]
+    kinds = [received[0].kinds_for(node) for node in (7, 9, 8)]
+    assert kinds == [{Kind.INBOX}, {Kind.ANSWERS}, set()]
+    await notifier.close()
+    await listener.close()
+
+
+def test_a_signal_of_an_older_version_is_for_all_nodes_and_for_commands_and_answers() -> None:
+    signal = msgspec.json.decode(b'{"by":"us","kinds":["free","inbox"]}', type=Signal)
+    assert signal.kinds_for(7) == {Kind.FREE, Kind.INBOX, Kind.ANSWERS}
+
+
+def test_many_addressees_fit_into_a_notification(place: PostgresPlace) -> None:
+    many = _Addressees({*range(10**9, 10**9 + 500)}, {*range(10**9, 10**9 + 500)})
+    (payload,) = _notifier(place)._payloads({}, set(), (), many)
+    assert len(payload.encode()) < PAYLOAD_BYTES_MAX
 
 
 async def test_signals_reach_all_others_and_are_gathered(store: PostgresStore, place: PostgresPlace) -> None:

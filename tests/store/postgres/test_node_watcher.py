@@ -11,8 +11,9 @@ import pytest
 
 from midstream.environment import World
 from midstream.session.records import Sync
-from midstream.store.contract import News
+from midstream.store.contract import News, Store
 from midstream.store.postgres import PostgresStore, node_watcher
+from midstream.store.postgres.command_inbox import PutCommand
 from midstream.store.postgres.node_signals import Kind, Listener, Signal
 from midstream.store.postgres.node_watcher import FIND_ORPHANS
 from midstream.testing.store_fakes import open_store
@@ -165,16 +166,92 @@ async def test_an_answer_that_comes_while_answers_are_read_is_found(
             if not is_answered:
                 is_answered = True
                 await other.answer(await _forwarded(other), b"done")
-                watcher.note(Kind.INBOX)  # the signal of that answer, which comes once
+                watcher.note(Kind.ANSWERS)  # the signal of that answer, which comes once
                 monkeypatch.setattr(watcher, "note", lambda *_: None)
 
         monkeypatch.setattr(watcher, "_settle_answers", settle_and_be_answered)
         monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
         await one.watch({})  # it knows its peer
         watching = WORLD.spawn(one.watch({}), name="watch")
-        assert await one.forward("s", b"do it") == b"done"
+        forwarding = WORLD.spawn(one.forward("s", b"do it"), name="forward")
+        while not watcher._awaited:
+            await WORLD.sleep(0)
+        watcher.note(Kind.ANSWERS)  # of another command
+        assert await forwarding == b"done"
         watching.cancel()
         await asyncio.wait({watching})
+
+
+async def test_an_answer_that_comes_before_its_command_is_awaited_is_found(
+    place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(place) as one, open_store(place) as other, asyncio.timeout(20):
+        assert isinstance(one, PostgresStore)
+        assert isinstance(other, PostgresStore)
+        assert one._opened is not None
+        inbox, watcher = one._opened.inbox, one._opened.watcher
+        await other.claim("s", at=1.0)
+        await one.watch({})  # it knows its peer
+        monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
+        put = inbox.put
+
+        async def put_and_be_answered(session: str, body: bytes) -> PutCommand:
+            command = await put(session, body)
+            reported = watcher.answers_reported
+            await other.answer(command.number, b"done")
+            while watcher.answers_reported == reported:
+                await WORLD.sleep(0.001)
+            return command
+
+        monkeypatch.setattr(inbox, "put", put_and_be_answered)
+        assert await one.forward("s", b"do it") == b"done"
+
+
+async def test_only_the_node_of_a_session_looks_for_its_commands_and_only_the_sender_for_the_answers(
+    place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(place) as node, open_store(place) as sender, open_store(place) as third:
+        looked: dict[str, set[Kind]] = {}
+        for store in (node, sender, third):
+            while (await store.watch({})).peers < 2:
+                pass
+        async with asyncio.timeout(20):
+            await _until_quiet(node, sender, third)
+            monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
+            for name, store in (("node", node), ("sender", sender), ("third", third)):
+                looked[name] = _record_looks(monkeypatch, store)
+            await node.claim("s", at=1.0)
+            forwarding = WORLD.spawn(sender.forward("s", b"do it"), name="forward")
+            assert isinstance(node, PostgresStore)
+            await node.answer(await _forwarded(node), b"done")
+            assert await forwarding == b"done"
+        assert looked == {"node": {Kind.INBOX}, "sender": {Kind.ANSWERS}, "third": set()}
+
+
+async def _until_quiet(*stores: Store) -> None:
+    """Wait until no signal of a start is under way."""
+    for store in stores:
+        assert isinstance(store, PostgresStore)
+        assert store._opened is not None
+        notifier = store._opened.notifier
+        while notifier._sending is not None and not notifier._sending.done():
+            await WORLD.sleep(0.001)
+    await WORLD.sleep(0.1)
+
+
+def _record_looks(monkeypatch: pytest.MonkeyPatch, store: Store) -> set[Kind]:
+    """Record what a node is notified of, from now on."""
+    assert isinstance(store, PostgresStore)
+    assert store._opened is not None
+    watcher, kinds = store._opened.watcher, set[Kind]()
+    note = watcher.note
+
+    def record(*noted: Kind) -> None:
+        kinds.update(noted)
+        note(*noted)
+
+    monkeypatch.setattr(watcher, "note", record)
+    return kinds
 
 
 async def test_a_signal_that_tells_nothing_new_wakes_no_one(store: PostgresStore) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -32,9 +32,16 @@ VISIT = "midstream.visit"
 
 
 class Counters:
-    """Counters of callers, against the limits of this server."""
+    """Counters of callers, against the limits of this server.
 
-    def __init__(self, limits: Limits, world: World) -> None:
+    Args:
+        is_live: Whether a turn runs in a session that is awake here.
+    """
+
+    def __init__(
+        self, limits: Limits, world: World, is_live: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        self._is_live = is_live
         self.requests = Rate(limits.requests_per_minute, "requests", world)
         self.refusals = Rate(limits.refusals_per_minute, "wrong credentials", world)
         self.sessions = Rate(limits.sessions_begun_per_minute, "new sessions", world)
@@ -64,6 +71,11 @@ class Counters:
         if len(self._spenders) > CALLERS_MAX:
             self._spenders.popitem(last=False)
 
+    def on_forwarded(self, session: str, caller: str) -> None:
+        """See `Charging.on_forwarded`: the turn runs here, so that it is counted here, and its tokens."""
+        self.turns.add(caller, session, self._is_live)
+        self.charge(session, caller)
+
     def on_append(self, session: str, records: Sequence[Record]) -> None:
         """See `Observer.on_append`: count tokens."""
         for record in records:
@@ -77,6 +89,8 @@ class Caller(Protocol):
 
     is_known: bool
     """Whether it has a name, which may become unwelcome."""
+    caller: str
+    """Under which name its turns are counted; "" is not counted."""
 
     def visit(self, session: str) -> None:
         """Take the session that a request is about from its body; what is required of the caller follows.
@@ -172,6 +186,7 @@ class Stranger(Caller):
     """
 
     is_known = False
+    caller = ""
 
     def __init__(
         self, counters: Counters | None = None, address: str = "", trail: AuditTrail | None = None
@@ -370,7 +385,7 @@ class KnownCaller(Caller):
             refuse_local_files(command.message)
         if isinstance(command, SendMessage | Resume):
             self._counters.tokens.check(self.caller)
-            self._counters.turns.begin(self.caller, self.session, self._is_live)
+            self._counters.turns.begin(self.caller, self.session, self._host.is_live)
             self._counters.charge(self.session, self.caller)
 
     @override
@@ -447,20 +462,17 @@ class KnownCaller(Caller):
         for action in self._does:
             await self._authorizer.require(self.principal, self.session, action)
 
-    def _is_live(self, session: str) -> bool:
-        runner = self._host.awake(session)
-        return runner is not None and runner.state.is_live
-
 
 async def attribute(caller: Caller, received: Received) -> Received:
-    """Return a client's command with the name of the caller, where it is an answer to a question.
+    """Return a client's command with the name of the caller, where it answers a question or opens a turn.
 
     Raises:
         AccessError: The caller may not answer questions of this session.
     """
-    if not isinstance(received.command, Answer):
-        return received
-    return replace(received, command=await caller.attribute(received.command))
+    if isinstance(received.command, Answer):
+        return replace(received, command=await caller.attribute(received.command))
+    opens_turn = isinstance(received.command, SendMessage | Resume)
+    return replace(received, caller=caller.caller) if opens_turn and caller.caller else received
 
 
 def visitor_of(scope: Scope) -> Caller:

@@ -49,7 +49,7 @@ from midstream.server.transports.disconnects import Presence
 from midstream.server.transports.encoded_pages import Copies
 from midstream.server.transports.frame_sending import FrameSending
 from midstream.server.transports.stream_fencing import Notices
-from midstream.session.session import Received, Session, fencing_error, notice_of
+from midstream.session.session import fencing_error, notice_of
 
 LAST_WORDS_S = 1.0
 """Seconds for the last frame of a connection that the server ends."""
@@ -57,12 +57,6 @@ NAMES_MAX = 10_000
 """Streams of which it is remembered which named connection spoke last, and its number; about 2 MiB."""
 
 _log = logging.getLogger(__name__)
-
-
-def is_played_back(session: Session, received: Received) -> bool:
-    """Whether a command was accepted before: it costs nothing more."""
-    known = session.streams.get(received.stream)
-    return known is not None and received.seqno < known.accepted
 
 
 class FrameTransport(Protocol):
@@ -625,7 +619,7 @@ class Connection:
             case Submit():
                 assert self._runner is not None
                 try:
-                    if not is_played_back(self._runner.state, request.received):
+                    if not self._runner.state.has_accepted(request.received):
                         self._visitor.count_command(request.received.command)
                     with self._convert_errors():
                         await self._runner.submit(await attribute(self._visitor, request.received))

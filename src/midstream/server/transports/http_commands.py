@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.engine.host import Host
 from midstream.environment import Fault
-from midstream.errors import MalformedFrameError
+from midstream.errors import MalformedFrameError, MidstreamError
 from midstream.protocol.frames import (
     Ack,
     Close,
@@ -18,14 +18,16 @@ from midstream.protocol.frames import (
     Ping,
     decode_client,
     encode,
+    secret_digest_of,
 )
 from midstream.protocol.server_stream import digest_of_shown_secret, read_command
 from midstream.server.api.request_bodies import body_of, optional
-from midstream.server.auth.caller import attribute, visitor_of
+from midstream.server.auth.caller import Caller, attribute, visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import PresentedSecrets, secrets_in, stream_digest_of, unlock
-from midstream.server.transports.connection import Connections, is_played_back
+from midstream.server.transports.connection import Connections
 from midstream.server.transports.stream_headers import FrameSender, sender_of
+from midstream.session.session import Received
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -89,17 +91,49 @@ class CommandsEndpoint:
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
                 self._connections.check((session_id, by.stream), by.connection, by.number)
-            # A later one may overtake the first, also on its way to another server: the error names the expected one.
-            runner = await self._host.session(session_id, create=True)
-            opening = Open(by.stream, by.secret, old_secret=by.old_secret)
-            digest = stream_digest_of(held) or digest_of_shown_secret(runner.state, opening)
-            received = replace(received, secret_digest=digest, connection=by.number)
-            is_replayed = is_played_back(runner.state, received)
-            if not is_replayed:
-                visitor.count_command(received.command)
             most = self._connections.settings_of(session_id, by.connection).in_flight_max
+            received = replace(received, connection=by.number)
+            digest = stream_digest_of(held)
             with self._connections.under_way((session_id, by.stream), received.seqno, most=most):
-                await runner.submit(received)
+                if digest is None and await self._may_forward(session_id, received, by, visitor):
+                    received = replace(received, secret_digest=secret_digest_of(by.secret))
+                    return (await self._host.forward(session_id, received)).is_replayed
+                return await self._submit(session_id, received, by, visitor, digest)
+
+    async def _may_forward(
+        self, session_id: str, received: Received, by: FrameSender, visitor: Caller
+    ) -> bool:
+        """Whether the server that runs the session can check and decide a command; it is counted here then.
+
+        The session is not read here: not known are the secret that its stream was opened with, and whether the command
+        was accepted before. Both matter here where the secret was changed, or where the caller has reached a limit,
+        which a replay may exceed.
+        """
+        if by.old_secret or not await self._host.is_held_elsewhere(session_id):
+            return False
+        try:
+            visitor.count_command(received.command)
+        except MidstreamError:
+            return False
+        return True
+
+    async def _submit(
+        self, session_id: str, received: Received, by: FrameSender, visitor: Caller, digest: str | None
+    ) -> bool:
+        """Let a command be decided in its session; return whether it was accepted before.
+
+        Args:
+            digest: Stands for the secret in the streams of the session; None where that is the digest of the secret.
+        """
+        # A later one may overtake the first, also on its way to another server: the error names the expected one.
+        runner = await self._host.session(session_id, create=True)
+        opening = Open(by.stream, by.secret, old_secret=by.old_secret)
+        digest = digest or digest_of_shown_secret(runner.state, opening)
+        received = replace(received, secret_digest=digest)
+        is_replayed = runner.state.has_accepted(received)
+        if not is_replayed:
+            visitor.count_command(received.command)
+        await runner.submit(received)
         return is_replayed
 
     async def _heartbeat(self, session_id: str, by: FrameSender, request: Request) -> HeartbeatFrame:

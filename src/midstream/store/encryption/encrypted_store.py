@@ -587,6 +587,10 @@ class EncryptedStore(EncryptedReader, Store):
                 )
 
     @override
+    async def is_held_elsewhere(self, session: str) -> bool:
+        return await self._store.is_held_elsewhere(session)
+
+    @override
     async def forward(self, session: str, body: bytes) -> bytes:
         keys = await self.keys.reading(session)
         encrypted = await ciphers.encrypt_alone(body, _place_of_forwarded(session), keys, self._world)

@@ -362,6 +362,10 @@ class GuardedStore(GuardedReader, Store):
         return replace(news, forwarded_commands=tuple(kept))
 
     @override
+    async def is_held_elsewhere(self, session: str) -> bool:
+        return await self._store.is_held_elsewhere(session)
+
+    @override
     async def forward(self, session: str, body: bytes) -> bytes:
         sealed, nonce = self._seals.seal_command(session, self._store.node, body)
         return self._seals.open_answer(nonce, await self._store.forward(session, sealed))

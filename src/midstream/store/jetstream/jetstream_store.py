@@ -235,6 +235,7 @@ class JetStreamStore(Store):
     kv_get = _of(lambda opened: opened.reader, SessionReader.kv_get)
     kv_list = _of(lambda opened: opened.reader, SessionReader.kv_list)
     kv_namespaces = _of(lambda opened: opened.reader, SessionReader.kv_namespaces)
+    is_held_elsewhere = _of(lambda opened: opened.writes, JournalWrites.is_held_elsewhere)
     forward = _of(lambda opened: opened.routes, CommandRoutes.forward)
     answer = _of(lambda opened: opened.routes, CommandRoutes.answer)
     claim = _write(lambda opened: opened.writes, JournalWrites.claim)

@@ -212,6 +212,11 @@ class JournalWrites:
             SessionListing(is_live=False, at=at),
         )
 
+    async def is_held_elsewhere(self, session: str) -> bool:
+        """See `Store.is_held_elsewhere`: by a node that was there at the last look."""
+        newest = await self._reader.present(session)
+        return newest is not None and newest.head.node in self._presence.others
+
     async def _require_free(self, session: str, node: str) -> None:
         if node and node != self._presence.node and not await self._presence.is_dead(node):
             message = f"session {session!r} belongs to {node!r}, which is alive"

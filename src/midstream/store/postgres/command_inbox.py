@@ -26,11 +26,14 @@ GROUP_MAX = 200
 
 # Keep commands for the nodes that have the leases of their sessions; their numbers are in the order of the commands.
 PUT = """
-insert into inbox (session, sender, body)
-select session, $1, body from unnest($2::text[], $3::bytea[]) with ordinality as command (session, body, place)
-order by place returning number
+with kept as (
+    insert into inbox (session, sender, body)
+    select session, $1, body from unnest($2::text[], $3::bytea[]) with ordinality as command (session, body, place)
+    order by place returning number, session
+)
+select kept.number, node from kept left join session on session.name = kept.session order by kept.number
 """
-# Answer commands whose senders wait, unless another node that lives has their sessions.
+# Answer commands whose senders wait, unless another node that lives has their sessions; return the senders.
 ANSWER = """
 update inbox set answer = given.answer from unnest($1::bigint[], $2::bytea[]) as given (number, answer)
 where inbox.number = given.number and inbox.answer is null
@@ -38,12 +41,24 @@ and not exists (
     select from session join node on node.number = session.node
     where session.name = inbox.session and session.node <> $3 and session.node <> all($4::integer[])
 )
-returning set_config('synchronous_commit', 'off', true)
+returning inbox.number, sender, set_config('synchronous_commit', 'off', true)
 """
 # Delete forwarded commands.
 REMOVE = """
 delete from inbox where number = any($1::bigint[]) returning set_config('synchronous_commit', 'off', true)
 """
+
+
+class PutCommand(Struct, frozen=True):
+    """A command in the inbox.
+
+    Args:
+        number: Its own.
+        node: Number of the node that has its session; None where none has it.
+    """
+
+    number: int
+    node: int | None
 
 
 class _Waiting(Struct, Generic[T, R], eq=False):
@@ -132,21 +147,21 @@ class CommandInbox:
         self._pool = pool
         self._lock = lock
         self._frozen = frozen
-        self._puts = GroupedRows(self._put, world, self.remove_soon)
+        self._puts = GroupedRows(self._put, world, lambda unwanted: self.remove_soon(unwanted.number))
         self._answers = GroupedRows(self._answer, world)
         self._removals = GroupedRows(self._remove, world)
 
-    async def put(self, session: str, body: bytes) -> int:
-        """Store a command for the node that has a session; return the number of the command.
+    async def put(self, session: str, body: bytes) -> PutCommand:
+        """Store a command for the node that has a session.
 
         Raises:
             MidstreamError: It was not stored, or is stored and will not be decided for long.
         """
         return await self._puts.submit((session, body))
 
-    async def answer(self, number: int, body: bytes) -> None:
-        """See `Store.answer`."""
-        await self._answers.submit((number, body))
+    async def answer(self, number: int, body: bytes) -> int | None:
+        """Store an answer, see `Store.answer`; return the number of the node that waits for it, if there is one."""
+        return await self._answers.submit((number, body))
 
     def remove_soon(self, number: int) -> None:
         """Delete a forwarded command; one that stays is removed after the death of this node."""
@@ -158,19 +173,20 @@ class CommandInbox:
             with contextlib.suppress(MidstreamError):
                 await rows.close()
 
-    async def _put(self, commands: Sequence[tuple[str, bytes]]) -> Sequence[int]:
+    async def _put(self, commands: Sequence[tuple[str, bytes]]) -> Sequence[PutCommand]:
         sender = await self._lock.number()
         sessions, bodies = [session for session, _ in commands], [body for _, body in commands]
         rows = await self._pool.run(lambda db, _: db.fetch(PUT, sender, sessions, bodies))
-        return sorted(row[0] for row in rows)
+        return [PutCommand(number, node) for number, node in rows]
 
-    async def _answer(self, answers: Sequence[tuple[int, bytes]]) -> Sequence[None]:
+    async def _answer(self, answers: Sequence[tuple[int, bytes]]) -> Sequence[int | None]:
         node = await self._lock.number()
         # In the order of their numbers, as `_remove` has them: two groups of rows do not wait for one another.
         in_order = sorted(answers)
         numbers, bodies = [number for number, _ in in_order], [body for _, body in in_order]
-        await self._pool.run(lambda db, _: db.execute(ANSWER, numbers, bodies, node, [*self._frozen()]))
-        return [None] * len(answers)
+        rows = await self._pool.run(lambda db, _: db.fetch(ANSWER, numbers, bodies, node, [*self._frozen()]))
+        senders = {number: sender for number, sender, _ in rows}
+        return [senders.get(number) for number, _ in answers]
 
     async def _remove(self, numbers: Sequence[int]) -> Sequence[None]:
         await self._pool.run(lambda db, _: db.execute(REMOVE, sorted(numbers)))

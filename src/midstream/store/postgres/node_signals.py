@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.environment import World
 from midstream.errors import MidstreamError
@@ -27,6 +28,8 @@ with extra("postgres"):
 
 PAYLOAD_BYTES_MAX = 7900
 """PostgreSQL takes notifications of less than 8000 bytes."""
+ADDRESSEES_MAX = 128
+"""Nodes that one notification of the inbox names; others find their commands by looking."""
 RECONNECT_S = 0.25
 """Seconds between attempts to listen again."""
 PAUSE_S = 0.003
@@ -45,7 +48,9 @@ class Kind(StrEnum):
     NODES = "nodes"
     """A node came, or its end was noticed."""
     INBOX = "inbox"
-    """A command was forwarded, or answered."""
+    """A command was forwarded; of a node of an older version also: or answered."""
+    ANSWERS = "answers"
+    """A command was answered. It is never sent: see `Signal.answered`."""
     FREE = "free"
     """A session with an open turn was released."""
 
@@ -58,12 +63,34 @@ class Signal(Struct, frozen=True, omit_defaults=True):
         moved: Sessions that were appended to or deleted, with their ends.
         kinds: What else has changed.
         follows: Sessions whose ends the sender is to receive from now on.
+        inbox_of, answered: Numbers of the nodes that `Kind.INBOX` is for: commands were forwarded to these, or those of
+            these were answered. Both empty: all nodes look for both, as those of older versions do in any case.
     """
 
     by: str
     moved: dict[str, int] = {}
     kinds: tuple[Kind, ...] = ()
     follows: tuple[str, ...] = ()
+    inbox_of: tuple[int, ...] = ()
+    answered: tuple[int, ...] = ()
+
+    def kinds_for(self, node: int) -> set[Kind]:
+        """Return what has changed for the node of this number."""
+        kinds = {*self.kinds}
+        if self.inbox_of or self.answered:
+            kinds.discard(Kind.INBOX)
+            kinds |= {Kind.INBOX} if node in self.inbox_of else set()
+            kinds |= {Kind.ANSWERS} if node in self.answered else set()
+        elif Kind.INBOX in kinds:
+            kinds.add(Kind.ANSWERS)
+        return kinds
+
+
+class _Addressees(Struct):
+    """Nodes that the next notification of the inbox is for."""
+
+    inbox_of: set[int] = msgspec.field(default_factory=set)
+    answered: set[int] = msgspec.field(default_factory=set)
 
 
 def channel_of(schema: str) -> str:
@@ -83,6 +110,7 @@ class Notifier:
         self._moved: dict[str, int] = {}
         self._kinds: set[Kind] = set()
         self._follows: dict[str, None] = {}
+        self._addressees = _Addressees()
         self._is_urgent = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
 
@@ -111,6 +139,18 @@ class Notifier:
         self._is_urgent.set()
         self._begin()
 
+    def report_forwarded(self, node: int) -> None:
+        """Send that a command was forwarded to the node of this number, soon."""
+        self._addressees.inbox_of.add(node)
+        self._is_urgent.set()
+        self._begin()
+
+    def report_answered(self, node: int) -> None:
+        """Send that a command of the node of this number was answered, soon."""
+        self._addressees.answered.add(node)
+        self._is_urgent.set()
+        self._begin()
+
     async def close(self) -> None:
         """Send what is left, as far as that is possible, and end the connection."""
         if self._sending is not None:
@@ -125,12 +165,19 @@ class Notifier:
             self._sending = self._world.spawn(self._send(), name="notify")
 
     async def _send(self) -> None:
-        while self._moved or self._kinds or self._follows:
+        while (
+            self._moved
+            or self._kinds
+            or self._follows
+            or self._addressees.inbox_of
+            or self._addressees.answered
+        ):
             moved, self._moved = self._moved, {}
             kinds, self._kinds = self._kinds, set()
             follows, self._follows = self._follows, {}
+            addressees, self._addressees = self._addressees, _Addressees()
             self._is_urgent.clear()
-            payloads = [*self._payloads(moved, kinds, follows)]
+            payloads = [*self._payloads(moved, kinds, follows, addressees)]
             try:
                 connection = await self._link.connection()
                 await connection.execute(NOTIFY, self._channel, payloads)
@@ -143,7 +190,9 @@ class Notifier:
                 async with asyncio.timeout(PAUSE_S):
                     await self._is_urgent.wait()
 
-    def _payloads(self, moved: Mapping[str, int], kinds: set[Kind], follows: Iterable[str]) -> Iterator[str]:
+    def _payloads(
+        self, moved: Mapping[str, int], kinds: set[Kind], follows: Iterable[str], addressees: _Addressees
+    ) -> Iterator[str]:
         """Yield the texts of as few notifications as these need; a name that fits into none is left to be found."""
         ends: dict[str, int] = {}
         names: list[str] = []
@@ -160,8 +209,15 @@ class Notifier:
             else:
                 ends[session] = end
             size += cost
+        last = Signal(self._node, ends, tuple(sorted(kinds)), tuple(names))
+        inbox_of, answered = (
+            tuple(sorted(each))[:ADDRESSEES_MAX] for each in (addressees.inbox_of, addressees.answered)
+        )
+        if (inbox_of or answered) and Kind.INBOX not in kinds:
+            kinds = {*kinds, Kind.INBOX}
+            last = replace(last, kinds=tuple(sorted(kinds)), inbox_of=inbox_of, answered=answered)
         if ends or names or kinds:
-            yield self._payload(Signal(self._node, ends, tuple(sorted(kinds)), tuple(names)))
+            yield self._payload(last)
 
     def _payload(self, signal: Signal) -> str:
         return msgspec.json.encode(signal).decode()

@@ -108,6 +108,8 @@ class NodeWatcher:
         """Ends that other nodes have reported."""
         self._waiting: _Waiting | None = None
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
+        self.answers_reported = 0
+        """How often there was a reason to look for answers."""
         self._told = _Found(News(peers=-1), frozenset(), frozenset())
         self._all_looked_at = 0.0
         self._looking: asyncio.Task[None] | None = None
@@ -138,11 +140,16 @@ class NodeWatcher:
                 self._waiting = None
         return self._told.news
 
-    async def answer_to(self, number: int) -> bytes:
-        """Wait for the answer to a command that this node has forwarded."""
+    async def answer_to(self, number: int, *, answers_reported: int) -> bytes:
+        """Wait for the answer to a command that this node has forwarded.
+
+        Args:
+            answers_reported: What that was before the command was stored: its answer may have been reported since.
+        """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._awaited[number] = answer
-        self.note(Kind.INBOX)
+        if answers_reported != self.answers_reported:
+            self.note(Kind.ANSWERS)
         try:
             return await answer
         finally:
@@ -158,14 +165,15 @@ class NodeWatcher:
             self._moved.update(moved)
             if moved:
                 self._nudged.set()
-        if signal.kinds:
-            self.note(*signal.kinds)
+        if kinds := signal.kinds_for(self._lock.last_number):
+            self.note(*kinds)
         if Kind.NODES in signal.kinds:
             self._followed.forget()
 
     def note(self, *kinds: Kind) -> None:
         """Look there, soon."""
         self._signs.update(kinds)
+        self.answers_reported += Kind.ANSWERS in kinds
         self._nudged.set()
 
     def note_all(self) -> None:
@@ -202,7 +210,7 @@ class NodeWatcher:
         try:
             if Kind.NODES in signs and await self._neighbours.look():
                 signs.update(Kind)
-            if self._awaited and Kind.INBOX in signs:
+            if self._awaited and Kind.ANSWERS in signs:
                 await self._settle_answers()
             waiting = self._waiting
             if waiting is None or waiting.found.done():

@@ -20,7 +20,7 @@ from midstream.extras import extra
 from midstream.store.contract import Attempt, Batch, News, Store, Transactional
 from midstream.store.guard.store_key import require_shared_key
 from midstream.store.postgres import session_writes
-from midstream.store.postgres.command_inbox import CommandInbox
+from midstream.store.postgres.command_inbox import CommandInbox, PutCommand
 from midstream.store.postgres.grouped_appends import GroupedAppends
 from midstream.store.postgres.node_locks import BEATS_PER_LEASE, AdvisoryLock, Neighbours
 from midstream.store.postgres.node_signals import Kind, Listener, Notifier
@@ -186,20 +186,32 @@ class PostgresStore(PostgresReads, Store):
         return await self._require_open("".join(followed)).watcher.watch(followed)
 
     @override
+    async def is_held_elsewhere(self, session: str) -> bool:
+        opened = self._require_open(session)
+        node, frozen = await opened.lock.number(), opened.frozen
+        return await opened.pool.run(
+            lambda db, _: session_writes.is_held_by_other(db, session, node=node, frozen=frozen)
+        )
+
+    @override
     async def forward(self, session: str, body: bytes) -> bytes:
         opened = self._require_open(session)
-        number = await opened.inbox.put(session, body)
-        opened.notifier.report(Kind.INBOX)
+        answers_reported = opened.watcher.answers_reported
+        command = await opened.inbox.put(session, body)
+        opened.report_forwarded(command)
         try:
-            return await opened.watcher.answer_to(number)
+            return await opened.watcher.answer_to(command.number, answers_reported=answers_reported)
         finally:
-            opened.inbox.remove_soon(number)
+            opened.inbox.remove_soon(command.number)
 
     @override
     async def answer(self, forwarded: int, body: bytes) -> None:
         opened = self._require_open("")
-        await opened.inbox.answer(forwarded, body)
-        opened.report(Kind.INBOX)
+        sender = await opened.inbox.answer(forwarded, body)
+        if sender == opened.lock.last_number:
+            opened.watcher.note(Kind.ANSWERS)
+        elif sender is not None:
+            opened.notifier.report_answered(sender)
 
     @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
@@ -338,6 +350,13 @@ class _Opened:
         """Let all nodes look there, this one too."""
         self.notifier.report(kind)
         self.watcher.note(kind)
+
+    def report_forwarded(self, command: PutCommand) -> None:
+        """Let the node look that has the session of a command; where none has it that lives, all nodes."""
+        if command.node in self._neighbours.living:
+            self.notifier.report_forwarded(command.node)
+        else:
+            self.report(Kind.INBOX)
 
     async def close(self) -> None:
         await self.watcher.close()

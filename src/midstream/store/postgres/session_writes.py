@@ -117,6 +117,13 @@ class HeldError(Exception):
         return LeaseHeldError(message, session=self.session)
 
 
+async def is_held_by_other(
+    connection: asyncpg.Connection, session: str, *, node: int, frozen: Collection[int]
+) -> bool:
+    """Whether another node that is listed and not frozen has a session."""
+    return await connection.fetchval(FIND_OTHER, session, node, frozen) is not None
+
+
 async def claim(
     connection: asyncpg.Connection,
     session: str,

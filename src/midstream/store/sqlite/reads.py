@@ -47,6 +47,7 @@ FIND_LINE = f"{LINE} where name = ?"
 FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
 HAS_SEALS = "select 1 from pragma_table_info('session') where name = 'seal'"
 HAS_LINKS = "select 1 from pragma_table_info('record') where name = 'link'"
+FIND_HOLDER = "select node from session where name = ?"
 # Numbers of sessions behind a place; a limit of -1 is none. Without a place, the place is behind all times.
 LIST_NUMBERS = """
 select id from session
@@ -103,6 +104,11 @@ class ReadConnection:
         """See `Store.find`; a file of an older version has no seal."""
         rows = self.rows(FIND_SEALED if self._has_seals else FIND_LINE, (session,))
         return _line(rows[0]) if rows else None
+
+    def holder(self, session: str) -> str | None:
+        """Return the node that claimed a session last and did not release it; None where there is none."""
+        rows = self.rows(FIND_HOLDER, (session,))
+        return rows[0][0] if rows else None
 
     def numbers(
         self,

@@ -205,6 +205,12 @@ class SQLiteStore(SQLiteReads, Store):
         return await self._require_open("").watcher.watch(followed)
 
     @override
+    async def is_held_elsewhere(self, session: str) -> bool:
+        opened = self._require_open(session)
+        node = await opened.read(partial(opened.reader.holder, session))
+        return node is not None and node != opened.lock.node and opened.writer.peers.may_hold(node)
+
+    @override
     async def forward(self, session: str, body: bytes) -> bytes:
         opened = self._require_open(session)
         number = await opened.commits.submit(partial(opened.writer.put, session, body), Sync.NORMAL)

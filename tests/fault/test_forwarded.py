@@ -1,0 +1,149 @@
+"""Servers that are killed around a forwarded command: it is accepted once, whatever its client has received."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sqlite3
+from pathlib import Path
+
+import asyncpg
+import httpx2
+import pytest
+
+from midstream.environment import Fault, World
+from midstream.session.records import CommandAccepted, MessageQueued, StreamOpened, TurnEnded
+from tests.fault.stored import name_of, use_postgres
+from tests.fault.workers import (
+    WAIT_S,
+    Worker,
+    in_the_tool,
+    journal,
+    lines,
+    problems,
+    records,
+    until,
+    until_there,
+)
+from tests.spec import spec
+
+pytestmark = pytest.mark.fault
+
+LEASE_S = 5.0
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder whose store is a SQLite file, or a fresh schema of PostgreSQL."""
+    if request.param == "postgresql":
+        use_postgres(tmp_path, request.getfixturevalue("engine"))
+    return tmp_path
+
+
+async def _ask(worker: Worker) -> httpx2.Response:
+    """Send a message that waits for the running turn to end, always as the same command."""
+    payload = {"type": "send", "parts": [{"type": "text", "text": "more"}], "when_busy": "queue"}
+    frame = {"type": "command", "seqno": 0, "payload": payload}
+    return await worker.post("s", frame, connection=1, name="c")
+
+
+async def _until_acknowledged(worker: Worker) -> httpx2.Response:
+    """Send it again until it is acknowledged."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            answer = await _ask(worker)
+            if answer.status_code == 200:
+                return answer
+            assert answer.status_code == 503, answer.text
+
+
+async def _forwarded_rows(folder: Path) -> int:
+    """Return how many forwarded commands are in the inbox."""
+    name = name_of(folder)
+    if not name.startswith("postgresql:"):
+        with contextlib.closing(sqlite3.connect(name)) as db:
+            (count,) = db.execute("select count(*) from inbox").fetchone()
+            return int(count)
+    url, _, schema = name.partition("&schema=")
+    connection = await asyncpg.connect(url)
+    try:
+        return int(await connection.fetchval(f'select count(*) from "{schema}".inbox'))
+    finally:
+        await connection.close()
+
+
+async def _until_inbox(folder: Path, *, has_commands: bool) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while bool(await _forwarded_rows(folder)) != has_commands:
+            await World().sleep(0.004)  # of another process
+
+
+async def _until_known(folder: Path, sender: Worker) -> None:
+    """Wait until a server knows its neighbour: a second message of the session is refused by the node that has it."""
+    assert (await sender.say("s", "more")).status_code == 409
+
+
+def _require_once(folder: Path) -> None:
+    found = records(folder, "s")
+    assert len([each for each in found if isinstance(each, MessageQueued)]) == 1
+    accepted = [each for each in found if isinstance(each, CommandAccepted | StreamOpened)]
+    assert len([each for each in accepted if getattr(each, "stream", "") == "k1"]) >= 1
+    assert problems(folder, ["s"]) == []
+    assert len([line for line in lines(folder) if line.what == "began"]) == 1, "the tool ran once"
+
+
+@spec("TURN-74", "TURN-56")
+@pytest.mark.parametrize("point", [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH])
+async def test_a_node_that_dies_around_the_append_of_a_forwarded_command_accepts_it_once(
+    folder: Path, point: Fault
+) -> None:
+    async with Worker(folder, "--armed", point) as node, Worker(folder) as sender:
+        await in_the_tool(folder, node)
+        await _until_known(folder, sender)
+        node.signal(signal.SIGUSR1)
+        answer = await _ask(sender)
+        assert answer.status_code == 200, answer.text
+        assert await node.ended() == -signal.SIGKILL
+        again = await _ask(sender)
+        assert (again.status_code, again.headers["x-midstream-replayed"]) == (200, "true")
+        (folder / "go").touch()
+        await until_there(folder, "s", TurnEnded, TurnEnded)
+    assert len({each.epoch for each in journal(folder, "s")}) == 2, "the sender has taken the session"
+    _require_once(folder)
+
+
+@spec("TURN-74", "TURN-56")
+async def test_a_sender_that_dies_with_a_command_on_its_way_loses_none_and_doubles_none(folder: Path) -> None:
+    async with Worker(folder, "--lease", 60.0) as node, Worker(folder, "--lease", 60.0) as sender:
+        await in_the_tool(folder, node)
+        await _until_known(folder, sender)
+        node.signal(signal.SIGSTOP)  # it decides nothing while its command is in the inbox
+        asking = asyncio.ensure_future(_ask(sender))
+        await _until_inbox(folder, has_commands=True)
+        await sender.kill()
+        node.signal(signal.SIGCONT)
+        with pytest.raises(httpx2.HTTPError):
+            await asking
+        assert (await _until_acknowledged(node)).json() == {"type": "ack", "seqno": 0}
+        (folder / "go").touch()
+        await until_there(folder, "s", TurnEnded, TurnEnded)
+    assert {each.epoch for each in journal(folder, "s")} == {1}
+    _require_once(folder)
+
+
+@spec("TURN-74", "TURN-56")
+async def test_a_sender_that_dies_before_it_acknowledges_leaves_an_accepted_command(folder: Path) -> None:
+    async with Worker(folder) as node, Worker(folder, "--armed", Fault.BEFORE_ACK) as sender:
+        await in_the_tool(folder, node)
+        await _until_known(folder, sender)
+        sender.signal(signal.SIGUSR1)
+        with pytest.raises(httpx2.HTTPError):
+            await _ask(sender)
+        assert await sender.ended() == -signal.SIGKILL
+        await until(lambda: any(isinstance(each, MessageQueued) for each in records(folder, "s")))
+        again = await _ask(node)
+        assert (again.status_code, again.headers["x-midstream-replayed"]) == (200, "true")
+        (folder / "go").touch()
+        await until_there(folder, "s", TurnEnded, TurnEnded)
+    _require_once(folder)
