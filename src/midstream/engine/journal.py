@@ -103,6 +103,8 @@ class Journal:
         self._tail_bytes = 0
         self._tail_bytes_max = tail_bytes_max
         self._folded_bytes = 0
+        self.bytes_held = SESSION_BYTES
+        """Bytes of memory that this session costs, estimated: its tail, and what its records fold to."""
         self._waiting: dict[asyncio.Future[None], None] = {}
         """Who waits; who waits longest is woken first."""
         self.ended: MidstreamError | None = None
@@ -299,6 +301,11 @@ class Journal:
         self.held_at = asked_at
         self._publish(batch)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `append_now` may append."""
+        return self._immediate is not None and self._immediate.is_ready
+
     def append_now(self, batch: Batch) -> bool:
         """Append what need not be synced here and now, then publish; return whether that could be done.
 
@@ -419,18 +426,13 @@ class Journal:
         """Drop a future that is not awaited any more: readers come and go while a session is silent."""
         self._waiting.pop(waiting, None)
 
-    @property
-    def bytes_held(self) -> int:
-        """Bytes of memory that this session costs, estimated: its tail, and what its records fold to."""
-        tail = self._tail_bytes + TAIL_RECORD_BYTES * len(self._tail)
-        return SESSION_BYTES + tail + FOLDED_SHARE * self._folded_bytes
-
     def shorten_tail(self, bytes_max: int) -> None:
         """Keep at most so many bytes of the newest records in memory from now on, the last one besides."""
         if bytes_max < self._tail_bytes_max:
             self._tail_bytes_max = bytes_max
             if self._tail_bytes > bytes_max:
                 self._shorten_tail()
+                self._count_bytes()
 
     def close(self, error: MidstreamError) -> None:
         """Let every present and later waiter end with `error`. Records already here can still be read."""
@@ -449,6 +451,7 @@ class Journal:
             self._folded_bytes = len(records[0].body)
             self._tail, self._tail_bytes, records = [], 0, records[1:]
             self.newest = self.pruned_to
+            self._count_bytes()
         if not records:
             return
         self._tail.extend(records)
@@ -458,6 +461,11 @@ class Journal:
         self.newest = EventId(records[-1].epoch, records[-1].position)
         if len(self._tail) > 2 * TAIL_RECORDS_MAX or self._tail_bytes > self._tail_bytes_max:
             self._shorten_tail()
+        self._count_bytes()
+
+    def _count_bytes(self) -> None:
+        tail = self._tail_bytes + TAIL_RECORD_BYTES * len(self._tail)
+        self.bytes_held = SESSION_BYTES + tail + FOLDED_SHARE * self._folded_bytes
 
     def _shorten_tail(self) -> None:
         """Keep half of what may be kept, so that this is not done with each append; the newest record in any case."""

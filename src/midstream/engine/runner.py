@@ -477,6 +477,8 @@ class Runner:
 
     def _append_output_at_once(self, words: list[Envelope]) -> bool:
         """Journal words without a task's wake-up and a thread; return whether that could be done."""
+        if not self.journal.is_ready:  # else all that follows is done once more by `_step`
+            return False
         [first, *others] = merge(words)
         if others or self._mailbox.failure is not None:
             return False
