@@ -67,6 +67,8 @@ class Journal:
         world: Clock and fault points.
         observers: Notified of appends.
         tail_bytes_max: Bytes of the newest records that are kept in memory, the last one besides.
+        is_new: Its name was drawn at random just now, so that no other process has it: nothing of it is read before the
+            first append, which fails where there are records after all.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Journal:
         observers: Observers | None = None,
         *,
         tail_bytes_max: int = TAIL_BYTES,
+        is_new: bool = False,
     ) -> None:
         self.session_id = session_id
         self.newest = START
@@ -86,8 +89,12 @@ class Journal:
         """The epoch this process writes under; 0 while it has not claimed the session."""
         self.is_handed_over = False
         """Whether the last node had given the session up before it was claimed here."""
+        self.is_new = is_new
+        """Whether nothing was appended to a session that no other process knows."""
         self._claiming: asyncio.Task[int] | None = None
         """The claim by which this process has the lease, or may have it: it is under way, or its outcome unknown."""
+        self._is_claimed_early = False
+        """Whether that is the claim of `claim_soon`, for which `claim` was not called yet."""
         self._cut_claim: SessionInfo | None = None
         """The line of a session that was given up, from before a claim that has not returned."""
         self.held_at = -math.inf
@@ -120,6 +127,8 @@ class Journal:
             RecordUndecodableError: A record of a newer version, or damage; names session and position. An outcome of a
                 call that is damaged costs only itself: a warning, and `OutcomeDamaged` in its place.
         """
+        if self.is_new:
+            return []
         found: list[StoredRecord] = []
         records: list[tuple[int, Record]] = []
         end = self.newest.position
@@ -193,16 +202,15 @@ class Journal:
             JournalMovedError: The session was deleted meanwhile. Nothing was changed: another one is not begun for it.
             StoreBusyError: Others claimed it and gave it up `CLAIMS_MAX` times meanwhile. Nothing was changed.
         """
-        self._world.reach(Fault.BEFORE_CLAIM)
         for _ in range(CLAIMS_MAX):
-            found = await self._store.find(self.session_id)
+            found = None if self.is_new else await self._store.find(self.session_id)
             if found is None and self.newest.position:
                 raise self._deletion_error()
             is_free = None if found is None else found.is_free
             self._cut_claim = found if is_free else None
-            claiming = self._store.claim(self.session_id, at=at, is_free=is_free)
-            # One that is cancelled may happen all the same, and later than `release` looks.
-            self._claiming = self._world.spawn(claiming, name=f"claim {self.session_id}")
+            if not self._is_claimed_early or self._claiming is None:
+                self._claiming = self._begin_claim(at=at, is_free=is_free)
+            self._is_claimed_early = False
             try:
                 self.epoch = await asyncio.shield(self._claiming)
             except JournalMovedError:  # given up since it was found: its mark of a handover depends on that
@@ -216,6 +224,19 @@ class Journal:
             self._world.reach(Fault.AFTER_CLAIM)
             return self.epoch
         raise StoreBusyError(f"session {self.session_id!r} is claimed and given up by others all the time")
+
+    def claim_soon(self, *, at: float) -> None:
+        """Begin to claim a session that is new, so that `claim` waits less for it; without effect on any other."""
+        if self.is_new and self._claiming is None:
+            self._claiming = self._begin_claim(at=at, is_free=None)
+            self._claiming.add_done_callback(_see_error)  # `claim` may never be called for it
+            self._is_claimed_early = True
+
+    def _begin_claim(self, *, at: float, is_free: bool | None) -> asyncio.Task[int]:
+        self._world.reach(Fault.BEFORE_CLAIM)
+        claiming = self._store.claim(self.session_id, at=at, is_free=is_free)
+        # One that is cancelled may happen all the same, and later than `release` looks.
+        return self._world.spawn(claiming, name=f"claim {self.session_id}")
 
     @property
     def has_unused_claim(self) -> bool:
@@ -236,6 +257,9 @@ class Journal:
         """
         if self._claiming is not None and not self._claiming.done():
             await asyncio.wait({self._claiming})
+        if self._is_claimed_early and self._claiming is not None and _see_error(self._claiming) is None:
+            self.epoch = self._claiming.result()
+        self._is_claimed_early = False
         if self.epoch:
             await self._store.release(self.session_id, epoch=self.epoch)
             self.epoch = 0
@@ -342,6 +366,7 @@ class Journal:
             self._observers.answers(self.session_id, agent, model)
 
     def _publish(self, batch: Batch) -> None:
+        self.is_new = False
         self._world.reach(Fault.AFTER_APPEND)
         positions = range(batch.expected + 1, batch.end + 1)
         self._cache_records([*map(StoredRecord, positions, repeat(batch.epoch), batch.bodies)])
@@ -478,3 +503,8 @@ class Journal:
             kept += 1
         del self._tail[:-kept]
         self._tail_bytes = size
+
+
+def _see_error(claiming: asyncio.Task[int]) -> BaseException | None:
+    """Return what ended a claim without the lease; seen, it is not logged as a defect."""
+    return asyncio.CancelledError() if claiming.cancelled() else claiming.exception()

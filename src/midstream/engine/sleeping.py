@@ -94,6 +94,7 @@ class Sleeping:
     @property
     def bytes_held(self) -> int:
         """Bytes that the awake sessions hold, estimated."""
+        # Computed for each session that opens: a generator takes twice as long.
         return sum([runner.journal.bytes_held for runner in self._awake.values()])
 
     def surplus(self) -> list[str]:
