@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from midstream.engine import journal as journal_module
-from midstream.engine.journal import Journal
+from midstream.engine.journal import FOLDED_SHARE, SESSION_BYTES, TAIL_RECORD_BYTES, Journal
 from midstream.environment import Fault, World
 from midstream.errors import (
     DrainingError,
@@ -165,6 +165,9 @@ async def test_what_is_kept_in_memory_is_bounded_in_bytes(bytes_max: int, held_m
         held = journal.near(after=journal.newest.position - 1, limit=1)
         assert [each.position for each in held] == [number], "the newest one is at hand"
         assert sum(len(each.body) for each in journal._tail) == journal._tail_bytes <= held_max
+        folded = sum(50 * each for each in range(1, number + 1))
+        tail = journal._tail_bytes + TAIL_RECORD_BYTES * len(journal._tail)
+        assert journal.bytes_held == SESSION_BYTES + FOLDED_SHARE * folded + tail
         assert await journal.epoch_at(1) == 1
     seen: list[int] = []
     while page := await journal.read(after=seen[-1] if seen else 0, limit=7):

@@ -91,16 +91,13 @@ class Journal:
         """Whether the last node had given the session up before it was claimed here."""
         self.is_new = is_new
         """Whether nothing was appended to a session that no other process knows."""
-        self._claiming: asyncio.Task[int] | None = None
+        self._claiming: _Claim | None = None
         """The claim by which this process has the lease, or may have it: it is under way, or its outcome unknown."""
-        self._is_claimed_early = False
-        """Whether that is the claim of `claim_soon`, for which `claim` was not called yet."""
         self._cut_claim: SessionInfo | None = None
         """The line of a session that was given up, from before a claim that has not returned."""
         self.held_at = -math.inf
         """When it was last certain that this process owns the session, on its own clock."""
         self._store = store
-        self._immediate = store.immediate
         self._world = world
         self._observers = observers
         self._reader = JournalReader()
@@ -109,7 +106,6 @@ class Journal:
         self._tail: list[StoredRecord] = []
         self._tail_bytes = 0
         self._tail_bytes_max = tail_bytes_max
-        self._folded_bytes = 0
         self.bytes_held = SESSION_BYTES
         """Bytes of memory that this session costs, estimated: its tail, and what its records fold to."""
         self._waiting: dict[asyncio.Future[None], None] = {}
@@ -208,11 +204,11 @@ class Journal:
                 raise self._deletion_error()
             is_free = None if found is None else found.is_free
             self._cut_claim = found if is_free else None
-            if not self._is_claimed_early or self._claiming is None:
+            if self._claiming is None or not self._claiming.is_early:
                 self._claiming = self._begin_claim(at=at, is_free=is_free)
-            self._is_claimed_early = False
+            self._claiming.is_early = False
             try:
-                self.epoch = await asyncio.shield(self._claiming)
+                self.epoch = await asyncio.shield(self._claiming.task)
             except JournalMovedError:  # given up since it was found: its mark of a handover depends on that
                 self._claiming = None
                 continue
@@ -229,14 +225,14 @@ class Journal:
         """Begin to claim a session that is new, so that `claim` waits less for it; without effect on any other."""
         if self.is_new and self._claiming is None:
             self._claiming = self._begin_claim(at=at, is_free=None)
-            self._claiming.add_done_callback(_see_error)  # `claim` may never be called for it
-            self._is_claimed_early = True
+            self._claiming.is_early = True
+            self._claiming.task.add_done_callback(_see_error)  # `claim` may never be called for it
 
-    def _begin_claim(self, *, at: float, is_free: bool | None) -> asyncio.Task[int]:
+    def _begin_claim(self, *, at: float, is_free: bool | None) -> _Claim:
         self._world.reach(Fault.BEFORE_CLAIM)
         claiming = self._store.claim(self.session_id, at=at, is_free=is_free)
         # One that is cancelled may happen all the same, and later than `release` looks.
-        return self._world.spawn(claiming, name=f"claim {self.session_id}")
+        return _Claim(self._world.spawn(claiming, name=f"claim {self.session_id}"))
 
     @property
     def has_unused_claim(self) -> bool:
@@ -255,11 +251,12 @@ class Journal:
         """Release the session, where it was claimed here, so that any node may claim it; calling it again is
         harmless.
         """
-        if self._claiming is not None and not self._claiming.done():
-            await asyncio.wait({self._claiming})
-        if self._is_claimed_early and self._claiming is not None and _see_error(self._claiming) is None:
-            self.epoch = self._claiming.result()
-        self._is_claimed_early = False
+        if (claiming := self._claiming) is not None:
+            if not claiming.task.done():
+                await asyncio.wait({claiming.task})
+            if claiming.is_early and _see_error(claiming.task) is None:
+                self.epoch = claiming.task.result()
+            claiming.is_early = False
         if self.epoch:
             await self._store.release(self.session_id, epoch=self.epoch)
             self.epoch = 0
@@ -328,18 +325,20 @@ class Journal:
     @property
     def is_ready(self) -> bool:
         """Whether `append_now` may append."""
-        return self._immediate is not None and self._immediate.is_ready
+        immediate = self._store.immediate
+        return immediate is not None and immediate.is_ready
 
     def append_now(self, batch: Batch) -> bool:
         """Append what need not be synced here and now, then publish; return whether that could be done.
 
         Where it could not, nothing was written: call `append`.
         """
-        if self._immediate is None:
+        immediate = self._store.immediate
+        if immediate is None:
             return False
         self._world.reach(Fault.BEFORE_APPEND)
         asked_at = self._world.monotonic()
-        if self._immediate.append_now(self.session_id, batch) is None:
+        if immediate.append_now(self.session_id, batch) is None:
             return False
         self.held_at = asked_at
         self._publish(batch)
@@ -457,7 +456,6 @@ class Journal:
             self._tail_bytes_max = bytes_max
             if self._tail_bytes > bytes_max:
                 self._shorten_tail()
-                self._count_bytes()
 
     def close(self, error: MidstreamError) -> None:
         """Let every present and later waiter end with `error`. Records already here can still be read."""
@@ -473,24 +471,18 @@ class Journal:
     def _cache_records(self, records: Sequence[StoredRecord]) -> None:
         if is_pruned(records[0].body):  # it is no event, and what was known before does not stand next to it
             self.pruned_to = EventId(records[0].epoch, records[0].position)
-            self._folded_bytes = len(records[0].body)
+            self.bytes_held = SESSION_BYTES + FOLDED_SHARE * len(records[0].body)
             self._tail, self._tail_bytes, records = [], 0, records[1:]
             self.newest = self.pruned_to
-            self._count_bytes()
         if not records:
             return
         self._tail.extend(records)
         size = sum(len(each.body) for each in records)
         self._tail_bytes += size
-        self._folded_bytes += size
+        self.bytes_held += (1 + FOLDED_SHARE) * size + TAIL_RECORD_BYTES * len(records)
         self.newest = EventId(records[-1].epoch, records[-1].position)
         if len(self._tail) > 2 * TAIL_RECORDS_MAX or self._tail_bytes > self._tail_bytes_max:
             self._shorten_tail()
-        self._count_bytes()
-
-    def _count_bytes(self) -> None:
-        tail = self._tail_bytes + TAIL_RECORD_BYTES * len(self._tail)
-        self.bytes_held = SESSION_BYTES + tail + FOLDED_SHARE * self._folded_bytes
 
     def _shorten_tail(self) -> None:
         """Keep half of what may be kept, so that this is not done with each append; the newest record in any case."""
@@ -501,8 +493,20 @@ class Journal:
                 size -= len(each.body)
                 break
             kept += 1
+        self.bytes_held -= self._tail_bytes - size + TAIL_RECORD_BYTES * (len(self._tail) - kept)
         del self._tail[:-kept]
         self._tail_bytes = size
+
+
+class _Claim:
+    """A claim of a session that has begun."""
+
+    __slots__ = ("is_early", "task")
+
+    def __init__(self, task: asyncio.Task[int]) -> None:
+        self.task = task
+        self.is_early = False
+        """Whether it was begun by `claim_soon`, and `claim` was not called for it yet."""
 
 
 def _see_error(claiming: asyncio.Task[int]) -> BaseException | None:
