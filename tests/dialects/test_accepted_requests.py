@@ -10,11 +10,14 @@ import pytest
 
 from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
+from midstream.dialects.application_sessions import REQUESTS
+from midstream.dialects.usage_ledger import ENTRIES
 from midstream.history.messages import Text, UserMessage
-from midstream.models.responses import ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.store.memory import MemoryStore
-from midstream.testing.scripted_model import ScriptedStep, text
+from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, text
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
+from midstream.testing.store_fakes import StoreInFront
 from tests.dialects.serving import Served, called, chat, make_gateway, served
 from tests.dialects.test_live_responses import WORDS, gated, until
 from tests.spec import spec
@@ -193,6 +196,45 @@ async def test_the_time_between_finding_nothing_and_beginning_is_nobodys() -> No
             )
         )
         assert len(gateway.model.requests) == 1
+
+
+class Stepwise(StoreInFront):
+    """A store whose writes end together: when nothing new has been asked of it for some turns of the event loop."""
+
+    TURNS = 20
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.together: list[list[str]] = []
+        """What was under way at the same time."""
+        self._is_open = False
+
+    async def before_operation(self, operation: str, session: str) -> None:
+        if operation in {"claim", "append"}:
+            await self._write(operation)
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        if namespace in {REQUESTS, ENTRIES}:
+            await self._write(namespace)
+        return await super().kv_put(namespace, key, body, expected=expected, at=at)
+
+    async def _write(self, what: str) -> None:
+        if not self._is_open:
+            self.together.append([])
+            self._is_open = True
+        self.together[-1].append(what)
+        for _ in range(self.TURNS):
+            await asyncio.sleep(0)
+        self._is_open = False
+
+
+async def test_what_is_written_before_a_response_is_begun_is_written_at_the_same_time() -> None:
+    store = Stepwise()
+    app = make_gateway(ScriptedModel([[TextDelta("x"), Finished()]]), store=store)
+    async with called(app) as client:
+        assert (await client.post("/v1/chat/completions", json=FIRST)).status_code == 200
+    before, begun = store.together[:2]
+    assert (sorted(before), begun) == (["claim", REQUESTS, ENTRIES], ["append"])
 
 
 @spec("REUSE-73")

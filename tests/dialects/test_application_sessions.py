@@ -9,7 +9,9 @@ import pytest
 
 from midstream.dialects import accepted_requests
 from midstream.dialects.application_sessions import REQUESTS, response_id
+from midstream.dialects.usage_ledger import ENTRIES
 from midstream.errors import ModelUnavailableError
+from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
 from tests.dialects.serving import WAIT_S, called, make_gateway, say, served
@@ -98,6 +100,37 @@ async def test_a_request_that_another_process_has_noted_and_not_begun_is_awaited
             assert (await begun).json() == (await other).json()
         assert [len(each.requests) for each in models] == [int(not is_dead), int(is_dead)]
         store.proceed.set()
+
+
+class _RacingStore(MemoryStore):
+    """Returns what it has of the first request once another node has asked, too: neither finds the other's."""
+
+    def __init__(self, memory: Memory, both: asyncio.Barrier) -> None:
+        super().__init__(memory)
+        self._both = both
+        self._is_first = True
+
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        found = await super().kv_get(namespace, key)
+        if namespace == REQUESTS and self._is_first:
+            self._is_first = False
+            await asyncio.wait_for(self._both.wait(), WAIT_S)
+        return found
+
+
+@spec("REUSE-70")
+async def test_of_equal_requests_at_two_processes_one_is_begun_and_counted() -> None:
+    memory, both = Memory(), asyncio.Barrier(2)
+    models = [ScriptedModel([text(WORDS)]) for _ in range(2)]
+    stores = [_RacingStore(memory, both) for _ in range(2)]
+    first, second = (make_gateway(model, store=store) for model, store in zip(models, stores, strict=True))
+    async with called(first) as ours, called(second) as theirs:
+        answers = await asyncio.gather(
+            *(client.post("/v1/chat/completions", json=say("hi")) for client in (ours, theirs))
+        )
+        assert answers[0].json() == answers[1].json()
+        assert sum(len(each.requests) for each in models) == 1
+        assert len(await stores[0].kv_list(ENTRIES)) == 1
 
 
 async def test_a_request_whose_response_failed_at_another_process_is_not_awaited(

@@ -49,6 +49,32 @@ async def _started(host: Host) -> Host:
     return host
 
 
+async def test_a_new_session_is_begun_without_a_look_at_the_store() -> None:
+    class Unread(StoreInFront):
+        async def before_operation(self, operation: str, session: str) -> None:
+            assert (operation, session) not in {("read", "new"), ("find", "new")}
+
+    async with Host(Agent(ScriptedModel([text("a")])), Unread(MemoryStore())) as host:
+        await host.wait_for_recovery()
+        runner = await host.begin("new")
+        assert await host.begin("new") is runner
+        end = await runner.submit(SendMessage(UserMessage.of("hi")))
+        assert end == runner.newest.position > 0
+        async with asyncio.timeout(30):
+            while runner.state.is_live:
+                await runner.wait(runner.newest.position)
+        assert len(runner.state.history.entries) == 2
+
+
+async def test_a_host_that_drains_begins_no_session() -> None:
+    async with Host(Agent(ScriptedModel([])), MemoryStore()) as host:
+        host.drain()
+        with pytest.raises(DrainingError):
+            await host.begin("new")
+        with pytest.raises(UsageError):
+            await host.begin("no name")
+
+
 @pytest.mark.parametrize(("on_doubt", "runs"), [("unknown", 1), ("rerun", 2), ("rerun_with_key", 2)])
 async def test_a_tool_in_doubt_is_handled_by_its_policy(on_doubt: OnDoubtName, runs: int) -> None:
     store = MemoryStore()

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 import pytest
 
 from midstream.engine import journal as journal_module
-from midstream.engine.journal import Journal
+from midstream.engine.journal import FOLDED_SHARE, SESSION_BYTES, TAIL_RECORD_BYTES, Journal
 from midstream.environment import Fault, World
-from midstream.errors import DrainingError, EventGoneError, JournalMovedError, RecordUndecodableError
+from midstream.errors import (
+    DrainingError,
+    EventGoneError,
+    JournalMovedError,
+    LeaseLostError,
+    RecordUndecodableError,
+    StoreBusyError,
+)
 from midstream.history.messages import ToolResult
 from midstream.protocol.frames import START, EventId
 from midstream.session.records import (
@@ -23,6 +30,7 @@ from midstream.session.records import (
 from midstream.session.session import Session, prune_session
 from midstream.store.contract import Batch, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.store_fakes import StoreInFront
 from tests.spec import spec
 
 
@@ -48,6 +56,79 @@ def _bodies(*numbers: int) -> Sequence[bytes]:
 
 def _batch(journal: Journal, bodies: Sequence[bytes], sync: Sync) -> Batch:
     return Batch(bodies, journal.newest.position, journal.epoch, sync)
+
+
+class Asked(StoreInFront):
+    """A store that notes what is asked of it."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(MemoryStore(memory))
+        self.operations: list[str] = []
+
+    async def before_operation(self, operation: str, session: str) -> None:
+        self.operations.append(operation)
+
+
+async def test_of_a_new_session_nothing_is_read_before_its_first_append() -> None:
+    store = Asked(Memory())
+    await store.open()
+    journal = Journal(store, "s", World(), is_new=True)
+    assert await journal.load() == []
+    journal.claim_soon(at=1.0)
+    journal.claim_soon(at=1.0)
+    assert await journal.claim(at=2.0) == 1
+    assert journal.has_unused_claim
+    await journal.append(_batch(journal, _bodies(1), Sync.FULL))
+    assert (journal.is_new, journal.has_unused_claim) == (False, False)
+    assert store.operations == ["open", "claim", "append"]
+    await journal.release()
+    assert await journal.claim(at=3.0) == 2, "from its first append on it is a session like any other"
+    assert store.operations[3:] == ["release", "find", "claim"]
+
+
+async def test_a_claim_ahead_that_is_not_used_is_given_up() -> None:
+    memory = Memory()
+    store, other = Asked(memory), MemoryStore(memory)
+    await store.open()
+    await other.open()
+    journal = Journal(store, "s", World(), is_new=True)
+    journal.claim_soon(at=1.0)
+    await journal.release()
+    assert await other.claim("s", at=2.0) == 2
+
+
+async def test_a_claim_ahead_that_is_refused_is_tried_again() -> None:
+    class Busy(Asked):
+        async def before_operation(self, operation: str, session: str) -> None:
+            await super().before_operation(operation, session)
+            if self.operations.count("claim") == 1 and operation == "claim":
+                raise StoreBusyError("busy")
+
+    store = Busy(Memory())
+    await store.open()
+    journal = Journal(store, "s", World(), is_new=True)
+    journal.claim_soon(at=1.0)
+    with pytest.raises(StoreBusyError):
+        await journal.claim(at=1.0)
+    assert await journal.claim(at=1.0) == 1
+
+
+async def test_a_session_that_is_not_new_after_all_is_not_appended_to() -> None:
+    memory = Memory()
+    await _open_and_append(memory)
+    store = Asked(memory)
+    await store.open()
+    journal = Journal(store, "s", World(), is_new=True)
+    await journal.claim(at=2.0)
+    with pytest.raises(LeaseLostError):
+        await journal.append(_batch(journal, _bodies(2), Sync.FULL))
+    assert [stored.body for stored in await store.read("s", after=0, limit=9)] == _bodies(1)
+
+
+async def _open_and_append(memory: Memory) -> None:
+    before = await _open(MemoryStore(memory))
+    await before.append(_batch(before, _bodies(1), Sync.FULL))
+    await before.release()
 
 
 async def test_readers_are_woken_after_the_append_and_not_before() -> None:
@@ -84,6 +165,9 @@ async def test_what_is_kept_in_memory_is_bounded_in_bytes(bytes_max: int, held_m
         held = journal.near(after=journal.newest.position - 1, limit=1)
         assert [each.position for each in held] == [number], "the newest one is at hand"
         assert sum(len(each.body) for each in journal._tail) == journal._tail_bytes <= held_max
+        folded = sum(50 * each for each in range(1, number + 1))
+        tail = journal._tail_bytes + TAIL_RECORD_BYTES * len(journal._tail)
+        assert journal.bytes_held == SESSION_BYTES + FOLDED_SHARE * folded + tail
         assert await journal.epoch_at(1) == 1
     seen: list[int] = []
     while page := await journal.read(after=seen[-1] if seen else 0, limit=7):

@@ -523,10 +523,13 @@ async def test_a_refused_request_writes_nothing_and_claims_nothing() -> None:
 class AtOnce(StoreInFront):
     """A store that appends at once while it is told to, and whose other appends wait while they are told to."""
 
-    def __init__(self, *, may: bool = True) -> None:
+    def __init__(self, *, may: bool = True, is_ready: bool = True) -> None:
         self._memory = MemoryStore()
         super().__init__(self._memory)
         self.may = may
+        self.is_ready = is_ready
+        self.tried = 0
+        """Appends at once, also those that did not happen."""
         self.bug: Exception | None = None
         """Raised after an append at once."""
         self.passed: list[bytes] = []
@@ -543,6 +546,7 @@ class AtOnce(StoreInFront):
         return self
 
     def append_now(self, session: str, batch: Batch) -> int | None:
+        self.tried += 1
         end = self._memory.append_now(session, batch) if self.may else None
         if end is not None:
             self.passed += batch.bodies
@@ -600,6 +604,16 @@ async def test_words_of_one_moment_are_one_record_whoever_appends_it(
         await runner.wait(start)
     assert [decode(body) for body in store.passed] == [Delta(1, 1, 1, 0, "text", "ab")] * may
     assert await _said_to_the_end(host, model, runner) == ["ab"]
+
+
+async def test_a_store_that_is_not_ready_is_given_words_with_its_other_appends_only() -> None:
+    store = AtOnce(is_ready=False)
+    host, model, runner = await _speaking(store)
+    model.words.put_nowait("a")
+    async with asyncio.timeout(30):
+        await runner.wait(runner.newest.position)
+    assert store.tried == 0
+    assert await _said_to_the_end(host, model, runner) == ["a"]
 
 
 async def test_a_word_does_not_overtake_what_is_on_its_way() -> None:

@@ -28,6 +28,7 @@ from midstream.models import provider_http
 from midstream.models.http_limits import HttpLimits
 from midstream.models.provider_http import Provider
 from midstream.protocol.sse import EVENT_BYTES_MAX, ServerSentEvent
+from midstream.testing.worlds import FakeWorld
 from midstream.timing import StallBudgets
 from tests.certificates import certificate
 from tests.models.chat_server import WAIT_S, Answer, chat_server, delta, refusal, silence, stream
@@ -37,6 +38,35 @@ ONE_PIECE = stream(delta(content="a"), ending="hang")
 LONG = 60.0
 SHORT = 0.25
 """Seconds in which a machine that others use gets a request from one end of a socket to the other."""
+
+
+async def test_only_the_wait_for_a_piece_counts_as_silence_and_one_timer_serves_all_pieces() -> None:
+    class Timing(FakeWorld):
+        timers = 0
+
+        def later(self, seconds: float, do: Callable[[], None]) -> asyncio.Future[None]:
+            self.timers += 1
+            return super().later(seconds, do)
+
+    world = Timing()
+    pieces = [b"data: {}\n\n"] * 20
+    async with chat_server(Answer(pieces, ending="hang")) as server:
+        limits = HttpLimits(first_byte_s=LONG, between_bytes_s=5.0)
+        provider = Provider(server.url, "m", limits=limits, world=world)
+        asked = provider.events("POST", "/chat/completions", b"{}")
+        async with contextlib.aclosing(asked) as events, asyncio.timeout(WAIT_S):
+            seen = 0
+            while seen < len(pieces):
+                seen += len(await anext(events))
+            assert world.timers <= 2, "the first byte has a limit of its own"
+            await world.advance(50)  # the reader takes its time
+            waiting = asyncio.ensure_future(anext(events))
+            await world.settle()
+            await world.advance(4)
+            assert not waiting.done()
+            await world.advance(2)
+            with pytest.raises(ModelStalledError, match="sent nothing for 5 s"):
+                await waiting
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,10 @@ class WeatheredStore(StoreInFront):
     def immediate(self) -> Immediate:
         return self
 
+    @property
+    def is_ready(self) -> bool:
+        return not self._weather.is_down
+
     def append_now(self, session: str, batch: Batch) -> int | None:
         if self._weather.is_down or self._chance.random() < self._weather.failing + BUSY_SHARE:
             return None

@@ -47,9 +47,11 @@ from midstream.store.store_registry import show_store
 
 HOUR_S = 3600.0
 _PRICE = click.FloatRange(min=0)
-COLLECT_AFTER = 5_000
-"""Objects made, less those gone again, after which Python looks for what only holds itself: a hundred answers make
-thousands, nearly none of them so, and all of them stand still while it looks."""
+COLLECT_AFTER = (1_000, 50)
+"""Objects made, less those gone again, after which Python looks for what only holds itself, and after how many looks it
+does so among older ones: a hundred answers make thousands, nearly none of them so, and all of them stand still while it
+looks. At 100 streams on a busy machine a look took 1.4 ms, and 6.7 ms once a second with 5,000 and 10, where all looks
+together take half the time. The bar is 15 ms at the 99th percentile of the first word."""
 
 
 @click.group(
@@ -191,7 +193,7 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
 
     def report_url(url: str) -> None:
         gc.freeze()  # what is loaded by now stays: the collector need not traverse it again
-        gc.set_threshold(COLLECT_AFTER)
+        gc.set_threshold(*COLLECT_AFTER)
         ready = {
             "url": url,
             "pid": os.getpid(),

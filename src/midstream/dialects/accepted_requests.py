@@ -357,19 +357,23 @@ class Accepting:
         for _ in range(COMPARISONS_MAX):
             lock = self._locks.setdefault(session, asyncio.Lock())
             async with lock:
-                runner = await sessions.host.session(session, create=True)
+                if is_noted:  # no conversation leads to it: its name was drawn at random
+                    runner = await sessions.host.begin(session)
+                else:
+                    runner = await sessions.host.session(session, create=True)
                 if wanted.asked.conversation:
                     whole = await self._within(wanted.asked, runner.state)
                 if not await self._is_in_use(runner.state, wanted):
-                    if is_noted or wanted.request.key:
-                        is_first = not wanted.is_begun_elsewhere and await sessions.note(
-                            session, wanted.noted
-                        )
-                        if not is_first:
-                            if same := await self._wait_for_equal(wanted):
-                                return _Repeated(same)
-                            continue
-                    live = await self._submit(runner, wanted, whole)
+                    state = runner.state
+                    comparison = self._compare(session, state, wanted, whole)
+                    usage_entry = await self._announce(runner, wanted, is_noted=is_noted)
+                    if usage_entry is None:
+                        if same := await self._wait_for_equal(wanted):
+                            return _Repeated(same)
+                        continue
+                    live = await self._submit(
+                        runner, wanted, state, comparison=comparison, usage_entry=usage_entry
+                    )
                     if live is not None:
                         return live
                     if same := await self._find_repeated(wanted):
@@ -381,23 +385,43 @@ class Accepting:
             session, is_noted = sessions.name_of(""), True  # a fork: no client's response is stopped for it
         raise UnavailableError("other requests of this conversation are too many: retry", retry_after_s=1.0)
 
+    async def _announce(self, runner: Runner, wanted: _Wanted, *, is_noted: bool) -> str | None:
+        """Write what is in the store before a response is begun, at the same time, and return its entry of usage.
+
+        Returns None where another process begins, or has begun, the response to an equal request; nothing stays then.
+        """
+        sessions, session = wanted.sessions, runner.session_id
+        is_noted = is_noted or bool(wanted.request.key)
+        if is_noted and wanted.is_begun_elsewhere:
+            return None
+        on_disk = session if sessions is self._durable else ""
+        model = self.counted_model(wanted.asked.model)
+        counting = self._ledger.begin(wanted.caller.principal, model, on_disk)
+        if not is_noted:
+            return await counting
+        runner.claim_soon()
+        counted = self._world.spawn(counting, name=f"entry of usage of {session}")
+        try:
+            is_first = await sessions.note(session, wanted.noted)
+        finally:
+            usage_entry = await counted
+        if is_first:
+            return usage_entry
+        await self._ledger.drop(usage_entry)
+        return None
+
     async def _submit(
-        self, runner: Runner, wanted: _Wanted, whole: tuple[Entry, ...] | None
+        self, runner: Runner, wanted: _Wanted, state: Session, *, comparison: Comparison, usage_entry: str
     ) -> LiveResponse | None:
-        """Let a session take the transcript; None where another process's request was faster."""
-        asked, state, session = wanted.asked, runner.state, runner.session_id
-        comparison = self._compare(session, state, wanted, whole)
-        if not wanted.is_local:
-            for entry in comparison.tail:
-                if isinstance(entry, UserMessage):
-                    refuse_local_files(entry)
+        """Let a session take the transcript; None where another process's request was faster.
+
+        Args:
+            state: The session as the transcript was compared with it.
+        """
+        asked, session = wanted.asked, runner.session_id
         number = state.application.count + 1
         name = response_id(asked.dialect.id_prefix, session, number)
         form = asked.form(name, self._default or self._model.name, int(self._world.now()))
-        principal, sessions = wanted.caller.principal, wanted.sessions
-        usage_entry = await self._ledger.begin(
-            principal, self.counted_model(asked.model), session if sessions is self._durable else ""
-        )
         request = ApplicationRequest(
             name,
             wanted.request.digest.hex(),
@@ -409,7 +433,7 @@ class Accepting:
             msgspec.to_builtins(form),
             asked.messages if asked.is_stored else [],
             (asked.model or self._default) if self._default else "",
-            principal,
+            wanted.caller.principal,
             usage_entry,
         )
         command = SendTranscript(
@@ -431,8 +455,10 @@ class Accepting:
         if response is None or response.id != name or response.usage_entry != usage_entry:
             await self._ledger.drop(usage_entry)
             return None
-        sessions.keep_chain(session, runner.state, comparison.links)
-        live = self._responses.add(sessions, FoundResponse(session, response, request, form), wanted.place)
+        wanted.sessions.keep_chain(session, runner.state, comparison.links)
+        live = self._responses.add(
+            wanted.sessions, FoundResponse(session, response, request, form), wanted.place
+        )
         self._responses.join(live)
         return live
 
@@ -450,12 +476,24 @@ class Accepting:
             return True
         return await wanted.sessions.is_read_elsewhere(newest.id)
 
+    @staticmethod
     def _compare(
-        self, session: str, state: Session, wanted: _Wanted, whole: tuple[Entry, ...] | None
+        session: str, state: Session, wanted: _Wanted, whole: tuple[Entry, ...] | None
     ) -> Comparison:
+        """Return how the transcript differs from its session.
+
+        Raises:
+            MidstreamError: It names a local file, and came from another machine.
+        """
         if whole is not None:
-            return wanted.sessions.compare_whole(session, state, whole)
-        return wanted.sessions.compare(session, state, wanted.read)
+            comparison = wanted.sessions.compare_whole(session, state, whole)
+        else:
+            comparison = wanted.sessions.compare(session, state, wanted.read)
+        if not wanted.is_local:
+            for entry in comparison.tail:
+                if isinstance(entry, UserMessage):
+                    refuse_local_files(entry)
+        return comparison
 
     async def _behind(self, asked: Asked, previous: _Previous) -> tuple[Entry, ...]:
         """Return the whole conversation of a request that goes on from another response."""

@@ -235,6 +235,20 @@ class Host:
             raise SessionNotFoundError(f"no session {session_id!r}")
         return runner
 
+    async def begin(self, session_id: str) -> Runner:
+        """Return a new session, awake: its id was drawn at random just now, so that no store has a journal of it.
+
+        Nothing is read for it. It exists from its first append on.
+
+        Raises:
+            UsageError: The id has another form.
+            DrainingError: The host is stopped.
+        """
+        if session_id in self._awake or session_id in self._opening:
+            return await self.session(session_id, create=True)
+        self._refuse_opening(session_id)
+        return await self._open(session_id, is_new=True)
+
     async def awaken(self, session_id: str) -> Runner:
         """Return a session, awake, existing or not; see `session`."""
         runner = self._awake.get(session_id)
@@ -560,9 +574,7 @@ class Host:
 
     async def _open_once(self, session_id: str) -> Runner:
         """Open a session once, however many ask for it at the same time."""
-        require_session_id(session_id)
-        if self.is_draining:
-            raise _draining()
+        self._refuse_opening(session_id)
         opening = self._opening.get(session_id)
         if opening is None:
             opening = self.world.spawn(self._open(session_id), name=f"open {session_id}")
@@ -570,10 +582,17 @@ class Host:
             opening.add_done_callback(lambda _: self._opening.pop(session_id, None))
         return await asyncio.shield(opening)
 
-    async def _open(self, session_id: str) -> Runner:
+    def _refuse_opening(self, session_id: str) -> None:
+        require_session_id(session_id)
+        if self.is_draining:
+            raise _draining()
+
+    async def _open(self, session_id: str, *, is_new: bool = False) -> Runner:
         self._failed.check(session_id)
         tail = self.tail_bytes_max
-        journal = Journal(self.store, session_id, self.world, self.observers, tail_bytes_max=tail)
+        journal = Journal(
+            self.store, session_id, self.world, self.observers, tail_bytes_max=tail, is_new=is_new
+        )
         runner = Runner(
             journal,
             partial(self._agent_of, session_id),

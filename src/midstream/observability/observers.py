@@ -56,20 +56,25 @@ class Observers:
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._all: list[Observer] = [*observers]
+        self._all: list[Observer] = []
+        self._introduced: list[Introduced] = []
+        """Those that need the agents of sessions."""
+        for observer in observers:
+            self.add(observer)
 
     def add(self, observer: Observer) -> None:
         """Add an observer."""
         self._all.append(observer)
+        if isinstance(observer, Introduced):
+            self._introduced.append(observer)
 
     def answers(self, session: str, agent: str, model: str) -> None:
         """Report the agent of a session to the observers that need it."""
-        for observer in self._all:
-            if isinstance(observer, Introduced):
-                try:
-                    observer.answers(session, agent, model)
-                except Exception as error:  # noqa: BLE001 - see below
-                    _log_failure(session, error)
+        for observer in self._introduced:
+            try:
+                observer.answers(session, agent, model)
+            except Exception as error:  # noqa: BLE001 - see below
+                _log_failure(session, error)
 
     def on_forwarded(self, session: str, caller: str) -> None:
         """Report the caller of a turn whose command came to another node, to the observers that need it."""

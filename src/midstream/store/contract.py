@@ -421,6 +421,10 @@ class Attempt(Protocol):
 class Immediate(Protocol):
     """Appends something small while the event loop waits, which costs less than the way to a thread."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `append_now` may append: where it is False, it returns None for every append of this moment."""
+
     def append_now(self, session: str, batch: Batch) -> int | None:
         """Append here and now, and return the new end; None where `Store.append` is to be called instead.
 

@@ -205,6 +205,11 @@ class MemoryStore(Store):
     def immediate(self) -> Immediate:
         return self
 
+    @property
+    def is_ready(self) -> bool:
+        """See `Immediate.is_ready`."""
+        return bool(self.node)
+
     def append_now(self, session: str, batch: Batch) -> int | None:
         """See `Immediate.append_now`: whatever is to be appended where nothing forbids it."""
         found = self._memory.sessions.get(session) if self.node else None

@@ -53,6 +53,7 @@ class ImmediateContract:
         async with _claim_session(place) as (store, other, epoch):
             immediate = _immediate(store)
             await store.close()
+            assert not immediate.is_ready
             assert immediate.append_now("s", _batch(1, epoch)) is None
             assert await _bodies(other) == [b"a"]
 

@@ -197,6 +197,19 @@ async def test_those_who_shared_a_commit_share_the_next_one() -> None:
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 3), (THREAD, 3)]
 
 
+@pytest.mark.parametrize(("durability", "is_ready"), [("default", True), ("power", False)])
+async def test_an_operation_is_worth_a_try_here_while_nothing_is_committed_elsewhere(
+    durability: Durability,
+    is_ready: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    async with Bench(durability) as bench:
+        assert bench.commits.is_ready is is_ready
+        answer = bench.commits.submit(_where, Sync.FULL)
+        assert not bench.commits.is_ready
+        await bench.after(answer)
+        assert bench.commits.is_ready is is_ready
+
+
 async def test_what_is_refused_here_and_now_is_to_be_asked_for() -> None:
     async with Bench() as bench:
 

@@ -464,6 +464,12 @@ class EncryptedStore(EncryptedReader, Store):
         """See `Store.immediate`: as of the store behind it."""
         return None if self._store.immediate is None else self
 
+    @property
+    def is_ready(self) -> bool:
+        """See `Immediate.is_ready`: as of the store behind it."""
+        behind = self._store.immediate
+        return behind is not None and behind.is_ready
+
     def append_now(self, session: str, batch: Batch) -> int | None:
         """See `Immediate.append_now`."""
         behind, writing = self._store.immediate, self._writing.get(session)

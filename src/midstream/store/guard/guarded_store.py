@@ -264,6 +264,12 @@ class GuardedStore(GuardedReader, Store):
     def immediate(self) -> Immediate | None:
         return None if self._store.immediate is None else self
 
+    @property
+    def is_ready(self) -> bool:
+        """See `Immediate.is_ready`: as of the store behind it."""
+        behind = self._store.immediate
+        return behind is not None and behind.is_ready
+
     def append_now(self, session: str, batch: Batch) -> int | None:
         """See `Immediate.append_now`."""
         behind, head = self._store.immediate, self._heads.get(session)

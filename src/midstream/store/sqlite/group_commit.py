@@ -115,16 +115,21 @@ class Commits:
                 self._commit_next()
         return answer
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `now` may commit what need not be synced: nothing else is being committed, or about to be."""
+        if self._sync is Sync.FULL or self._is_busy or self._is_shared or self._has_new_log:
+            return False
+        return not self._thread.is_at_work and self._world.monotonic() >= self._at_once_from
+
     def now(self, write: Callable[[], T], sync: Sync) -> T | None:
         """Commit `write` alone, here and now, and return its answer; None where it is to be asked for.
 
         After None nothing was written: the commit would be synced, or have to wait, or was refused.
         """
-        if (self._sync or sync) is Sync.FULL or self._is_busy or self._is_shared or self._has_new_log:
+        if (self._sync or sync) is Sync.FULL or not self.is_ready:
             return None
         began_at = self._world.monotonic()
-        if self._thread.is_at_work or began_at < self._at_once_from:
-            return None
         answer: asyncio.Future[T] = self._loop.create_future()
         [done] = self._writer.commit(
             [QueuedOperation(write, Sync.NORMAL, answer, is_alone=True)], is_patient=False

@@ -151,6 +151,11 @@ class SQLiteStore(SQLiteReads, Store):
     def immediate(self) -> Immediate:
         return self
 
+    @property
+    def is_ready(self) -> bool:
+        """See `Immediate.is_ready`."""
+        return self._opened is not None and self._opened.commits.is_ready
+
     def append_now(self, session: str, batch: Batch) -> int | None:
         """See `Immediate.append_now`: only what is small, and not the first append under an epoch."""
         opened = self._opened
