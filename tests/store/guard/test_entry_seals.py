@@ -24,8 +24,8 @@ def test_an_entry_is_read_as_it_was_written_and_each_write_is_unique() -> None:
     ours = seals()
     one, other = ours.seal("n", "a", b"body"), ours.seal("n", "a", b"body")
     assert one != other
-    assert ours.open("n", entry(one)) == entry(b"body")
-    assert seals().open("n", entry(ours.seal("n", "a", b""))) == entry(b"")
+    assert ours.open("n", entry(one), since=0) == entry(b"body")
+    assert seals().open("n", entry(ours.seal("n", "a", b"")), since=0) == entry(b"")
 
 
 @spec("SEC-50")
@@ -42,15 +42,15 @@ def test_what_another_program_wrote_moved_or_changed_is_refused() -> None:
         ("n", entry(seals(b"o").seal("n", "a", b"body"))),
     ):
         with pytest.raises(StoreDamagedError):
-            ours.open(namespace, found)
+            ours.open(namespace, found, since=0)
     ours.check_nothing("n", "a")
 
 
 @spec("SEC-45")
 def test_an_entry_of_an_older_version_or_a_lost_key_is_read_in_a_mixed_store() -> None:
     mixed = seals(is_mixed=True)
-    assert mixed.open("n", entry(b"{}")) == entry(b"{}")
-    assert mixed.open("n", entry(seals(b"o").seal("n", "a", b"{}"))) == entry(b"{}")
+    assert mixed.open("n", entry(b"{}"), since=0) == entry(b"{}")
+    assert mixed.open("n", entry(seals(b"o").seal("n", "a", b"{}")), since=0) == entry(b"{}")
     sealed = mixed.seal("n", "a", b"{}")
     with pytest.raises(StoreDamagedError):
-        mixed.open("n", replace(entry(sealed), body=sealed[:-1] + b"!"))
+        mixed.open("n", replace(entry(sealed), body=sealed[:-1] + b"!"), since=0)

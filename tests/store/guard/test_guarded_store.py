@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import apsw
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
@@ -19,7 +21,7 @@ from midstream.errors import EventsLostError, KeyMissingError, StoreDamagedError
 from midstream.session.blobs import Blob, blob_of
 from midstream.session.records import Sync
 from midstream.session.retention import Retention
-from midstream.store.contract import Batch, ForwardedCommand, Store, StoredRecord
+from midstream.store.contract import Batch, ForwardedCommand, KeyValueEntry, Store, StoredRecord
 from midstream.store.guard.chain import COVERED
 from midstream.store.guard.guarded_store import GuardedStore, guard_store
 from midstream.store.guard.store_key import FileKeySource
@@ -365,3 +367,47 @@ async def test_a_store_that_is_encrypted_does_not_open_without_keys(folder: Path
     with pytest.raises(KeyMissingError, match="--key-file"):
         await guard_store(SQLiteStore(path)).open()
     assert not path.with_name("x.db.store-key").exists()
+
+
+class ReadLate(MemoryStore):
+    """Returns what it has read after a gate has opened."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self.gate = asyncio.Event()
+
+    @override
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        found = await super().kv_get(namespace, key)
+        await self.gate.wait()
+        return found
+
+    @override
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        found = await super().kv_list(namespace)
+        await self.gate.wait()
+        return found
+
+
+@spec("SEC-50")
+async def test_an_entry_that_is_replaced_while_it_is_read_is_no_damage(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inner = ReadLate(Memory())
+    source = FileKeySource(folder / "key", World())
+    store = GuardedStore(inner, source, has_plain_blobs=True, world=World())
+    await store.open()
+    version = await store.kv_put("n", "a", b"old", expected=0, at=1.0)
+    getting = asyncio.create_task(store.kv_get("n", "a"))
+    listing = asyncio.create_task(store.kv_list("n"))
+    await asyncio.sleep(0)  # both have read
+    await store.kv_put("n", "a", b"new", expected=version, at=2.0)
+    inner.gate.set()
+    one, several = await getting, await listing
+    assert one is not None
+    assert [one.body, *(each.body for each in several)] == [b"old", b"old"]
+    assert "left out" not in caplog.text
+    newest = await store.kv_get("n", "a")
+    assert newest is not None
+    assert newest.body == b"new"
+    await store.close()

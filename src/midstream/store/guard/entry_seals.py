@@ -37,13 +37,16 @@ class EntrySeals:
         number = hashlib.blake2b(self._world.new_secret().encode(), digest_size=RANDOM_BYTES).digest()
         return MARK + number + self._keys.newest.seal(_message(namespace, key, number, body)) + body
 
-    def open(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
+    def open(self, namespace: str, found: KeyValueEntry, *, since: int) -> KeyValueEntry:
         """Return an entry as it was written.
+
+        Args:
+            since: See `SpentEntries.check`.
 
         Raises:
             StoreDamagedError: Another program changed, moved or inserted it, or put an old one back.
         """
-        self.spent.check(namespace, found)
+        self.spent.check(namespace, found, since=since)
         stored = found.body
         where = f"entry {found.key!r} of {namespace!r}"
         if not stored.startswith(MARK):

@@ -167,22 +167,24 @@ class GuardedReader(StoreReader):
             EntryDamagedError: Another program wrote or changed it, or put an old one back.
         """
         seals = await self._load_seals()
+        since = seals.spent.count
         found = await self._reader.kv_get(namespace, key)
         if found is None:
             seals.check_nothing(namespace, key)
             return None
         try:
-            return seals.open(namespace, found)
+            return seals.open(namespace, found, since=since)
         except StoreDamagedError as error:
             raise EntryDamagedError(error.message, version=found.version) from error
 
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         """See `KeyValueReader.kv_list`. An entry that another program wrote is left out, and logged."""
         seals = await self._load_seals()
+        since = seals.spent.count
         entries: list[KeyValueEntry] = []
         for found in await self._reader.kv_list(namespace):
             try:
-                entries.append(seals.open(namespace, found))
+                entries.append(seals.open(namespace, found, since=since))
             except StoreDamagedError as error:
                 _log.error("an entry is left out: %s", error.message)
         return entries

@@ -23,16 +23,24 @@ class SpentEntries:
     def __init__(self) -> None:
         self._current: OrderedDict[tuple[str, str], tuple[int, bytes]] = OrderedDict()
         """Version and digest of each entry as it was read or written last."""
-        self._spent: OrderedDict[bytes, None] = OrderedDict()
+        self._spent: OrderedDict[bytes, int] = OrderedDict()
+        """Digests of old entries, each with the `count` that it made."""
+        self.count = 0
+        """Number of entries that were replaced or deleted so far."""
 
-    def check(self, namespace: str, found: KeyValueEntry) -> None:
+    def check(self, namespace: str, found: KeyValueEntry, *, since: int) -> None:
         """Note an entry that was read.
 
+        Args:
+            since: `count` before the read began. What was replaced after that may be what the read has found.
+
         Raises:
-            StoreDamagedError: This process replaced or deleted it before: another program put it back.
+            StoreDamagedError: This process had replaced or deleted it before the read: another program put it back.
         """
         digest = _digest_of(namespace, found.key, found.body)
-        if digest in self._spent:
+        if (spent_as := self._spent.get(digest)) is not None:
+            if spent_as > since:
+                return
             raise StoreDamagedError(
                 f"entry {found.key!r} of {namespace!r} is an old value that another program put back"
             )
@@ -48,7 +56,8 @@ class SpentEntries:
         known = self._current.get((namespace, key))
         if known is not None and version in (None, known[0]):
             del self._current[namespace, key]
-            self._spent[known[1]] = None
+            self.count += 1
+            self._spent[known[1]] = self.count
             if len(self._spent) > ENTRIES_MAX:
                 self._spent.popitem(last=False)
 
