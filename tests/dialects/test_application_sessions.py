@@ -131,6 +131,7 @@ async def test_of_equal_requests_at_two_processes_one_is_begun_and_counted() -> 
         assert answers[0].json() == answers[1].json()
         assert sum(len(each.requests) for each in models) == 1
         assert len(await stores[0].kv_list(ENTRIES)) == 1
+        assert len([each async for each in stores[0].list()]) == 1
 
 
 async def test_a_request_whose_response_failed_at_another_process_is_not_awaited(

@@ -97,6 +97,23 @@ async def test_a_claim_ahead_that_is_not_used_is_given_up() -> None:
     assert await other.claim("s", at=2.0) == 2
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_claim_ahead_that_is_undone_leaves_what_was_there(*, is_there: bool) -> None:
+    memory = Memory()
+    if is_there:
+        await _open_and_append(memory)
+    store = Asked(memory)
+    await store.open()
+    journal = Journal(store, "s", World(), is_new=True)
+    await journal.undo_claim()
+    assert store.operations == ["open"]
+    journal.claim_soon(at=1.0)
+    await journal.undo_claim()
+    found = await store.find("s")
+    assert (found is not None) is is_there
+    assert found is None or (found.is_free and found.end == 1)
+
+
 async def test_a_claim_ahead_that_is_refused_is_tried_again() -> None:
     class Busy(Asked):
         async def before_operation(self, operation: str, session: str) -> None:

@@ -408,6 +408,7 @@ class Accepting:
         if is_first:
             return usage_entry
         await self._ledger.drop(usage_entry)
+        await runner.undo_claim()
         return None
 
     async def _submit(

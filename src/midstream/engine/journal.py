@@ -228,6 +228,17 @@ class Journal:
             self._claiming.is_early = True
             self._claiming.task.add_done_callback(_see_error)  # `claim` may never be called for it
 
+    async def undo_claim(self) -> None:
+        """Remove what a claim has stored of a session that is new; without effect on any other."""
+        if not self.is_new or self._claiming is None:
+            return
+        claiming = self._claiming.task
+        await asyncio.wait({claiming})
+        is_first = _see_error(claiming) is None and claiming.result() == 1
+        await self.release()
+        if is_first:  # else there was a session of this name after all
+            await self._store.delete(self.session_id)
+
     def _begin_claim(self, *, at: float, is_free: bool | None) -> _Claim:
         self._world.reach(Fault.BEFORE_CLAIM)
         claiming = self._store.claim(self.session_id, at=at, is_free=is_free)

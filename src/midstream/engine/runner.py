@@ -292,6 +292,11 @@ class Runner:
         if self._phase is Phase.FOLLOWING:
             self.journal.claim_soon(at=self._world.now())
 
+    async def undo_claim(self) -> None:
+        """Remove a session that `claim_soon` has claimed and that is still new; without effect on any other."""
+        if self._phase is Phase.FOLLOWING:
+            await self.journal.undo_claim()
+
     def resume(self) -> None:
         """Resume a turn that was held back: until `Recover` is decided, a call of an older node stays pending."""
         if self._work.is_held:
