@@ -14,7 +14,9 @@ import yaml  # type: ignore[import-untyped]
 from click import Command, Context, Group
 
 from midstream.cli import midstream_command
+from midstream.cli import Surroundings
 from midstream.local_keys import headers_for
+from midstream.paths import Paths
 from midstream.store.postgres.postgres_address import PostgresAddress
 from tests.cli.processes import Serving
 
@@ -32,7 +34,7 @@ def _parse(words: list[str], folder: Path) -> dict[str, Any]:
     (folder / "tokens").touch()
     words = [re.sub(r"/run/secrets|/etc/midstream", str(folder), word) for word in words]
     command: Command = midstream_command
-    context = Context(command)
+    context = Context(command, obj=Surroundings(Paths(folder, folder), "never"))
     while isinstance(command, Group):
         name, *words = words
         found = command.get_command(context, name)
