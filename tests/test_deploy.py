@@ -13,8 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from click import Command, Context, Group
 
-from midstream.cli import midstream_command
-from midstream.cli import Surroundings
+from midstream.cli import Surroundings, midstream_command
 from midstream.local_keys import headers_for
 from midstream.paths import Paths
 from midstream.store.postgres.postgres_address import PostgresAddress
