@@ -14,7 +14,6 @@ from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from midstream.environment import World
 from midstream.errors import MidstreamError
@@ -92,6 +91,9 @@ class _Addressees(Struct):
     inbox_of: set[int] = msgspec.field(default_factory=set)
     answered: set[int] = msgspec.field(default_factory=set)
 
+    def __bool__(self) -> bool:
+        return bool(self.inbox_of or self.answered)
+
 
 def channel_of(schema: str) -> str:
     """Return the name under which the nodes of a schema notify one another."""
@@ -165,13 +167,7 @@ class Notifier:
             self._sending = self._world.spawn(self._send(), name="notify")
 
     async def _send(self) -> None:
-        while (
-            self._moved
-            or self._kinds
-            or self._follows
-            or self._addressees.inbox_of
-            or self._addressees.answered
-        ):
+        while self._moved or self._kinds or self._follows or self._addressees:
             moved, self._moved = self._moved, {}
             kinds, self._kinds = self._kinds, set()
             follows, self._follows = self._follows, {}
@@ -209,15 +205,17 @@ class Notifier:
             else:
                 ends[session] = end
             size += cost
-        last = Signal(self._node, ends, tuple(sorted(kinds)), tuple(names))
-        inbox_of, answered = (
-            tuple(sorted(each))[:ADDRESSEES_MAX] for each in (addressees.inbox_of, addressees.answered)
-        )
-        if (inbox_of or answered) and Kind.INBOX not in kinds:
+        if Kind.INBOX in kinds:  # it is for all nodes
+            addressees = _Addressees()
+        elif addressees:
             kinds = {*kinds, Kind.INBOX}
-            last = replace(last, kinds=tuple(sorted(kinds)), inbox_of=inbox_of, answered=answered)
         if ends or names or kinds:
-            yield self._payload(last)
+            inbox_of, answered = (
+                tuple(sorted(each)[:ADDRESSEES_MAX]) for each in (addressees.inbox_of, addressees.answered)
+            )
+            yield self._payload(
+                Signal(self._node, ends, tuple(sorted(kinds)), tuple(names), inbox_of, answered)
+            )
 
     def _payload(self, signal: Signal) -> str:
         return msgspec.json.encode(signal).decode()
