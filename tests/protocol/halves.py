@@ -238,7 +238,7 @@ def reaction_to(kind: type[MidstreamError]) -> str:
     if not stream.is_ended:
         is_playback = kind is SeqnoGapError
         return "plays back from `expected`, or ends" if is_playback else "reconnects"
-    return "ends, keeps the checkpoint" if stream.is_kept else "ends, forgets the stream"
+    return "ends, keeps the checkpoint" if stream.is_kept else "ends, deletes the checkpoint"
 
 
 def kinds_on_the_wire() -> list[type[MidstreamError]]:

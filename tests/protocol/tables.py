@@ -31,6 +31,8 @@ WITHIN: tuple[type[Struct], ...] = (
     messages.Response,
     messages.Thinking,
     messages.ToolCall,
+    messages.UpstreamCall,
+    messages.Usage,
     calls.CallPlan,
 )
 _ARGUMENT = re.compile(r"^    (?P<names>[\w, ]+): (?P<text>.+(?:\n {8}.+)*)", re.MULTILINE)

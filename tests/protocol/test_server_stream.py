@@ -597,6 +597,34 @@ def test_a_client_that_sends_more_than_it_was_told_is_ended() -> None:
     assert (_code(_sent(stream)[-1]), stream.is_closed) == ("protocol", True)
 
 
+@spec("STREAM-17", "STREAM-56")
+@pytest.mark.parametrize("before", range(4))
+def test_a_playback_of_a_client_that_does_not_have_the_limit_yet_is_accepted(before: int) -> None:
+    stream = ServerStream.under(StreamSettings(in_flight_max=1), now=0.0)
+    stream.receive(frames.encode(Open("a", SECRET, next_seqno=3)), now=0.0)
+    for seqno in range(3):
+        if seqno == before:
+            stream.admit(Session(), epoch_at=None, now=0.0)
+        stream.receive(_command(seqno, frames.encode(CancelPayload() if seqno else HI)), now=0.0)
+    stream.admit(Session(), epoch_at=None, now=0.0)
+    assert [each.seqno for each in stream.requests() if isinstance(each, Submit)] == [0, 1, 2]
+    stream.receive(_command(3, frames.encode(CancelPayload())), now=0.0)
+    assert not stream.is_closed, "one command after the welcome is what the welcome allows"
+    stream.receive(_command(4, frames.encode(CancelPayload())), now=0.0)
+    assert (_code(_sent(stream)[-1]), stream.is_closed) == ("protocol", True)
+
+
+@spec("STREAM-17")
+def test_a_playback_has_the_limit_of_the_protocol() -> None:
+    stream = ServerStream.under(StreamSettings(in_flight_max=1), now=0.0)
+    stream.receive(frames.encode(Open("a", SECRET, next_seqno=100)), now=0.0)
+    for seqno in range(frames.IN_FLIGHT_MAX):
+        stream.receive(_command(seqno, frames.encode(CancelPayload())), now=0.0)
+    assert not stream.is_closed
+    stream.receive(_command(frames.IN_FLIGHT_MAX, frames.encode(CancelPayload())), now=0.0)
+    assert (_code(_sent(stream)[-1]), stream.is_closed) == ("protocol", True)
+
+
 def _lost(stream: ServerStream) -> None:
     del stream
 

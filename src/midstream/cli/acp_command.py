@@ -38,7 +38,7 @@ LINE_BYTES_MAX = 64 * 1024 * 1024
 @log_options
 @click.pass_obj
 def acp(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
-    """Be an agent in an editor that speaks the Agent Client Protocol, such as Zed. The editor starts this command.
+    """Serve an agent to an editor, such as Zed, by the Agent Client Protocol. The editor starts this command.
 
     MODULE:AGENT names a `midstream.Agent`; the current folder is searched first. Sessions are kept in the store. A turn
     that was cut goes on when the command is started again. Other servers may use the same store at the same time.

@@ -93,14 +93,14 @@ class Outcome(StrEnum):
 
 
 class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defaults=True):
-    """A tool that the upstream ran itself, elsewhere: shown and kept, never run here and never owed a result.
+    """A tool that the upstream ran itself, elsewhere: shown and kept. It never runs here and needs no result.
 
     Args:
         id: Unique among the upstream's calls of its response.
         name: The upstream's name of the tool; "" where it gave none.
-        arguments: As the upstream gave them, usually JSON text; cut at `UPSTREAM_CHARS_MAX`, with a mark.
+        arguments: As the upstream gave them, usually JSON text; cut at 16,384 characters, with a mark.
         content: What the upstream read, cut likewise.
-        outcome: How it ended; None only while it runs, which is never so in a `Step`.
+        outcome: How it ended; None only while it runs, never in a step.
     """
 
     id: str
@@ -137,6 +137,7 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
 
     Args:
         input_tokens: All that was read, from a cache or not, written to one or not.
+        output_tokens: All that was written.
         cached_tokens: What of that came from a cache.
         cache_write_tokens: What of that was written to a cache.
         reasoning_tokens: What of `output_tokens` was thought, where the provider counts that.

@@ -113,7 +113,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
     Args:
         stream: The stream key; empty for a reader who only follows the session.
         secret: 32 random bytes of the client, base64url; the same at each reconnect. In a session that is encrypted
-            under its client's secret that one, which a reader shows too, or the word it was given for looking.
+            under its client's secret: that secret. A reader shows it too, or a viewer's pass (STREAM-89).
         event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
             follow from the end.
         next_seqno: How many commands the client has numbered; the welcome has how many the server has.
@@ -236,7 +236,7 @@ class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type
     Args:
         turn, response, call_id: The place of the call, as in its `question_asked`.
         digest: That of the `question_asked`: of the arguments the person was shown. An answer to others is refused.
-        choice: What they decided; which choices there are depends on the `kind` of the question.
+        choice: What they decided; see STREAM-36 for the choices of each `kind`.
         text: Their words: the answer to a question, the reason of a denial, the outcome of what happened.
         arguments: For an approval, the arguments to run instead (JSON text); null leaves them.
     """

@@ -532,10 +532,18 @@ class ServerStream:
             connection=self._open.connection,
         )
         self._in_flight.add(command.seqno)
-        if len(self._in_flight) > self._terms.in_flight_max:
-            raise ProtocolError(f"more than {self._terms.in_flight_max} commands wait for their acks")
+        self._require_few_in_flight()
         queue = self._requests if self.is_admitted else self._held
         queue.append(Submit(command.seqno, command))
+
+    def _require_few_in_flight(self) -> None:
+        most = self._terms.in_flight_max
+        if len(self._in_flight) <= most:
+            return
+        # STREAM-56: the client may have sent those that it counted in its `open` before it received the welcome.
+        later = sum(seqno >= self._open.next_seqno for seqno in self._in_flight)
+        if later > most or len(self._in_flight) > IN_FLIGHT_MAX:
+            raise ProtocolError(f"more than {most} commands wait for their acks")
 
     def _advance_over(self, page: EncodedPage) -> None:
         assert self._state is _State.ADMITTED, "events before the welcome"

@@ -543,7 +543,7 @@ class QuestionAsked(
 class QuestionAnswered(
     Struct, frozen=True, gc=False, tag="question_answered", tag_field="type", omit_defaults=True
 ):
-    """A person decided; what follows of it stands in the same append. See `commands.Answer` for the fields."""
+    """A person decided; what follows from it is in the same append. The fields are those of `answer`."""
 
     turn: int
     response: int
@@ -607,7 +607,7 @@ class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late"
 
 
 class OutcomeDamaged(Struct, frozen=True, gc=False, tag="outcome_damaged", tag_field="type"):
-    """Placeholder for the outcome of a call whose record cannot be read any more. Never written; see `salvage`."""
+    """Placeholder for the outcome of a call whose record cannot be read any more. It is never written."""
 
     turn: int
     response: int
