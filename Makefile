@@ -224,16 +224,16 @@ attack: $(VENV)/.dev  ## Attack running servers on loopback: credentials, keys, 
 chaos: $(VENV)/.dev  ## Ten thousand reconnects through the worst of networks, while server and clients are killed; ARGS=SEED repeats one
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-scale: $(VENV)/.dev  ## Kill servers, backends and the database under 50 clients of a fleet on PostgreSQL; ARGS="--kills 300 --seed 1"
+scale: $(VENV)/.dev  ## Kill servers of a fleet, PostgreSQL's connections and the database, while 50 clients use the fleet; ARGS="--kills 300 --seed 1"
 	$(BIN)/python -m tests.scale $(ARGS)
 
-agents: $(VENV)/.programs  ## Play every situation with the agent programs that people run, offline; ARGS="--programs claude,codex"
+agents: $(VENV)/.programs  ## Test real agent programs as upstream agents, offline: kills, stops, permissions, failures of the provider; ARGS="--programs claude,codex"
 	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.programs $(ARGS)
 
-hosts: $(VENV)/.programs  ## Play situations with Claude Code, Codex, opencode and Continue as clients of the gateway, offline, and write their table; ARGS="--times 3 --seed 1"
+hosts: $(VENV)/.programs  ## Test Claude Code, Codex, opencode and Continue as clients of the gateway, offline, and write their table; ARGS="--times 3 --seed 1"
 	AGENT_PROGRAMS=$(VENV)/agents $(BIN)/python -m tests.hosts --write docs/reference/client-applications.md $(ARGS)
 
-dialects: compliance $(VENV)/.upstreams $(VENV)/.chats $(VENV)/.graphs $(VENV)/.plain_streams $(VENV)/.mcp $(VENV)/.tck  ## `make compliance`; then cut unmodified clients of served dialects at random bytes and kill the server; ARGS="--cuts 200 --seed 1"
+dialects: compliance $(VENV)/.upstreams $(VENV)/.chats $(VENV)/.graphs $(VENV)/.plain_streams $(VENV)/.mcp $(VENV)/.tck  ## `make compliance`; then cut the connections of unmodified clients of each dialect at random bytes, and kill the server; ARGS="--cuts 200 --seed 1"
 	$(BIN)/python -m tests.dialects.ui_stream $(ARGS)
 	$(BIN)/python -m tests.dialects.langgraph_stream $(ARGS)
 	$(BIN)/python -m tests.dialects.ag_ui_cuts $(ARGS)
@@ -267,7 +267,7 @@ explore: $(VENV)/.dev  ## Explore all states of the stream protocol in small sce
 sim: $(VENV)/.dev  ## Run simulations of the whole runtime for minutes; ARGS=SEED repeats one and prints its trace
 	$(BIN)/python -m tests.simulation $(ARGS)
 
-sim-fleet: $(VENV)/.dev  ## Simulate 100 nodes and a million sessions with failures, for two minutes; ARGS=SEED repeats a run, "1 --nodes 300"
+sim-fleet: $(VENV)/.dev  ## Simulate 100 nodes and a million sessions with failures, for two minutes; ARGS=SEED repeats a run, ARGS="SEED --nodes 300" sets the number of nodes
 	$(BIN)/python -m tests.simulation.crowd_run $(ARGS)
 
 pool-search: $(VENV)/.dev  ## Test the pool with 100,000 generated client applications; ARGS=SEED repeats one and prints its trace

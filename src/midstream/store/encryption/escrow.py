@@ -2,7 +2,7 @@
 secret.
 
     client's secret ─┐
-    server's share ──┼─ HKDF ─▶ wraps the root key ─▶ wraps the data keys of epochs (`encrypted`) ─▶ records, blobs
+    server's share ──┼─ HKDF ─▶ wraps the root key ─▶ wraps the data keys of epochs (`encrypt_store`) ─▶ records, blobs
     session ─────────┘
 
 The secret is never written. The share is drawn for each wrap and kept under the operator's keys, so that neither the
