@@ -121,7 +121,7 @@ def this_user(key: str, *, shares_port: bool = False, start: str = "") -> Authen
 
 
 def proxy_user(header: str, *, proxies: Collection[str] = ("127.0.0.1", "::1")) -> Authenticate:
-    """Believe a proxy with a login of its own, which names the user in a header (and removes it from what comes in).
+    """Trust the header in which a proxy with a login names the user. The proxy must remove it from incoming requests.
 
     Args:
         header: Such as `x-forwarded-user`.
