@@ -69,6 +69,16 @@ def provider_errors() -> str:
     return f"| becomes | retry | HTTP status | code, type or state |\n| --- | --- | --- | --- |\n{rows}"
 
 
+def history_errors() -> str:
+    """Return the error texts of providers, with the rule of a history that each one is about."""
+    from midstream.history.repair.rules import REFUSALS  # noqa: PLC0415 - see error_codes
+
+    rows = "".join(
+        f"| {text} | `{code}` | {rule.rule} |\n" for code, rule in REFUSALS.items() for text in rule.errors
+    )
+    return f"| error text | code | the rule |\n| --- | --- | --- |\n{rows}"
+
+
 PUBLIC_PACKAGES = ("client", "models", "tools", "history", "store", "agents", "server", "dialects", "testing")
 """Packages with public names, besides `midstream` itself."""
 
@@ -391,6 +401,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "durable-crashes": durable_crashes,
     "durable-crashes-postgresql": durable_crashes_postgresql,
     "error-codes": error_codes,
+    "history-errors": history_errors,
     "example-client": lambda: example("client"),
     "example-hello": lambda: example("hello"),
     "example-in-process": lambda: example("in_process"),

@@ -376,7 +376,7 @@ class UnauthorizedError(AccessError):
 
 
 class WrongSecretError(AccessError):
-    """The secret does not open this stream or this session, or none exists."""
+    """The secret does not open this stream or session, or there is no such stream or session."""
 
     code = "wrong_secret"
 
@@ -540,7 +540,7 @@ class ModelError(MidstreamError):
 
 
 class ModelUnavailableError(ModelError):
-    """Network fault, rate limit, overload or timeout. A retry may succeed."""
+    """Network fault, timeout, or a fault of the provider. A retry may succeed."""
 
     code = "model_unavailable"
     retry = "later"

@@ -49,7 +49,7 @@ class _Known:
 
 
 class KeyValueSessions(SessionStore):
-    """The SDK's `SessionStore`, kept in a `KeyValue` such as `SQLiteStore`, which must be open.
+    """A `SessionStore` of the Claude Agent SDK, kept in an open `KeyValue` such as `SQLiteStore`.
 
     An entry that comes again (the SDK repeats a batch that failed) is kept once, by its uuid.
 

@@ -141,7 +141,7 @@ class PoolLimits(Struct, frozen=True):
 
 
 class Pooled(StoredModel):
-    """A model that lets an upstream's agents go on with the conversations they remember.
+    """A model of upstream agents that keep their conversations: it reuses them and sends only what is new.
 
     A request without a session, or an ephemeral one, gets an agent of its own that is forgotten afterwards.
 

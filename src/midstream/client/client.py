@@ -79,7 +79,7 @@ REMEMBERED = "midstream-transports.json"
 
 
 class InterruptedTurn(Struct, frozen=True):
-    """A turn that an earlier process of this client did not see the end of. Iterate over it to go on.
+    """A turn that had not ended when an earlier process of this client ended. Iterate over it to continue.
 
     Args:
         at: When this client last did something in it, in seconds since 1970.
@@ -171,7 +171,7 @@ def connect(
 
 
 class Client:
-    """Speaks with one server; made by `connect`. One client can speak in many sessions at once.
+    """A client of one server; made by `connect`. It can use many sessions at once.
 
     Attributes:
         settings: Another one may be put in its place at any time.

@@ -207,7 +207,7 @@ def _iterated(
 
 
 class SyncClient:
-    """Speaks with one server; made by `connect`. See `midstream.Client`, whose methods it has."""
+    """A client of one server; made by `connect`. See `midstream.Client`, whose methods it has."""
 
     send = _iterated(asynchronous.Client.send)
     ask = _called(asynchronous.Client.ask)

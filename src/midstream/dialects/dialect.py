@@ -86,7 +86,7 @@ class Writer(Protocol):
 
 
 class Dialect(Struct, frozen=True, kw_only=True, eq=False):
-    """One API.
+    """Description of one API that is served.
 
     Args:
         name: Its name in journals.
@@ -125,7 +125,7 @@ class Dialect(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """One request.
+    """One request of a client application, decoded.
 
     Args:
         dialect: The API it came by.

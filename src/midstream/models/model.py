@@ -52,7 +52,7 @@ __all__ = [
 
 
 class Model(Protocol):
-    """Anything that can answer."""
+    """Contract of a model: `stream` answers a request with typed events."""
 
     @property
     def name(self) -> str:
@@ -117,7 +117,7 @@ class PassingModel(Model, Protocol):
 
 @runtime_checkable
 class GrantingModel(Model, Protocol):
-    """A model that takes settings: `ModelRequest.settings`."""
+    """A model that supports settings of a request (`ModelRequest.settings`)."""
 
     @property
     def grants(self) -> frozenset[str]:

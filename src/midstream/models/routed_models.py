@@ -24,7 +24,7 @@ _NAME_END = "\n"
 
 
 class Route(Struct, frozen=True):
-    """A model of several.
+    """One model of a `RoutedModels`.
 
     Args:
         model: What answers.
@@ -41,7 +41,7 @@ class _Closing(Protocol):
 
 
 class RoutedModels(StoredModel, ResumableModel):
-    """A model made of several.
+    """Select one of several models by the model name of the request.
 
     Args:
         routes: By the names under which client applications request them. The first one answers requests that name

@@ -46,9 +46,8 @@ class Limits(Struct, frozen=True, kw_only=True):
         connections_per_address_max: Streams open at once from one address that is not this machine's.
         streams_per_principal_max: Streams and readers that one principal has open at once.
         turns_per_principal_max: Sessions in which a turn of one principal runs at once: each costs money.
-        tokens_per_principal_hour_max: Tokens, in and out, that models have counted for one principal in this process
-            within an hour; with so many it opens no further turn. Off by default: what is too much depends on the
-            deployment.
+        tokens_per_principal_hour_max: Tokens, in and out, that models have counted for one principal within an hour;
+            with so many it opens no further turn. Off by default: what is too much depends on the deployment.
         sessions_begun_per_minute: Sessions that one principal may begin.
         requests_per_minute: Requests and handshakes of one caller.
         refusals_per_minute: Wrong credentials from one address before it has to wait.

@@ -140,7 +140,7 @@ class SessionInfo(Struct, frozen=True, gc=False):
 
 
 class ForwardedCommand(Struct, frozen=True, gc=False):
-    """A command that was handed over: for a session that the reader owns, or that no living node holds.
+    """A command that another node forwarded, for a session of this node or of no living node.
 
     `sender` is the node that waits for the answer, as the store has it.
     """
@@ -159,7 +159,7 @@ class ListPlace(Struct, frozen=True):
 
 
 class News(Struct, frozen=True):
-    """Changes that others left for a node.
+    """Changes by other nodes that a node must act on.
 
     Args:
         moved: Followed sessions whose end has changed, or that are gone.
@@ -214,7 +214,7 @@ class KeyValue(KeyValueReader, Protocol):
 
 
 class StoreReader(KeyValueReader, Protocol):
-    """The reading half of a store, also of one whose server is stopped: see `opening.read_store`."""
+    """The methods of a store that only read."""
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """Return up to `limit` records that follow position `after`, in order; empty at the end.
@@ -254,7 +254,7 @@ class StoreReader(KeyValueReader, Protocol):
 
 
 class Store(StoreReader, KeyValue, Protocol):
-    """Journals, and small values beside them. The module's text holds for every method."""
+    """Contract of a store: journals, leases, inboxes and key-value pairs. The module's docstring has the rules."""
 
     async def open(self) -> None:
         """Make ready: create what is missing, become a node. Calling it twice is harmless.
@@ -472,7 +472,7 @@ class OpenedSession(Struct, frozen=True):
 
 
 class Escrow(Protocol):
-    """Opens sessions for those who show a secret, in this process; each session with its parts."""
+    """Opens encrypted sessions with a secret, in this process; each one with the sessions of its sub-agents."""
 
     async def open(
         self, session: str, secret: str, old_secret: str = "", *, begins: bool = False

@@ -291,7 +291,7 @@ class _Host:
 
 
 class PoolContract:
-    """The tests. Each one gets a fresh `peer`."""
+    """Tests of a pool over your upstream. Define a fixture `peer`, which returns a new `PoolPeer`."""
 
     pytestmark = pytest.mark.asyncio
 

@@ -36,7 +36,7 @@ Script = Sequence[Response] | Callable[[ModelRequest], Response]
 
 
 def text(words: str, *, tokens: int | None = None) -> list[ScriptedStep]:
-    """Return the steps of a response with `words` in pieces (one per word, or `tokens` equal ones)."""
+    """Return the events of a response with `words` in pieces (one per word, or `tokens` equal ones)."""
     if tokens is None:
         pieces = [piece for piece in words.replace(" ", "\0 ").split("\0") if piece]
     else:
@@ -46,7 +46,7 @@ def text(words: str, *, tokens: int | None = None) -> list[ScriptedStep]:
 
 
 def calls(*requests: tuple[str, str] | tuple[str, str, str], text: str = "") -> list[ScriptedStep]:
-    """Return the steps of a response that requests tools after `text`.
+    """Return the events of a response that requests tools after `text`.
 
     Args:
         requests: `(name, arguments)` or `(id, name, arguments)` each.

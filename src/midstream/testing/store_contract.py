@@ -52,7 +52,7 @@ NEWS_S = 30.0
 
 
 class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingContract):
-    """The tests. Each one gets a fresh `place`."""
+    """Tests of your store. Define a fixture `place`, which returns a new place for one store."""
 
     pytestmark = pytest.mark.asyncio
 

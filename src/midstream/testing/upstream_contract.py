@@ -172,7 +172,7 @@ class UpstreamPeer(Protocol):
 
 
 class UpstreamContract:
-    """The tests. Each one gets a fresh `peer`."""
+    """Tests of your upstream. Define a fixture `peer`, which returns a new `UpstreamPeer`."""
 
     pytestmark = pytest.mark.asyncio
 

@@ -23,11 +23,11 @@ SETTLE_TURNS = 50
 
 
 class Crashed(Exception):  # noqa: N818 - what happened to the process, not an error of the program
-    """The process would have died here. Nothing of the world that raised it does anything afterwards."""
+    """A process would have died at this fault point. Every later fault point of the same `FakeWorld` raises it too."""
 
 
 class FakeWorld(World):
-    """A world in which nothing happens by itself: the clock is moved by the test, chance comes from a seed.
+    """Clock, random numbers, ids and tasks under the control of a test: it moves the clock and gives the seed.
 
     Args:
         seed: Where chance and ids come from; print it where you draw it.
@@ -154,7 +154,7 @@ class FakeWorld(World):
 
 
 class KillingWorld(World):
-    """The real world, until a fault point is reached for the `count`-th time: there its process kills itself.
+    """The real clock and random numbers; the process kills itself when it reaches a fault point the `count`-th time.
 
     Args:
         point: Where to die with SIGKILL; None to live and only count.

@@ -42,7 +42,7 @@ class Advice(Struct, frozen=True, omit_defaults=True):
 
 
 class Repaired(Struct, frozen=True):
-    """A history that will be accepted, and how it came about.
+    """A history that the provider accepts, with the edits that were made.
 
     `messages` is the very list that was given where nothing was wrong; so is `system`.
     """

@@ -65,7 +65,7 @@ REFUSALS: dict[str, HistoryRule] = {
     "foreign-result-id": HistoryRule(
         "A result has the id of its call.", ("unexpected `tool_use_id` found in `tool_result` blocks",)
     ),
-    "foreign-result-name": HistoryRule("A function response bears the name of its call."),
+    "foreign-result-name": HistoryRule("A function response has the name of its call."),
     "repeated-call": HistoryRule("A call is written once.", ("`tool_use` ids must be unique",)),
     "repeated-step": HistoryRule(
         "A call that was retried is written once, with its result.",
@@ -126,7 +126,7 @@ REFUSALS: dict[str, HistoryRule] = {
     "unlisted-call": HistoryRule("A call in the content stands in `tool_calls` too."),
     "user-in-response": HistoryRule("A response holds no parts of a request."),
     "bad-name": HistoryRule("A tool's name is made of letters, digits, `_` and `-`, at most 64 of them."),
-    "hosted-result-first": HistoryRule("A hosted tool's result stands behind its call."),
+    "hosted-result-first": HistoryRule("A result of a tool that the provider runs follows its call."),
     "unknown-role": HistoryRule("A message has one of the provider's roles."),
     "not-a-message": HistoryRule("Every message is an object."),
     "response-in-user-turn": HistoryRule("Calls and thinking stand in the assistant's messages."),
@@ -202,7 +202,7 @@ REFUSALS: dict[str, HistoryRule] = {
     ),
     "foreign-message": HistoryRule("All messages have the shape of one provider."),
     "mixed-turn": HistoryRule("Results and text stand in separate messages."),
-    "repeated-item": HistoryRule("An item id stands once.", ("Duplicate item found with id",)),
+    "repeated-item": HistoryRule("An item id occurs once.", ("Duplicate item found with id",)),
     "bad-item-id": HistoryRule("An item id has its kind's prefix and at most 64 characters."),
     "reasoning-without-follower": HistoryRule(
         "Reasoning is followed by the message or call that it led to.",

@@ -59,7 +59,7 @@ class Access(Struct, frozen=True, kw_only=True):
 
 
 def bearer(verify: Verify) -> Authenticate:
-    """Ask `verify` for the token of the header `Authorization: Bearer …`."""
+    """Authenticate by the header `Authorization: Bearer …`: `verify` returns the principal of a token."""
 
     async def authenticate(connection: HTTPConnection) -> Principal | None:
         token = bearer_token(connection)
@@ -69,7 +69,7 @@ def bearer(verify: Verify) -> Authenticate:
 
 
 def cookie(name: str, verify: Verify) -> Authenticate:
-    """Ask `verify` for the value of a cookie, which an application in front of this one has set.
+    """Authenticate by a cookie that your application has set: `verify` returns the principal of its value.
 
     Set it `HttpOnly`, `Secure` and `SameSite=Strict`, under a name that begins with `__Host-`. What changes something
     then also needs a header that no foreign page can send, such as `x-midstream`.
@@ -121,7 +121,7 @@ def this_user(key: str, *, shares_port: bool = False, start: str = "") -> Authen
 
 
 def proxy_user(header: str, *, proxies: Collection[str] = ("127.0.0.1", "::1")) -> Authenticate:
-    """Believe a proxy with a login of its own, which names the user in a header (and removes it from what comes in).
+    """Trust the header in which a proxy with a login names the user. The proxy must remove it from incoming requests.
 
     Args:
         header: Such as `x-forwarded-user`.
