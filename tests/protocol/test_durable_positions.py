@@ -135,7 +135,7 @@ def test_a_session_remembers_when_its_last_epochs_began_also_where_it_was_pruned
 
 
 def test_the_client_in_browsers_knows_the_same_kinds() -> None:
-    static = Path(midstream.__file__).parent / "server" / "static" / "client" / "promises.js"
+    static = Path(midstream.__file__).parent / "server" / "static" / "client" / "durable_positions.js"
     listed = static.read_text(encoding="utf-8").partition("new Set([")[2].partition("])")[0]
     kinds = {kind.__struct_config__.tag for kind in records.ON_DISK_FIRST}
     assert {*re.findall(r'"(\w+)"', listed)} == kinds

@@ -3,11 +3,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { connect, randomText } from "../../src/midstream/server/static/client/midstream.js";
+import { MidstreamError, connect, parseEventId, randomText } from "../../src/midstream/server/static/client/midstream.js";
 import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
+import { restoreCommands } from "../../src/midstream/server/static/client/command_outbox.js";
 import { refusalOf } from "../../src/midstream/server/static/client/connections.js";
+import { backoffMs } from "../../src/midstream/server/static/client/link.js";
 import { SharedConnection } from "../../src/midstream/server/static/client/shared.js";
-import { MidstreamError, Stream, backoffMs, parseEventId, restoreCommands } from "../../src/midstream/server/static/client/stream.js";
+import { Stream } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
 
@@ -153,6 +155,20 @@ test("acks are cumulative and may repeat", () => {
   stream.receive('{"type":"ack","seqno":0}', NOW);
   assert.equal(stream.isAcknowledged, true);
   assert.equal(stream.acked, 2);
+});
+
+test("acks of single commands make room for the next ones, and hide no command whose ack is due", () => {
+  const { stream } = saying({}, welcome({ in_flight_max: 2 }));
+  for (const number of [1, 2]) stream.withdraw(number, NOW);
+  const sent = () => stream.take().frames.map((frame) => JSON.parse(frame).seqno);
+  assert.deepEqual(sent(), [1]);
+  stream.receive('{"type":"ack","seqno":1,"is_single":true}', NOW);
+  assert.deepEqual(sent(), [2]);
+  stream.receive('{"type":"ack","seqno":2}', NOW);
+  stream.withdraw(3, NOW);
+  assert.deepEqual(sent(), [3]);
+  const isBroken = () => stream.receive('{"type":"heartbeat","event_id":"1-1"}', NOW);
+  assert.deepEqual([isBroken(), isBroken(), isBroken()], [false, false, true]);
 });
 
 test("a new stream claims no commands, so that a server which never heard of it lets it in", () => {

@@ -4,9 +4,9 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { connect } from "../../src/midstream/server/static/client/midstream.js";
+import { MidstreamError, connect } from "../../src/midstream/server/static/client/midstream.js";
 import { MemoryStorage } from "../../src/midstream/server/static/client/storage.js";
-import { MidstreamError, Stream } from "../../src/midstream/server/static/client/stream.js";
+import { Stream } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
 const END = { id: "1-10", record: { type: "turn_ended", turn: 3, status: "completed", at: 2 } };

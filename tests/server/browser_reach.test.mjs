@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { connect } from "../../src/midstream/server/static/client/midstream.js";
+import { MidstreamError, connect } from "../../src/midstream/server/static/client/midstream.js";
 import { MemoryStorage } from "../../src/midstream/server/static/client/storage.js";
-import { MidstreamError, Stream } from "../../src/midstream/server/static/client/stream.js";
+import { Stream } from "../../src/midstream/server/static/client/stream.js";
 
 const LIMITS = { reachWithinMs: 20_000 };
 const WELCOME = '{"type":"welcome","stream":"k","event_id":"1-1","resume_from":"1-1","acked":0,"turn":0}';

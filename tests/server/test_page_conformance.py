@@ -86,8 +86,8 @@ async def _found(chromium: DevTools, way: TransportKind) -> list[ScriptOutcome]:
 
 
 async def test_a_browser_client_that_breaks_a_rule_is_found(chromium: DevTools) -> None:
-    core = "/trial/client/stream.js"
-    broken = FILES[core].replace(b"this.#connectionNumber += 1;", b"")
+    core = "/trial/client/link.js"
+    broken = FILES[core].replace(b"this.number += 1;", b"")
     assert broken != FILES[core]
     [script] = [each for each in scripts("client") if each.clauses == ("STREAM-50",)]
     async with ScriptedServer({**FILES, core: broken}).listening() as server:

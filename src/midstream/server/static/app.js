@@ -7,19 +7,22 @@
  */
 
 import { MidstreamError, TurnFailedError, connect, randomText } from "./client/midstream.js";
-import { FINAL_RETRIES, WRONG_SECRET } from "./client/stream.js";
+import { FINAL_RETRIES, WRONG_SECRET } from "./client/errors.js";
+import { Composer } from "./composer.js";
+import { ConnectionLight } from "./connection_light.js";
+import { NOT_LOGGED_IN, isLoggedIn, logIn } from "./login.js";
+import { MessageQueue } from "./message_queue.js";
 import { BASE, contentOf } from "./requests.js";
 import { SessionList } from "./session_list.js";
 import { Transcript } from "./transcript.js";
-import { TurnView, element, textOf } from "./view.js";
+import { TurnList } from "./turn_list.js";
+import { element, find, textOf } from "./view.js";
 import { visible } from "./visible.js";
 
 /** Sessions with more records than this are opened from a snapshot instead of from their whole journal. */
 const RECORDS_READ_MAX = 5000;
 /** Interval of the requests whether another page has begun the displayed session. */
 const CHECK_EVERY_MS = 2000;
-/** Longest time from a click on Send to the second click of a double click, which hits Stop. */
-const DOUBLE_CLICK_MS = 700;
 /** The event id before all others. */
 const BEGINNING = "0-0";
 const CUT_MS = 2500;
@@ -29,28 +32,14 @@ const HELD_TURN =
   "continue it with the agent that is served now (Continue).";
 /** Codes of errors of a store that accepts no appends now. A person has to free it. */
 const OUTAGES = new Set(["store_busy", "store_full"]);
-/** Time after which a connection that is being made is displayed. */
-const PATIENCE_MS = 250;
 const TITLE_CHARS = 80;
-const NEAR_END_PX = 80;
 /** Types of records that change the list of sessions. */
-const LISTED = new Set([
-  "message_accepted",
-  "turn_resumed",
-  "turn_ended",
-  "question_asked",
-  "question_answered",
-  "question_closed",
-]);
-const NOT_LOGGED_IN =
-  "This server does not know this browser. Run \u201cmidstream login\u201d beside it, and open the link it prints.";
+const LISTED = new Set(["message_accepted", "turn_resumed", "turn_ended", "question_asked", "question_answered", "question_closed"]);
+/** Types of records that display a message: as a turn, or in the queue. */
+const SHOWS_MESSAGE = new Set(["message_accepted", "message_queued"]);
 const UNSENT_BEFORE =
   "The previous message has not reached the server yet. This one stays in the box: send it when that has arrived.";
 const KEPT_HERE = "Kept here until the server has it";
-/** Types of records with something to read. */
-const HAS_NEWS = new Set(["delta", "message_accepted", "question_asked", "response_completed", "call_ended", "child_delta", "turn_ended"]);
-/** Types of records that display a message: as a turn, or in the queue. */
-const SHOWS_MESSAGE = new Set(["message_accepted", "message_queued"]);
 const LOCKED =
   "There is nothing here that this browser can open. A session that began in another browser opens only there.";
 /** Stands for stored data that another tab blocks. */
@@ -61,64 +50,57 @@ const SUGGESTIONS = [
   "Which tools do you have? Try one.",
 ];
 
-const find = (id) => document.getElementById(id);
-
 class Page {
   #client = null;
   #session = "";
   #visit = 0; // incremented by every change of session; results of an older visit are dropped
+  #standing = "new"; // of the session: "known" to the server, "lost" there, "refused", or "locked" for this browser
   #transcript = new Transcript();
-  #views = new Map();
   #source = null;
-  #isKnown = false; // the server has this session
-  #isLost = false; // the server no longer has the session
-  #isRefused = false; // the server refuses to return the session
+  #waitingOn = ""; // of the connection of the source
   #isOpening = false; // the session is being loaded
   #wakeLoad = () => {}; // ends the pause before the next try to load the session
   #checkedAt = 0; // the time of the last request whether the session has begun
-  #drafts = new Map(); // unsent texts in the input of other sessions
-  #clickedAt = -Infinity; // the time of the last click on Send
-  #hasNews = false; // new content is below the visible part
-  #isLocked = false; // no secret of this browser opens the session, or there is no such session
   #empty = new Set(); // new sessions of this page without a message
   #pending = null; // {text, key, stream, node} of a message that is neither a turn nor in the queue
   #isStopping = false; // a cancel was sent and the turn has not ended
-  #cuts = []; // lost connections of this page, {from, to} in ms of this clock
-  #skewMs = -Infinity; // the server's clock minus this clock; the largest value is the best, as latency reduces it
-  #dirty = new Set();
-  #isDrawing = false;
-  #connection = { phase: "ended", retryAt: null };
   #trouble = ""; // the displayed notice about the server's trouble
-  #lightTimer = null;
+  #composer = new Composer();
+  #light = new ConnectionLight(() => this.#source !== null);
+  #queue = new MessageQueue((queued, button) => this.#withdraw(queued, button));
   #sessions = new SessionList(() => ({ session: this.#session, isAsking: this.#transcript.asking.length > 0 }));
-  #shownQueue = "";
-  #resumable = null;
-  #actions = {
-    answer: (child, question, choice, more) =>
-      this.#client.answer(child || this.#session, question, choice, more),
-    whenStored: () => this.#client.findUnsent(this.#session), // a read waits for earlier writes
-    resume: (turn) => (this.#isHeld(turn) ? this.#continueHeld(turn) : this.#resume(turn)),
-  };
+  #turns = new TurnList({
+    shown: () => ({
+      transcript: this.#transcript,
+      heldTurn: this.#heldTurn,
+      pendingNode: this.#pending?.node ?? null,
+      isLost: this.#standing === "lost",
+    }),
+    drawn: () => this.#showAll(),
+    actions: {
+      answer: (child, question, choice, more) => this.#client.answer(child || this.#session, question, choice, more),
+      whenStored: () => this.#client.findUnsent(this.#session), // a read waits for earlier writes
+      resume: (turn) => (turn === this.#heldTurn ? this.#continueHeld(turn) : this.#resume(turn)),
+    },
+  });
 
   async start() {
-    await this.#logIn();
-    this.#client = await connect({
-      url: BASE,
-      onstate: (connection, stream) => this.#showConnection(connection, stream),
-    });
+    await logIn();
+    this.#client = await connect({ url: BASE, onstate: (connection, stream) => this.#showConnection(connection, stream) });
     if (!this.#client.isDurable)
-      this.#showNotice(
-        "This browser stores nothing for pages: an unsent message would not survive a reload.",
-      );
+      this.#showNotice("This browser stores nothing for pages: an unsent message would not survive a reload.");
     this.#listen();
     for (const text of SUGGESTIONS) {
       const button = element("button", "quiet", text);
       button.type = "button";
-      button.addEventListener("click", () => this.#suggest(text));
+      button.addEventListener("click", () => {
+        this.#composer.write(text);
+        this.#composer.focus();
+      });
       find("suggestions").append(button);
     }
     await this.#open();
-    await this.#checkLogin();
+    if (!(await isLoggedIn())) this.#showNotice(NOT_LOGGED_IN);
     this.#resumeOthers();
     setInterval(() => this.#tick(), 500);
   }
@@ -145,36 +127,6 @@ class Page {
     }
   }
 
-  /** Log in with the token of the server's login link, and remove the token from the address. */
-  async #logIn() {
-    const parameters = new URLSearchParams(location.hash.slice(1));
-    const login = parameters.get("login");
-    const session = encodeURIComponent(parameters.get("open") ?? "");
-    if (login !== null) {
-      history.replaceState(null, "", session ? `#${session}` : location.pathname);
-      const answer = await this.#postLogin({ login });
-      if (answer.status !== 409) return;
-      // Another principal is logged in here. Only the person may change that.
-      const { detail } = await answer.json();
-      if (window.confirm(`${visible(detail)}.\n\nLog in with the link instead?`))
-        await this.#postLogin({ login, replace: true });
-    }
-  }
-
-  #postLogin(body) {
-    return fetch(`${BASE}/v1/login`, {
-      method: "POST",
-      redirect: "manual",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(body),
-    });
-  }
-
-  async #checkLogin() {
-    const response = await fetch(`${BASE}/v1/sessions?limit=1`, { cache: "no-store" }).catch(() => null);
-    if (response?.status === 401) this.#showNotice(NOT_LOGGED_IN);
-  }
-
   // --- the session ---
 
   async #open() {
@@ -186,27 +138,28 @@ class Page {
     const visit = (this.#visit += 1);
     this.#source?.abandon();
     this.#source = null;
-    this.#keepDraft(named);
+    this.#composer.switchDraft(this.#session, named);
     this.#session = named;
-    this.#isKnown = this.#isLost = this.#isLocked = this.#isRefused = false;
+    this.#standing = "new";
     this.#isOpening = true;
     this.#showPending(null);
     this.#reset(new Transcript());
     this.#showAll(); // from here on a person may send, also while the rest of this method waits
-    this.#showLight();
+    this.#light.show();
     this.#sessions.refresh();
     const isNew = this.#empty.has(named);
     const unsent = isNew ? null : await this.#client.findUnsent(named).catch(ifBlocked(BLOCKED));
     if (visit !== this.#visit) return undefined;
-    const loaded = isNew ? null : await this.#loadBehind(unsent, visit);
+    if (!isNew && this.#pending === null && unsent !== BLOCKED) this.#showPending(unsent);
+    const loaded = isNew ? null : await this.#load(visit);
     if (visit !== this.#visit) return undefined;
     if (loaded !== null) {
       this.#source?.abandon(); // it was sent before the cursor was known, so its events begin too late
       this.#source = null;
-      this.#isKnown = true;
+      this.#standing = "known";
       this.#reset(loaded);
     }
-    const after = this.#isKnown ? this.#transcript.cursor : null;
+    const after = this.#standing === "known" ? this.#transcript.cursor : null;
     const streams =
       unsent === BLOCKED ? [] : await this.#client.resumeInterrupted({ session: named, after }).catch(ifBlocked([]));
     // A message that was withdrawn while no page was open has a stream, and never gets a turn.
@@ -217,12 +170,12 @@ class Page {
     for (const other of others) other.abandon();
     if (visit !== this.#visit) return own?.abandon();
     if (own) this.#feedFrom(own);
-    else if (this.#isKnown && this.#source === null) this.#feedFrom(this.#client.follow(named, after));
+    else if (this.#standing === "known" && this.#source === null) this.#feedFrom(this.#client.follow(named, after));
     this.#settlePending(own);
     this.#isOpening = false;
     this.#showAll();
-    this.#scrollToEnd();
-    if (this.#isLocked && this.#pending === null && this.#source === null) this.#showNotice(LOCKED);
+    this.#turns.scrollToEnd();
+    if (this.#standing === "locked" && this.#pending === null && this.#source === null) this.#showNotice(LOCKED);
     return undefined;
   }
 
@@ -232,16 +185,9 @@ class Page {
     return session;
   }
 
-  #keepDraft(named) {
-    if (!this.#session || this.#session === named) return;
-    this.#drafts.set(this.#session, find("text").value);
-    this.#write(this.#drafts.get(named) ?? "");
-  }
-
   /** Open the displayed session once another tab or another person has begun it. */
   async #checkForSession() {
-    const isIdle = this.#source === null && this.#pending === null && !this.#isKnown && !this.#isOpening;
-    if (!isIdle || this.#isLost || this.#isLocked || this.#isRefused) return;
+    if (this.#source !== null || this.#pending !== null || this.#standing !== "new" || this.#isOpening) return;
     if (performance.now() - this.#checkedAt < CHECK_EVERY_MS) return;
     this.#checkedAt = performance.now();
     const visit = this.#visit;
@@ -251,12 +197,6 @@ class Page {
     this.#open();
   }
 
-  /** Display the unsent message, and then load the session. */
-  async #loadBehind(unsent, visit) {
-    if (this.#pending === null && unsent !== BLOCKED) this.#showPending(unsent);
-    return this.#load(visit);
-  }
-
   /** Return the transcript of the session, or null if there is none. Retries until the server responds. */
   async #load(visit) {
     const session = this.#session;
@@ -264,21 +204,17 @@ class Page {
       try {
         const snapshot = await contentOf(await this.#client.fetch(session));
         if (visit !== this.#visit) return null;
-        if (snapshot === WRONG_SECRET) this.#isLocked = true;
+        if (snapshot === WRONG_SECRET && this.#standing === "new") this.#standing = "locked";
         if (snapshot === null || snapshot === WRONG_SECRET) return null;
-        if (Number(snapshot.event_id.split("-")[1]) > RECORDS_READ_MAX)
-          return Transcript.fromSnapshot(snapshot);
+        if (Number(snapshot.event_id.split("-")[1]) > RECORDS_READ_MAX) return Transcript.fromSnapshot(snapshot);
         const transcript = new Transcript();
         const records = await contentOf(await this.#client.fetch(session, "/records"), "text");
-        for (const line of records.split("\n")) {
-          if (line) transcript.apply(JSON.parse(line));
-        }
+        for (const line of records.split("\n")) if (line) transcript.apply(JSON.parse(line));
         return transcript;
       } catch (error) {
         if (visit !== this.#visit) return null;
         if (error instanceof MidstreamError && FINAL_RETRIES.has(error.retry)) return this.#refuse(error);
-        this.#connection = { phase: "waiting", retryAt: Date.now() + wait };
-        this.#showLight();
+        this.#light.show({ phase: "waiting", retryAt: Date.now() + wait });
         await new Promise((resolve) => {
           this.#wakeLoad = resolve;
           setTimeout(resolve, wait);
@@ -290,9 +226,8 @@ class Page {
 
   /** Display a final refusal of the server to return the session. */
   #refuse(error) {
-    this.#isRefused = true;
-    this.#connection = { phase: "ended", retryAt: null };
-    this.#showLight();
+    this.#standing = "refused";
+    this.#light.show({ phase: "ended", retryAt: null });
     const advice = {
       unauthorized: NOT_LOGGED_IN,
       access: "You may not read this session. Log in as somebody who may, or choose another one.",
@@ -305,21 +240,14 @@ class Page {
   #tryNow() {
     this.#client.wake();
     this.#wakeLoad();
-    if (this.#isRefused) this.#open();
+    if (this.#standing === "refused") this.#open();
   }
 
   #reset(transcript) {
     this.#transcript = transcript;
-    this.#views.clear();
-    this.#cuts = [];
-    this.#hasNews = false;
-    find("turns").style.minHeight = "";
-    this.#resumable = null;
     if (this.#pending !== null && transcript.hasStream(this.#pending.key)) this.#showPending(null);
-    find("turns").replaceChildren(...(this.#pending ? [this.#pending.node] : []));
     this.#showNotice("");
-    for (const turn of transcript.turns.values()) this.#dirty.add(turn);
-    this.#draw();
+    this.#turns.reset();
   }
 
   // --- the source of its events ---
@@ -355,23 +283,18 @@ class Page {
     if (source.key && this.#pending?.key === source.key) this.#showPending(null); // its turn is over
     this.#source = null;
     this.#sessions.refresh();
-    if (this.#isKnown && !isFinal) {
-      this.#feedFrom(this.#client.follow(this.#session, this.#transcript.cursor));
-      return;
-    }
+    if (this.#standing === "known" && !isFinal)
+      return void this.#feedFrom(this.#client.follow(this.#session, this.#transcript.cursor));
     this.#showAll();
-    this.#showLight();
+    this.#light.show();
   }
 
   #apply(event) {
     const { record } = event;
-    this.#isKnown = true;
+    if (this.#standing !== "refused") this.#standing = "known";
     const turn = this.#transcript.apply(event);
-    if (record.at) this.#skewMs = Math.max(this.#skewMs, record.at * 1000 - Date.now());
     if (SHOWS_MESSAGE.has(record.type) && record.stream && record.stream === this.#pending?.key) this.#showPending(null);
-    if (turn !== null) this.#dirty.add(turn);
-    this.#hasNews ||= HAS_NEWS.has(record.type);
-    this.#draw();
+    this.#turns.noteRecord(record, turn);
     if (LISTED.has(record.type)) this.#sessions.refresh();
   }
 
@@ -379,20 +302,16 @@ class Page {
   #refused(error) {
     const unsent = this.#pending?.text;
     this.#showPending(null);
-    if (unsent && !find("text").value) this.#write(unsent);
+    if (unsent && !this.#composer.text) this.#composer.write(unsent);
     if (error.code === "session_not_found") {
-      this.#isKnown = false;
-      this.#isLost = true;
-      for (const turn of this.#transcript.turns.values()) this.#dirty.add(turn);
-      this.#draw();
-      this.#showNotice(
-        "The server no longer has this session. The page displays what it had received. Begin a new session to continue.",
-      );
+      this.#standing = "lost";
+      this.#turns.drawAll();
+      this.#showNotice("The server no longer has this session. The page displays what it had received. Begin a new session to continue.");
     } else if (error.code === WRONG_SECRET) this.#showNotice(LOCKED);
     else if (error.code === "session_busy")
       this.#showNotice(`${error.message} Your message was not sent; it is back in the box.`);
     else if (error.code !== "stream_fenced") this.#showNotice(`${error.message} (${error.code})`);
-    this.#scrollToEnd();
+    this.#turns.scrollToEnd();
   }
 
   // --- the actions of a person ---
@@ -400,50 +319,27 @@ class Page {
   #listen() {
     globalThis.addEventListener("hashchange", () => this.#open());
     globalThis.addEventListener("online", () => {
-      this.#showLight();
+      this.#light.show();
       this.#wakeLoad();
     });
     document.addEventListener("visibilitychange", () => {
-      if (document.hidden) this.#drawNow();
+      if (document.hidden) this.#turns.drawNow();
       else this.#tryNow();
     });
     globalThis.addEventListener("focus", () => this.#tryNow());
     find("retry").addEventListener("click", () => this.#tryNow());
-    globalThis.addEventListener("offline", () => this.#showLight());
+    globalThis.addEventListener("offline", () => this.#light.show());
     find("new").addEventListener("click", () => {
       location.hash = this.#newSession();
       this.#showSidebar(false);
-      find("text").focus();
+      this.#composer.focus();
     });
-    find("menu").addEventListener("click", () =>
-      this.#showSidebar(!document.body.classList.contains("has-sidebar")),
-    );
+    find("menu").addEventListener("click", () => this.#showSidebar(!document.body.classList.contains("has-sidebar")));
     find("scrim").addEventListener("click", () => this.#showSidebar(false));
     find("sessions").addEventListener("click", () => this.#showSidebar(false));
     this.#sessions.start();
     find("cut").addEventListener("click", () => this.#client.cut(CUT_MS));
-    find("send").addEventListener("click", ({ detail }) => (this.#clickedAt = detail ? performance.now() : -Infinity));
-    find("stop").addEventListener("click", ({ detail }) => {
-      // Stop appears where Send was. The second click of a double click must not stop the turn.
-      const isDouble = detail > 1 || (detail > 0 && performance.now() - this.#clickedAt < DOUBLE_CLICK_MS);
-      if (!isDouble) this.#stop();
-      find("text").focus();
-    });
-    find("to-end").addEventListener("click", () => this.#scrollToEnd());
-    find("scroller").addEventListener("scroll", () => this.#showWayDown(), { passive: true });
-    find("composer").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#send();
-    });
-    find("text").addEventListener("input", () => {
-      this.#fitComposer();
-      this.#showAll();
-    });
-    find("text").addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.#send();
-    });
+    this.#composer.listen({ send: () => this.#send(), stop: () => this.#stop(), changed: () => this.#showAll() });
     document.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
       if (document.body.classList.contains("has-sidebar")) this.#showSidebar(false);
@@ -452,33 +348,35 @@ class Page {
   }
 
   #send() {
-    const text = find("text").value;
-    if (!text.trim() || this.#isLost || this.#isRefused) return;
+    const { text } = this.#composer;
+    if (!text.trim() || this.#isClosed) return;
     if (this.#pending !== null) return this.#showNotice(UNSENT_BEFORE);
     this.#showNotice("");
     let stream;
     try {
-      stream = this.#client.send(this.#session, text, {
-        after: this.#isKnown ? this.#transcript.cursor : BEGINNING, // another tab may have begun it
-      });
+      const after = this.#standing === "known" ? this.#transcript.cursor : BEGINNING; // another tab may have begun it
+      stream = this.#client.send(this.#session, text, { after });
     } catch (error) {
       if (!(error instanceof MidstreamError)) throw error;
       this.#showNotice(error.message);
       return;
     }
     this.#empty.delete(this.#session);
-    this.#write("");
+    this.#composer.write("");
     this.#showPending({ text, key: stream.key, stream }, "Being kept here");
-    this.#watchStored(stream);
+    stream.settled.then(() => {
+      // Only now the message survives a reload.
+      if (this.#pending?.stream === stream) this.#pending.node.lastChild.textContent = KEPT_HERE;
+    });
     this.#watchRefusal(stream);
     this.#feedFrom(stream);
     this.#showAll();
-    find("text").focus(); // the Send button is hidden now
-    this.#scrollToEnd();
+    this.#composer.focus(); // the Send button is hidden now
+    this.#turns.scrollToEnd();
   }
 
   #stop() {
-    if (!this.#isBusy()) return;
+    if (!this.#isBusy) return;
     this.#isStopping = find("stop").disabled = true;
     const turn = this.#transcript.running?.number ?? 0;
     const visit = this.#visit;
@@ -496,17 +394,15 @@ class Page {
     this.#feedFrom(this.#client.resume(this.#session, { turn, after: this.#transcript.cursor }));
   }
 
-  /** Whether the open turn waits until an agent with its tools is served (TURN-86, TURN-90). */
-  #isHeld(turn) {
-    return this.#connection.waitingOn === "agent" && turn === this.#transcript.running?.number;
-  }
+  /** The number of the open turn if it waits until an agent with its tools is served (TURN-86, TURN-90). */
+  get #heldTurn() { return this.#waitingOn === "agent" ? this.#transcript.running?.number : undefined; }
 
   #continueHeld(turn) {
     this.#client.continueHeld(this.#session, turn).then(
       () => {
-        this.#connection = { ...this.#connection, waitingOn: "" }; // the next heartbeat has what it waits for now
+        this.#waitingOn = ""; // the next heartbeat has what it waits for now
         this.#showNotice("");
-        this.#draw();
+        this.#turns.draw();
       },
       (error) => this.#showNotice(error.message),
     );
@@ -516,7 +412,7 @@ class Page {
     button.disabled = true;
     const visit = this.#visit;
     this.#client.withdraw(this.#session, queued.number).then(
-      () => visit === this.#visit && !find("text").value && this.#write(textOf(queued.message)),
+      () => visit === this.#visit && !this.#composer.text && this.#composer.write(textOf(queued.message)),
       (error) => {
         button.disabled = false;
         if (visit === this.#visit) this.#showNotice(error.message);
@@ -524,98 +420,19 @@ class Page {
     );
   }
 
-  #suggest(text) {
-    this.#write(text);
-    find("text").focus();
-  }
-
-  #isBusy() {
-    return !this.#isLost && (this.#pending !== null || this.#transcript.running !== null);
-  }
+  get #isBusy() { return this.#standing !== "lost" && (this.#pending !== null || this.#transcript.running !== null); }
+  get #isClosed() { return this.#standing === "lost" || this.#standing === "refused"; }
 
   // --- the display ---
 
-  /** Draw the turns that changed, at most once for each animation frame. */
-  #draw() {
-    if (this.#isDrawing) return;
-    this.#isDrawing = true;
-    // A hidden tab gets no animation frames, and its title must still change when the turn waits for a person.
-    if (document.hidden) setTimeout(() => this.#drawNow());
-    else requestAnimationFrame(() => this.#drawNow());
-  }
-
-  #drawNow() {
-    if (!this.#isDrawing) return;
-    this.#isDrawing = false;
-    const wasAtEnd = this.#isAtEnd();
-    const { style, offsetHeight } = find("turns");
-    style.minHeight = wasAtEnd ? "" : `${offsetHeight}px`; // removed void words must not move the visible part
-    this.#markResumable();
-    for (const turn of this.#dirty) this.#drawTurn(turn);
-    this.#dirty.clear();
-    this.#showAll();
-    if (wasAtEnd) this.#scrollToEnd();
-    else this.#showWayDown();
-  }
-
-  #drawTurn(turn) {
-    if (this.#transcript.turns.get(turn.number) !== turn) return; // a turn of another session
-    if (!this.#views.has(turn.number)) {
-      const made = new TurnView(turn.number, this.#actions);
-      this.#views.set(turn.number, made);
-      find("turns").insertBefore(made.root, this.#pending?.node ?? null);
-    }
-    const skewMs = Number.isFinite(this.#skewMs) ? this.#skewMs : 0;
-    const toServer = (ms) => (ms + skewMs) / 1000;
-    const within = ({ from, to }) =>
-      turn.startedAt !== null &&
-      (to === null || toServer(to) >= turn.startedAt) &&
-      (turn.endedAt === null || toServer(from) <= turn.endedAt);
-    const cuts = this.#cuts
-      .filter(within)
-      .map(({ from, to }) => ({ from: toServer(from), to: to === null ? null : toServer(to) }));
-    const canResume = turn === this.#transcript.resumable || this.#isHeld(turn.number);
-    this.#views.get(turn.number).show(turn, cuts, toServer(Date.now()), canResume, this.#isLost);
-  }
-
-  /** Mark the turns to draw if another turn is resumable than before. Only the last turn can be. */
-  #markResumable() {
-    const { resumable } = this.#transcript;
-    for (const turn of [this.#resumable, resumable])
-      if (turn !== null && this.#resumable !== resumable) this.#dirty.add(turn);
-    this.#resumable = resumable;
-  }
-
-  #showQueue() {
-    const queue = [...this.#transcript.queue.values()];
-    const shown = JSON.stringify(queue.map((each) => each.number));
-    if (shown === this.#shownQueue) return;
-    this.#shownQueue = shown;
-    find("queue").hidden = queue.length === 0;
-    find("queued").replaceChildren(
-      ...queue.map((each) => {
-        const words = element("span", "name", textOf(each.message));
-        words.dir = "auto";
-        const button = element("button", "quiet", "Take back");
-        button.type = "button";
-        button.addEventListener("click", () => this.#withdraw(each, button));
-        return element("li", "", words, button);
-      }),
-    );
-  }
-
   #showAll() {
-    this.#showQueue();
-    const isBusy = this.#isBusy();
+    this.#queue.show(this.#transcript);
+    const isBusy = this.#isBusy;
     const isCancelling = this.#transcript.running?.isCancelling ?? false;
     find("empty").hidden = this.#transcript.turns.size > 0 || this.#pending !== null;
-    find("send").hidden = isBusy && !find("text").value.trim();
-    find("stop").hidden = !isBusy;
-    find("text").placeholder = isBusy ? "Say what comes next" : "Say something";
     this.#isStopping &&= isBusy;
-    find("stop").disabled = this.#isStopping || isCancelling;
+    this.#composer.show(isBusy, this.#isStopping || isCancelling, this.#isClosed);
     find("cut").disabled = this.#source === null;
-    find("text").disabled = find("send").disabled = this.#isLost || this.#isRefused;
     find("turns").setAttribute("aria-busy", String(isBusy));
     const first = this.#transcript.turns.values().next().value;
     const title = textOf(first?.message).split("\n", 1)[0].slice(0, TITLE_CHARS);
@@ -633,21 +450,8 @@ class Page {
     if (message === null) return;
     const text = element("div", "said", message.text);
     text.dir = "auto";
-    const node = element(
-      "article",
-      "turn pending",
-      text,
-      element("footer", "foot", state),
-    );
-    this.#pending = { ...message, node };
-    find("turns").append(node);
-  }
-
-  /** Display that the message survives a reload, once the browser has stored it. */
-  #watchStored(stream) {
-    stream.settled.then(() => {
-      if (this.#pending?.stream === stream) this.#pending.node.lastChild.textContent = KEPT_HERE;
-    });
+    this.#pending = { ...message, node: element("article", "turn pending", text, element("footer", "foot", state)) };
+    find("turns").append(this.#pending.node);
   }
 
   /** Display the unsent message of `stream`, from before a reload, unless the transcript has it. */
@@ -676,18 +480,10 @@ class Page {
 
   #showConnection(connection, stream) {
     if (stream !== this.#source) return;
-    this.#connection = connection;
-    const open = this.#cuts.at(-1);
-    if (connection.phase === "waiting" && (!open || open.to !== null)) {
-      this.#cuts.push({ from: Date.now(), to: null });
-    }
-    if (connection.phase === "live" && open && open.to === null) {
-      open.to = Date.now();
-      for (const turn of this.#transcript.turns.values()) if (!turn.status) this.#dirty.add(turn);
-      this.#draw();
-    }
+    this.#waitingOn = connection.waitingOn;
+    this.#turns.notePhase(connection.phase);
     this.#showTrouble(connection);
-    this.#showLight();
+    this.#light.show(connection);
   }
 
   /** Display why the server stores nothing now, such as a full disk, until it stores again. */
@@ -698,32 +494,6 @@ class Page {
     const shown = find("notice").textContent;
     if (words ? shown !== words : shown && shown === this.#trouble) this.#showNotice(words);
     this.#trouble = words;
-  }
-
-  /** Display the connection: green is live; amber is reconnecting, with the seconds to the next try; grey is offline or idle. */
-  #showLight() {
-    const { phase, retryAt } = this.#connection;
-    clearTimeout(this.#lightTimer);
-    let [state, text] = ["idle", "Ready"];
-    if (this.#source === null && phase !== "waiting") [state, text] = ["idle", "Ready"];
-    else if (phase === "live") [state, text] = ["live", "Live"];
-    else if (!navigator.onLine) [state, text] = ["offline", "Offline"];
-    else if (phase === "waiting") {
-      const seconds = Math.max(0, Math.ceil((retryAt - Date.now()) / 1000));
-      [state, text] = ["reconnecting", seconds > 0 ? `Reconnecting in ${seconds} s` : "Reconnecting"];
-      this.#lightTimer = setTimeout(() => this.#showLight(), 200);
-    } else if (phase === "connecting") {
-      this.#lightTimer = setTimeout(() => this.#setLight("reconnecting", "Connecting"), PATIENCE_MS);
-      return;
-    } else return; // between two sources
-    this.#setLight(state, text);
-  }
-
-  #setLight(state, text) {
-    const light = find("light");
-    if (light.dataset.state !== state) light.dataset.state = state;
-    find("retry").hidden = state !== "offline" && !text.startsWith("Reconnecting");
-    if (find("light-text").textContent !== text) find("light-text").textContent = text;
   }
 
   #showSidebar(isShown) {
@@ -738,52 +508,20 @@ class Page {
     if (words) find("notice").scrollIntoView({ block: "center" }); // never below the input
   }
 
-  #write(text) {
-    find("text").value = text;
-    this.#fitComposer();
-  }
-
-  #fitComposer() {
-    const box = find("text");
-    box.style.height = "auto";
-    box.style.height = `${box.scrollHeight}px`;
-  }
-
-  #isAtEnd() {
-    const box = find("scroller");
-    return box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END_PX;
-  }
-
-  #scrollToEnd() {
-    find("scroller").scrollTop = find("scroller").scrollHeight;
-    this.#showWayDown();
-  }
-
-  /** Display the button that scrolls to the end. Only content that came after scrolling up counts as new. */
-  #showWayDown() {
-    const isAtEnd = this.#isAtEnd();
-    this.#hasNews &&= !isAtEnd;
-    find("to-end").hidden = isAtEnd;
-    find("to-end").textContent = this.#hasNews ? "New words below" : "To the end";
-  }
-
   /** Draw the time and the band of a running turn, also without new events. */
   #tick() {
     this.#checkForSession();
     const running = this.#transcript.running;
-    if (running === null || this.#isLost || document.visibilityState !== "visible") return;
-    this.#dirty.add(running);
-    this.#draw();
+    if (running === null || this.#standing === "lost" || document.visibilityState !== "visible") return;
+    this.#turns.draw(running);
   }
 }
 
 /** Return an error handler that returns `otherwise` if another tab blocks the database. */
-function ifBlocked(otherwise) {
-  return (error) => {
-    if (error.retry === "later") return otherwise;
-    throw error;
-  };
-}
+const ifBlocked = (otherwise) => (error) => {
+  if (error.retry !== "later") throw error;
+  return otherwise;
+};
 
 /** Return the session in a fragment of an address. An invalid encoding is used as it is. */
 function sessionIn(fragment) {

@@ -8,11 +8,7 @@
 import { element, indented } from "./view.js";
 import { escaped, visible } from "./visible.js";
 
-const HEADS = {
-  approval: "May this run?",
-  question: "The agent asks you",
-  doubt: "Did this happen?",
-};
+const HEADS = { approval: "May this run?", question: "The agent asks you", doubt: "Did this happen?" };
 const DOUBT =
   "The process that ran this call died before its outcome was known. It may or may not have taken effect.";
 const LABELS = {

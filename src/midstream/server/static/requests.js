@@ -1,7 +1,7 @@
 /** HTTP requests of the page to its server. */
 
 import { refusalOf } from "./client/connections.js";
-import { WRONG_SECRET } from "./client/stream.js";
+import { WRONG_SECRET } from "./client/errors.js";
 
 /** The address of the server of this page. */
 export const BASE = new URL("..", import.meta.url).href.replace(/\/+$/, "");

@@ -1,9 +1,9 @@
 /** The list of sessions beside the transcript: its pages, its search, and the sessions that wait for a person. */
 
 import { rootOf } from "./client/secrets.js";
-import { OPEN_STATUSES } from "./client/stream.js";
+import { OPEN_STATUSES } from "./client/frames.js";
 import { request } from "./requests.js";
-import { element, statusWord } from "./view.js";
+import { element, find, statusWord } from "./view.js";
 
 const LIST_EVERY_MS = 15_000;
 /** Sessions that each click on “Older sessions” adds. */
@@ -14,8 +14,6 @@ const SEARCH_AFTER_MS = 150;
 const UNDISPLAYED = new Set(["completed", ""]);
 /** The search is hidden with fewer sessions. */
 const SEARCHED_MIN = 8;
-
-const find = (id) => document.getElementById(id);
 
 /** Displays the list, and updates it while the page is visible. */
 export class SessionList {

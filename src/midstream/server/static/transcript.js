@@ -6,7 +6,7 @@
  */
 
 import { isOpening } from "./client/answer.js";
-import { parseEventId } from "./client/stream.js";
+import { parseEventId } from "./client/frames.js";
 
 /** The choices of each kind of question. */
 const CHOICES = { approval: ["allow", "deny"], question: ["respond"], doubt: ["happened", "rerun", "skip"] };
@@ -114,9 +114,7 @@ export class Transcript {
         this.#delta(turn, record);
         break;
       case "attempt_failed":
-        Object.assign(responseOf(turn, record.response), {
-          failure: { code: record.code, message: record.message },
-        });
+        Object.assign(responseOf(turn, record.response), { failure: { code: record.code, message: record.message } });
         endSpan(turn, record.at, true);
         break;
       case "attempt_continued":
@@ -193,23 +191,8 @@ export class Transcript {
 
   #turn(number) {
     if (!this.turns.has(number)) {
-      const turn = {
-        number,
-        message: null,
-        stream: "",
-        responses: new Map(),
-        marks: [],
-        spans: [],
-        status: "",
-      };
-      this.turns.set(number, {
-        ...turn,
-        code: "",
-        problem: "",
-        isCancelling: false,
-        startedAt: null,
-        endedAt: null,
-      });
+      const turn = { number, message: null, stream: "", responses: new Map(), marks: [], spans: [], status: "" };
+      this.turns.set(number, { ...turn, code: "", problem: "", isCancelling: false, startedAt: null, endedAt: null });
     }
     return this.turns.get(number);
   }
@@ -294,16 +277,7 @@ export class Transcript {
 
 function responseOf(turn, number) {
   if (!turn.responses.has(number)) {
-    const response = {
-      number,
-      attempt: 0,
-      voided: 0,
-      parts: [],
-      calls: new Map(),
-      notes: [],
-      failure: null,
-      isWhole: false,
-    };
+    const response = { number, attempt: 0, voided: 0, parts: [], calls: new Map(), notes: [], failure: null, isWhole: false };
     turn.responses.set(number, { ...response, startedAt: null, endedAt: null, notBefore: 0, finish: "" });
   }
   return turn.responses.get(number);

@@ -32,6 +32,8 @@ export function statusWord(status) {
   return STATUS_WORDS[status] ?? status;
 }
 
+export const find = (id) => document.getElementById(id);
+
 /** Return a new element with a class, text and children. */
 export function element(name, className = "", ...children) {
   const made = document.createElement(name);
@@ -222,14 +224,7 @@ function upstreamCallView() {
   const [name, preview] = [element("bdi", "name"), element("bdi", "preview")];
   const [given, result, state] = [element("pre"), element("pre"), element("span", "state")];
   const row = element("summary", "", element("span", "dot"), name, preview, state);
-  const body = element(
-    "div",
-    "body",
-    element("h4", "", "Arguments"),
-    given,
-    element("h4", "", "Result"),
-    result,
-  );
+  const body = element("div", "body", element("h4", "", "Arguments"), given, element("h4", "", "Result"), result);
   const root = element("div", "call elsewhere", element("details", "", row, body));
   return { kind: "elsewhere", root, name, preview, given, result, state };
 }
@@ -280,24 +275,14 @@ class CallView {
       this.#lateLabel,
       this.#late,
     );
-    this.root = element(
-      "li",
-      "call",
-      element("details", "", row, body),
-      this.#progress,
-      this.#decided,
-      this.#work,
-    );
+    this.root = element("li", "call", element("details", "", row, body), this.#progress, this.#decided, this.#work);
     this.root.dataset.call = call.id;
     this.#progress.dir = this.#decided.dir = "auto";
   }
 
   show(call, now) {
     this.root.dataset.state = call.state;
-    setText(
-      this.#state,
-      `${STATE_WORDS[call.state] ?? call.state}${call.run > 1 ? `, run ${call.run}` : ""}`,
-    );
+    setText(this.#state, `${STATE_WORDS[call.state] ?? call.state}${call.run > 1 ? `, run ${call.run}` : ""}`);
     setText(this.#time, call.startedAt && call.endedAt ? duration(call.endedAt - call.startedAt) : "");
     setText(this.#argumentsLabel, call.edited === null ? "Arguments" : "Arguments, as a person changed them");
     setText(this.#arguments, visible(indented(call.edited ?? call.arguments)));
@@ -395,14 +380,7 @@ class Band {
     for (const { from, to, isVoid } of turn.spans) {
       const label = isVoid ? "model, cut off" : "model";
       bars.push(
-        bar(
-          isVoid ? "model void" : "model",
-          at(from),
-          at(to ?? end),
-          0,
-          7,
-          `${label}: ${duration((to ?? end) - from)}`,
-        ),
+        bar(isVoid ? "model void" : "model", at(from), at(to ?? end), 0, 7, `${label}: ${duration((to ?? end) - from)}`),
       );
     }
     for (const response of turn.responses.values()) {
@@ -413,9 +391,7 @@ class Band {
       }
     }
     for (const { from, to } of cuts) {
-      bars.push(
-        bar("cut", at(from), at(to ?? end), 9, 3, `this page was cut off: ${duration((to ?? end) - from)}`),
-      );
+      bars.push(bar("cut", at(from), at(to ?? end), 9, 3, `this page was cut off: ${duration((to ?? end) - from)}`));
     }
     for (const mark of turn.marks) {
       if (mark.kind === "owner")

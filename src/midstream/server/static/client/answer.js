@@ -6,7 +6,7 @@
  * `midstream.protocol.answer_text` has the same rule for the same records. This module is pure: no page, no clock.
  */
 
-import { MidstreamError } from "./stream.js";
+import { MidstreamError } from "./errors.js";
 
 /** Separates the texts of two responses if the first does not end in white space. */
 const PARAGRAPH = "\n\n";

@@ -5,7 +5,7 @@
  * calls `onbytes` for each part. A connection that ends with a known reason calls `onclose({error})`.
  */
 
-import { MidstreamError } from "./stream.js";
+import { MidstreamError, connectionLostError } from "./errors.js";
 
 /** Prefix of the `type` of a problem detail from a midstream server. */
 const PROBLEM_TYPE = "urn:midstream:error:";
@@ -64,11 +64,6 @@ export async function refusalOf(answer) {
   if (status === 401 || status === 407) return new MidstreamError("unauthorized", message);
   const code = { 403: "access", 451: "access", 404: "not_found", 410: "not_found" }[status] ?? "protocol";
   return Object.assign(new MidstreamError(code, message), { isForeign: true });
-}
-
-/** Return the error of a lost connection. */
-export function connectionLostError(message, retryAfterS = null) {
-  return new MidstreamError("connection_lost", message, "later", retryAfterS);
 }
 
 /** Return the seconds of a `Retry-After` header, or null. */

@@ -8,11 +8,12 @@
  * events at a time. The others poll once a second and leave connections free for commands.
  */
 
-import { connectionLostError, randomText, readProblem, refusalOf } from "./connections.js";
+import { randomText, readProblem, refusalOf } from "./connections.js";
+import { MidstreamError, connectionLostError } from "./errors.js";
+import { CLOSE_FRAME } from "./frames.js";
 import { acquireLock, hasLocks } from "./locks.js";
 import { headersOf } from "./secrets.js";
 import { SseDecoder } from "./sse.js";
-import { CLOSE_FRAME, MidstreamError } from "./stream.js";
 
 /** Connections that may hold a connection of the browser without limit. */
 const SLOTS = 4;

@@ -2,7 +2,7 @@
 
 import { AnswerText, completedText, failureOf } from "./answer.js";
 import { closeQuietly } from "./connections.js";
-import { MidstreamError } from "./stream.js";
+import { MidstreamError } from "./errors.js";
 
 /** Limit for the events that wait for a slow consumer. Above it the connection is closed until the consumer has read them. */
 const UNREAD_EVENTS_MAX = 8192;
@@ -49,44 +49,15 @@ export class LiveStream {
     this.#preparing = this.#begin();
   }
 
-  get session() {
-    return this.#stream.session;
-  }
-
-  get key() {
-    return this.#stream.key;
-  }
-
-  get turn() {
-    return this.#stream.turn;
-  }
-
-  /** Whether its message waits for the turns before it. */
-  get isQueued() {
-    return this.#stream.isQueued;
-  }
-
-  /** The last event that the loop over this stream has handled. */
-  get cursor() {
-    return this.#handled;
-  }
-
-  get pendingText() {
-    return this.#stream.pendingText;
-  }
-
-  /** The damage of the stored stream, or "". */
-  get damage() {
-    return this.#stream.damage;
-  }
-
-  get isDegraded() {
-    return this.#stream.isDegraded;
-  }
-
-  get isAcknowledged() {
-    return this.#stream.isAcknowledged;
-  }
+  get session() { return this.#stream.session; }
+  get key() { return this.#stream.key; }
+  get turn() { return this.#stream.turn; }
+  get isQueued() { return this.#stream.isQueued; } // its message waits for the turns before it
+  get pendingText() { return this.#stream.pendingText; }
+  get damage() { return this.#stream.damage; } // of the stored stream, or ""
+  get isDegraded() { return this.#stream.isDegraded; }
+  get isAcknowledged() { return this.#stream.isAcknowledged; }
+  get cursor() { return this.#handled; } // the last event that the loop over this stream has handled
 
   /** Received events that the loop has not requested, the oldest first. Reading this property handles none of them. */
   get unread() {

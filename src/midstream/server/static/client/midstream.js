@@ -7,7 +7,10 @@
  *
  * | module | content |
  * | --- | --- |
- * | stream.js | `Stream`: the client's half of the protocol, without I/O |
+ * | stream.js | `Stream`: the client's half of the protocol, without I/O. It joins the next three, and smaller parts |
+ * | command_outbox.js | `Outbox`: commands until their acks |
+ * | event_inbox.js | `Inbox`: the position in the journal |
+ * | link.js | `Link`: the phase of the connection, and its retries |
  * | live.js | `LiveStream`: does the I/O of one `Stream`, with one connection and one timer |
  * | answer.js | `AnswerText`: adds the answer so far to each event |
  * | transports.js | `TransportSelection`: finds the transport that works |
@@ -20,7 +23,8 @@
  * The client has no dependency and needs no build step. To use it elsewhere, copy this folder.
  */
 
-import { connectionLostError, randomText, refusalOf } from "./connections.js";
+import { randomText, refusalOf } from "./connections.js";
+import { MidstreamError, connectionLostError } from "./errors.js";
 import { bindToPage } from "./lifecycle.js";
 import { LiveStream } from "./live.js";
 import { acquireLock, hasLocks } from "./locks.js";
@@ -28,16 +32,17 @@ import { SessionSecrets, accessForViewer, headersOf, rootOf } from "./secrets.js
 import { settingsOf } from "./settings.js";
 import { SharedConnection, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
-import { MidstreamError, Stream } from "./stream.js";
+import { Stream } from "./stream.js";
 import { refuseBrokenText } from "./texts.js";
 import { TRANSPORTS, TransportSelection } from "./transports.js";
 
 export { AnswerText, TurnFailedError } from "./answer.js";
 export { randomText } from "./connections.js";
+export { MidstreamError } from "./errors.js";
+export { PROTOCOL_VERSION, parseEventId } from "./frames.js";
 export { LiveStream } from "./live.js";
 export { LOOK_BACK_MS } from "./storage.js";
 export { createTicketSocketFactory } from "./ticket.js";
-export { MidstreamError, PROTOCOL_VERSION, parseEventId } from "./stream.js";
 
 /** A page that is being left releases its locks shortly after the next page begins. Another tab does not. */
 const LOCK_WITHIN_MS = 500;

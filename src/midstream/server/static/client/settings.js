@@ -1,7 +1,9 @@
 /** Settings of a client, which an application may change at any time: see `ClientSettings` in midstream.d.ts. */
 
+import { MidstreamError } from "./errors.js";
+import { PATIENCE_MS, REACH_WITHIN_MS } from "./link.js";
 import { LOOK_BACK_MS } from "./storage.js";
-import { MidstreamError, PATIENCE_MS, REACH_WITHIN_MS, STALL_AFTER_MS } from "./stream.js";
+import { STALL_AFTER_MS } from "./turn_silence.js";
 
 const LOOK_BACK_S_MAX = 366 * 24 * 3600;
 const DEFAULTS = {

@@ -11,8 +11,8 @@
  */
 
 import { closeQuietly } from "./connections.js";
+import { PING_FRAME, parseEventId, parseFrame } from "./frames.js";
 import { hasLocks } from "./locks.js";
-import { PING_FRAME, parseEventId } from "./stream.js";
 
 /** Limit for the leader's answer to another tab. Without an answer the leader is frozen, and loses the lead. */
 const ANSWER_WITHIN_MS = 2000;
@@ -157,13 +157,7 @@ export class SharedConnection {
 }
 
 /** Return a frame, or {} if it is malformed. `Stream` handles malformed frames. */
-function parse(data) {
-  try {
-    return JSON.parse(data) ?? {};
-  } catch {
-    return {};
-  }
-}
+const parse = (data) => parseFrame(data) ?? {};
 
 /**
  * Return the position of the last event that a tab has after a frame; null if the frame has none. A welcome that continues

@@ -6,7 +6,8 @@
  * (commands below that number are in the server's journal) or `{op: "delete", key}`.
  */
 
-import { MidstreamError, restoreCommands } from "./stream.js";
+import { restoreCommands } from "./command_outbox.js";
+import { MidstreamError } from "./errors.js";
 
 /** Time after its last write for which an interrupted stream is resumed. */
 export const LOOK_BACK_MS = 2 * 60 * 60 * 1000;

@@ -1,6 +1,6 @@
 /** Check of the texts that are sent. */
 
-import { MidstreamError } from "./stream.js";
+import { MidstreamError } from "./errors.js";
 
 /** Half of a surrogate pair. UTF-8 cannot encode it. */
 const LONE_SURROGATE = /\p{Surrogate}/u;

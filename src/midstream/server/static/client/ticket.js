@@ -6,7 +6,7 @@
  */
 
 import { refusalOf } from "./connections.js";
-import { MidstreamError } from "./stream.js";
+import { MidstreamError } from "./errors.js";
 
 const CONNECTING = 0;
 const CLOSED = 3;

@@ -10,8 +10,8 @@
  */
 
 import { HttpConnection } from "./http.js";
-import { FailedConnection, closeQuietly, connectionLostError } from "./connections.js";
-import { MidstreamError } from "./stream.js";
+import { FailedConnection, closeQuietly } from "./connections.js";
+import { MidstreamError, connectionLostError } from "./errors.js";
 import { createTicketSocketFactory } from "./ticket.js";
 
 /** The transports, the best first. */
