@@ -332,6 +332,21 @@ test("a secret that was refused is not shown again, and another one is", () => {
   }
 });
 
+test("a changed secret that is refused, too, ends the stream; a welcome in between makes the next refusal a first one", () => {
+  for (const isAccepted of [false, true]) {
+    const { stream } = saying();
+    for (const secret of ["y", "z"]) {
+      stream.endConnection(0, NOW, { error: new MidstreamError("wrong_secret", "no") });
+      if (stream.phase === "ended") break;
+      stream.showSecrets({ secret }, NOW);
+      open(stream);
+      if (isAccepted) stream.receive(welcome({ acked: 0 }), NOW);
+    }
+    assert.equal(stream.phase, isAccepted ? "live" : "ended");
+    assert.equal(stream.error?.code, isAccepted ? undefined : "wrong_secret");
+  }
+});
+
 test("a server that drains is tried again, not before it says", () => {
   const { stream } = saying();
   const refusal = { type: "error", code: "draining", message: "bye", retry: "later", retry_after_s: 3 };

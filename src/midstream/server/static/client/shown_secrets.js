@@ -7,6 +7,7 @@ export class ShownSecrets {
   #own; // the secret at the beginning of the stream; null for a reader
   #opened = ""; // the secrets in the `open` of this connection
   #refusal = null; // {error, opened}: the secrets that the server refused
+  #wasRefused = false; // a refusal was received since the last welcome
 
   constructor(secret, isOwned) {
     this.secret = secret;
@@ -34,9 +35,13 @@ export class ShownSecrets {
   /** Note that the current secrets are in the `open` of a connection. */
   noteOpen() { this.#opened = this.#both; }
 
-  /** Note a refusal of the secrets, which are read once more before the stream ends; return whether this error is one. */
+  /** Note that the server accepted the secrets: the next refusal is a first one. */
+  noteWelcome() { this.#wasRefused = false; }
+
+  /** Note the first refusal of the secrets, after which they are read once more. Return false for every other error. */
   noteRefusal(error) {
-    if (error?.code !== WRONG_SECRET) return false;
+    if (error?.code !== WRONG_SECRET || this.#wasRefused) return false;
+    this.#wasRefused = true;
     this.#refusal = { error, opened: this.#opened };
     return true;
   }

@@ -265,6 +265,7 @@ export class Stream {
     this.#inbox.begin(frame);
     this.#inbox.isQueued = this.key !== "" && accepted > 0 && !this.turn && !this.isAbandoned;
     this.#link.welcome(frame.heartbeat_s ?? HEARTBEAT_S);
+    this.#secrets.noteWelcome();
     this.#outbox.inFlightMax = Math.max(1, Math.min(frame.in_flight_max ?? IN_FLIGHT_MAX, IN_FLIGHT_MAX));
     this.#outbox.frameBytesMax = frame.frame_bytes_max ?? this.#outbox.frameBytesMax;
     this.isEncrypted = frame.is_encrypted ?? false;
