@@ -21,7 +21,7 @@ from midstream.dialects.langgraph_messages import (
     messages_of,
     step_id,
 )
-from midstream.dialects.open_questions import SubAgents, is_turn_resting, open_questions, take_record
+from midstream.dialects.open_questions import ShownSubAgents, is_turn_resting, open_questions, take_record
 from midstream.dialects.shown_words import Words, merged, part_of, rest_of, words_of
 from midstream.history.messages import (
     Finish,
@@ -292,7 +292,7 @@ class ThreadFold:
         """Calls of that response that were shown as running."""
         self._upstream: dict[str, ToolCall] = {}
         """Those that the upstream runs itself and that have not ended."""
-        self._sub_agents: SubAgents = {}
+        self._sub_agents: ShownSubAgents = {}
 
     def ids_in(self, stream: str) -> tuple[str, str]:
         """Return the ids of the run and of the message that a stream has in its name; "" where it has none."""

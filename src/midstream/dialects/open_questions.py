@@ -20,7 +20,7 @@ from midstream.session.session import Session, evolve
 from midstream.session.turn.states import Cancelling, RunningCalls, TurnState
 
 
-class SubAgent(Struct, frozen=True):
+class ShownSubAgent(Struct, frozen=True):
     """The session that does the work of a call, as far as its records were shown.
 
     Args:
@@ -31,19 +31,19 @@ class SubAgent(Struct, frozen=True):
 
     session: str
     state: Session = Session()
-    below: SubAgents = {}
+    below: ShownSubAgents = {}
 
 
-SubAgents = Mapping[str, SubAgent]
+ShownSubAgents = Mapping[str, ShownSubAgent]
 """Sub-agents that work for a session, by the ids of their calls."""
 
 
 def take_record(
-    before: SubAgents, turn: TurnState, record: Record, *, epoch: int, session: str = ""
-) -> tuple[SubAgents, str, Record]:
-    """Return the sub-agents of a session after its next record, and what was done, behind the session that did it.
+    before: ShownSubAgents, turn: TurnState, record: Record, *, epoch: int, session: str = ""
+) -> tuple[ShownSubAgents, str, Record]:
+    """Return the sub-agents of a session after its next record, the session that has done something, and what.
 
-    That is the record itself, or the one of a sub-agent that it shows.
+    That is the session and the record, or a sub-agent and the record of it that is shown.
 
     Args:
         before: The sub-agents so far.
@@ -54,17 +54,17 @@ def take_record(
     """
     if not isinstance(record, ChildDelta):
         return before if isinstance(turn, RunningCalls | Cancelling) else {}, session, record
-    child = before.get(record.call_id) or SubAgent(record.child)
+    child = before.get(record.call_id) or ShownSubAgent(record.child)
     try:
         inner = JournalReader().read(bytes(record.record))
     except RecordUndecodableError:  # of a newer version
         return before, session, record
     state = evolve(child.state, inner, epoch=epoch)
     below, where, done = take_record(child.below, state.turn, inner, epoch=epoch, session=record.child)
-    return {**before, record.call_id: SubAgent(child.session, state, below)}, where, done
+    return {**before, record.call_id: ShownSubAgent(child.session, state, below)}, where, done
 
 
-def open_questions(state: Session, below: SubAgents, session: str = "") -> tuple[Question, ...]:
+def open_questions(state: Session, below: ShownSubAgents, session: str = "") -> tuple[Question, ...]:
     """Return the open questions of a session, and then those of the sub-agents at work for it.
 
     `Question.session` is where each is answered; `session`, which is "" by default, for the session itself.
@@ -75,7 +75,7 @@ def open_questions(state: Session, below: SubAgents, session: str = "") -> tuple
     return found
 
 
-def is_turn_resting(turn: TurnState, below: SubAgents, *, on_clients: bool) -> bool:
+def is_turn_resting(turn: TurnState, below: ShownSubAgents, *, on_clients: bool) -> bool:
     """Whether a turn and all sub-agents at work for it wait for people only; see `is_resting`."""
     resting = {
         name
@@ -85,7 +85,7 @@ def is_turn_resting(turn: TurnState, below: SubAgents, *, on_clients: bool) -> b
     return is_resting(turn, on_clients=on_clients, sub_agents=resting)
 
 
-def _at_work(turn: TurnState, below: SubAgents) -> list[SubAgent]:
+def _at_work(turn: TurnState, below: ShownSubAgents) -> list[ShownSubAgent]:
     calls = turn.calls if isinstance(turn, RunningCalls) else ()
     at_work = (each.call.id for each in calls if each.is_running and each.plan.site is Site.CHILD)
     return [below[name] for name in at_work if name in below]
