@@ -14,7 +14,7 @@ import pytest
 from langgraph_sdk import get_client
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
-from mcp_types import ElicitRequestFormParams, ElicitResult, RequestParamsMeta
+from mcp_types import ElicitResult, RequestParamsMeta
 
 from midstream.environment import World
 from tests.dialects import a2a_kills, ag_ui_cuts
@@ -137,7 +137,7 @@ async def test_a_form_of_mcp_survives_both_kills(server: FamilyServer, mode: str
     kills: list[str] = []
     given = asyncio.Event()
 
-    async def on_form(_: object, params: ElicitRequestFormParams) -> ElicitResult:
+    async def on_form(_: Any, params: Any) -> ElicitResult:  # noqa: ANN401 - of the SDK
         if "note" in params.message:
             return ElicitResult(action="accept", content={"confirm": True})
         if not kills:

@@ -13,7 +13,7 @@ from httpx import HTTPStatusError
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from mcp.client.client import Client
-from mcp_types import ElicitRequestFormParams, ElicitResult
+from mcp_types import ElicitResult
 
 from midstream.dialects.a2a_messages import A2aOptions, read_message
 from midstream.dialects.a2a_stream import A2aFold
@@ -28,7 +28,8 @@ from midstream.session.session import Received
 from midstream.session.turn.commands import Answer
 from midstream.store.memory import MemoryStore
 from tests.dialects import a2a_kills, ag_ui_cuts
-from tests.dialects.asking_sub_agents import LEDGER_VARIABLE, agent
+from tests.dialects.asking_sub_agents import agent
+from tests.dialects.chat_agent import LEDGER_VARIABLE
 from tests.server.people import ADA, BOB, KNOWN
 from tests.server.serving import Served, served
 
@@ -147,7 +148,7 @@ async def test_mcp_shows_forms_of_sub_agents_and_takes_their_answers(
     words, shown = ["red", "blue"], list[str]()
     expected, answer = RESULTS[story]
 
-    async def on_form(_: object, params: ElicitRequestFormParams) -> ElicitResult:
+    async def on_form(_: Any, params: Any) -> ElicitResult:  # noqa: ANN401 - of the SDK
         shown.append(params.message)
         content: Any = {"confirm": True} if "May `note` run?" in params.message else {"answer": words.pop()}
         return ElicitResult(action="accept", content=content)
