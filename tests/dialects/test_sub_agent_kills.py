@@ -137,7 +137,7 @@ async def test_a_form_of_mcp_survives_both_kills(server: FamilyServer, mode: str
     kills: list[str] = []
     given = asyncio.Event()
 
-    async def on_form(_: Any, params: Any) -> ElicitResult:  # noqa: ANN401 - of the SDK
+    async def on_form(context: Any, params: Any) -> ElicitResult:  # noqa: ANN401 - of the SDK
         if "note" in params.message:
             return ElicitResult(action="accept", content={"confirm": True})
         if not kills:

@@ -31,7 +31,7 @@ from tests.dialects import a2a_kills, ag_ui_cuts
 from tests.dialects.asking_sub_agents import agent
 from tests.dialects.chat_agent import LEDGER_VARIABLE
 from tests.server.people import ADA, BOB, KNOWN
-from tests.server.serving import Served, served
+from tests.server.serving import WAIT_S, Served, served
 
 Json = dict[str, Any]
 RESULTS = {
@@ -64,7 +64,8 @@ def said(words: str) -> Json:
 
 @asynccontextmanager
 async def graph(server: Served, headers: Json | None = None) -> AsyncIterator[LangGraphClient]:
-    async with get_client(url=f"{server.url}/v1/langgraph", api_key=None, headers=headers or {}) as client:
+    client = get_client(url=f"{server.url}/v1/langgraph", api_key=None, headers=headers or {})
+    async with client, asyncio.timeout(WAIT_S):
         yield client
 
 
@@ -148,13 +149,14 @@ async def test_mcp_shows_forms_of_sub_agents_and_takes_their_answers(
     words, shown = ["red", "blue"], list[str]()
     expected, answer = RESULTS[story]
 
-    async def on_form(_: Any, params: Any) -> ElicitResult:  # noqa: ANN401 - of the SDK
+    async def on_form(context: Any, params: Any) -> ElicitResult:  # noqa: ANN401 - of the SDK
         shown.append(params.message)
         content: Any = {"confirm": True} if "May `note` run?" in params.message else {"answer": words.pop()}
         return ElicitResult(action="accept", content=content)
 
     async with (
         served(make_app()) as server,
+        asyncio.timeout(WAIT_S),
         Client(f"{server.url}/v1/mcp", mode=mode, elicitation_callback=on_form) as client,
     ):
         result = await client.call_tool("ask", {"message": story})
