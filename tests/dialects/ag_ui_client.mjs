@@ -1,7 +1,7 @@
 // AG-UI's client, unmodified, as an application would use it. A line of JSON to stdout at the end.
 import { HttpAgent, runHttpRequest, transformHttpEventStream } from "@ag-ui/client";
 
-const { story, url, id, text = "hi", headers = {}, tools = [], approve = true, args } = JSON.parse(process.argv.at(-1));
+const { story, url, id, text = "hi", headers = {}, tools = [], approve = true, args, words = [] } = JSON.parse(process.argv.at(-1));
 console.error = console.warn = () => {}; // the client reports each cut there
 process.on("unhandledRejection", () => {}); // after a cut the client leaves the rejection of its reader to nobody
 const seen = { events: [], errors: [], finishes: 0, interrupts: [], calls: [] };
@@ -112,8 +112,9 @@ const stories = {
     say(agent);
     await agent.runAgent({ runId: `run-${id}-0` });
     for (let run = 1; seen.interrupts.length; run += 1) {
-      const payload = { approved: approve, ...(args && { editedArgs: args }) };
-      const resume = seen.interrupts.map((asked) => ({ interruptId: asked.id, status: "resolved", payload }));
+      const decision = { approved: approve, ...(args && { editedArgs: args }) };
+      const payload = (asked) => (asked.reason === "input_required" ? words.shift() : decision);
+      const resume = seen.interrupts.map((asked) => ({ interruptId: asked.id, status: "resolved", payload: payload(asked) }));
       await agent.runAgent({ runId: `run-${id}-${run}`, resume });
     }
     return agent;

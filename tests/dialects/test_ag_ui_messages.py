@@ -20,7 +20,6 @@ from midstream.dialects.ui_messages import find_change
 from midstream.errors import AnswerMismatchError, MalformedFrameError, QuestionClosedError
 from midstream.history.messages import File, Response, Text, ToolCall, UserMessage
 from midstream.session.calls import CallPlan, CallState, Choice, QuestionKind
-from midstream.session.questions import questions_of
 from midstream.session.records import QuestionAnswered
 from midstream.session.session import Session
 from midstream.session.turn.states import RunningCalls
@@ -130,9 +129,10 @@ def test_a_part_that_is_none_is_refused() -> None:
 )
 def test_interrupts_are_answered(given: Json, choice: Choice, text: str, arguments: str | None) -> None:
     fold = folded(to=QuestionAnswered)
-    (question,) = questions_of("", fold.session)
+    (question,) = fold.questions
     resume = read_input(request(resume=[{"interruptId": interrupt_id_of(question), **given}])).resume
-    (answer,) = resumed_answers(fold.session, resume, ())
+    ((asked, answer),) = resumed_answers(fold.questions, resume, ())
+    assert asked == question
     assert (answer.choice, answer.text, answer.arguments) == (choice, text, arguments)
     assert answer.digest == question.digest
 
@@ -144,12 +144,12 @@ def test_interrupts_are_answered(given: Json, choice: Choice, text: str, argumen
 def test_a_call_in_doubt_is_answered(payload: object, choice: Choice) -> None:
     call = ToolCall("c1", "burn", "{}")
     calls = (CallState(call, CallPlan("c1", "d1"), runs=1, asked=QuestionKind.DOUBT),)
-    state = Session(turns=1, turn=RunningCalls(1, 1, Response((call,)), calls))
-    (question,) = questions_of("", state)
+    fold = AgUiFold("t", Session(turns=1, turn=RunningCalls(1, 1, Response((call,)), calls)))
+    (question,) = fold.questions
     given = {"interruptId": interrupt_id_of(question), "status": "resolved", "payload": payload}
-    (answer,) = resumed_answers(state, read_input(request(resume=[given])).resume, ())
+    ((_, answer),) = resumed_answers(fold.questions, read_input(request(resume=[given])).resume, ())
     assert (answer.choice, answer.digest) == (choice, "d1")
-    (asked,) = interrupts_in(state, "")
+    (asked,) = interrupts_in(fold)
     assert asked["message"].endswith("Approve to run it again, decline to not run it again.")
 
 
@@ -157,6 +157,6 @@ def test_all_interrupts_are_addressed_and_no_other() -> None:
     fold = folded(to=QuestionAnswered)
     unknown = read_input(request(resume=[{"interruptId": "0" * 32, "status": "resolved"}])).resume
     with pytest.raises(AnswerMismatchError, match="not addressed"):
-        resumed_answers(fold.session, unknown, ())
+        resumed_answers(fold.questions, unknown, ())
     with pytest.raises(QuestionClosedError):
-        resumed_answers(folded().session, unknown, ())
+        resumed_answers(folded().questions, unknown, ())

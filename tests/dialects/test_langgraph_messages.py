@@ -77,11 +77,17 @@ def test_what_is_for_the_model_only_is_no_message() -> None:
     assert messages.messages_of(resumed, (*fold.ids, "go on"), "") == shown
 
 
-@pytest.mark.parametrize("field", ["digest", "call_id", "kind", "approved_by"])
+@pytest.mark.parametrize("field", ["session", "digest", "call_id", "kind", "approved_by"])
 def test_an_interrupt_binds_its_answer_to_what_was_shown(field: str) -> None:
     choices = CHOICES[QuestionKind.APPROVAL]
     asked = Question("s", 1, 1, "c", QuestionKind.APPROVAL, "d", "burn", "{}", choices, 0.0)
-    other = {"digest": "e", "call_id": "x", "kind": QuestionKind.DOUBT, "approved_by": ("ada",)}[field]
+    other = {
+        "session": "s::1.1.0",
+        "digest": "e",
+        "call_id": "x",
+        "kind": QuestionKind.DOUBT,
+        "approved_by": ("ada",),
+    }[field]
     assert messages.interrupt_id_of(asked) != messages.interrupt_id_of(
         msgspec.structs.replace(asked, **{field: other})
     )

@@ -85,11 +85,11 @@ def test_other_inputs_are_refused(given: object) -> None:
 
 def test_a_decision_is_bound_to_the_interrupt_that_was_shown() -> None:
     fold = asking()
-    (asked,) = interrupts_of(fold.session)
-    (answer,) = answers_of(fold.session, {asked["id"]: {"decisions": [{"type": "approve"}]}})
+    (asked,) = interrupts_of(fold.questions)
+    ((_, answer),) = answers_of(fold.questions, {asked["id"]: {"decisions": [{"type": "approve"}]}})
     assert (answer.choice, answer.digest, answer.ref.call_id) == (Choice.ALLOW, "dig", "c")
     with pytest.raises(QuestionClosedError, match="not open"):
-        answers_of(fold.session, {"0" * 32: True})
+        answers_of(fold.questions, {"0" * 32: True})
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_a_decision_is_bound_to_the_interrupt_that_was_shown() -> None:
     ],
 )
 def test_decisions_have_many_forms(value: object, choice: Choice, words: str, arguments: str | None) -> None:
-    (answer,) = answers_of(asking().session, value)
+    ((_, answer),) = answers_of(asking().questions, value)
     assert (answer.choice, answer.text, answer.arguments) == (choice, words, arguments)
 
 
 @pytest.mark.parametrize("value", ["perhaps", 3, {"type": "edit", "args": "x"}, {}, {"decisions": []}])
 def test_what_is_no_decision_is_refused(value: object) -> None:
     with pytest.raises(AnswerMismatchError):
-        answers_of(asking().session, value)
+        answers_of(asking().questions, value)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,12 @@ def test_a_batch_of_calls_rests_where_all_wait_for_somebody(
     assert is_resting(state, on_clients=True) is for_clients
 
 
+def test_a_call_rests_with_its_sub_agent() -> None:
+    state = RunningCalls(1, 1, Response(()), (call(Site.CHILD, runs=1),))
+    assert is_resting(state, on_clients=False, sub_agents={"c"})
+    assert not is_resting(state, on_clients=False)
+
+
 def test_an_upstream_agent_that_waits_for_a_permission_rests() -> None:
     asked = AgentQuestion("q", 1, "burn", "{}", "d", 0.0)
     assert is_resting(AwaitingModel(1, 1, questions=(asked,)), on_clients=False)

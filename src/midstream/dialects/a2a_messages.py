@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from midstream.dialects import request_digests
 from midstream.dialects.ag_ui_messages import interrupts_in
+from midstream.dialects.langgraph_thread import ThreadFold
 from midstream.errors import (
     AnswerMismatchError,
     ConflictError,
@@ -29,7 +30,6 @@ from midstream.errors import (
 )
 from midstream.history.messages import File, Text, UserMessage, UserPart, storable
 from midstream.json_depth import require_shallow_text
-from midstream.session.session import Session
 from midstream.version import __version__
 
 Json = dict[str, Any]
@@ -382,9 +382,9 @@ def _file_part(part: File) -> Json:
     return {**place, "mediaType": part.media_type, **named}
 
 
-def question_parts(session: Session, open_id: str) -> list[Json]:
-    """Return the open questions of a session: words for a person, and the same as data for a program."""
-    asked = interrupts_in(session, open_id)
+def question_parts(fold: ThreadFold) -> list[Json]:
+    """Return the open questions of a task: words for a person, and the same as data for a program."""
+    asked = interrupts_in(fold)
     words = [{"text": each["message"]} for each in asked]
     return [*words, {"data": {"questions": asked}, "mediaType": DATA_TYPE}]
 

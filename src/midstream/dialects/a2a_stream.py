@@ -33,7 +33,7 @@ from midstream.dialects.langgraph_thread import (
 )
 from midstream.dialects.record_events import RecordEvents
 from midstream.history.messages import Outcome, Step, UserMessage
-from midstream.session.records import MessageAccepted, QuestionAnswered, Record, StreamOpened
+from midstream.session.records import MessageAccepted, Record, StreamOpened
 from midstream.session.session import GO_ON
 
 Json = dict[str, Any]
@@ -150,13 +150,14 @@ class TaskEvents:
         self._events = []
         if isinstance(record, StreamOpened):
             self._opened = self.fold.ids_in(record.stream)[1]
+        answers = self.fold.answers
         for fact in self.fold.take(record, epoch=epoch):
             if not self.is_over:
                 self._take(fact, record)
-        if isinstance(record, QuestionAnswered) and self.state and record.turn == self.turn:
-            name = self._opened or f"answer-{self.fold.session.position}"
+        if self.fold.answers is not answers and self.state and self.fold.session.turns == self.turn:
+            name, given = self._opened or f"answer-{self.fold.session.position}", self.fold.answers[-1].record
             message = {"messageId": name, "role": "ROLE_USER", **self._names}
-            self._history.append({**message, "parts": [{"text": record.text or record.choice.value}]})
+            self._history.append({**message, "parts": [{"text": given.text or given.choice.value}]})
         return self._events
 
     # --- facts ------------------------------------------------------------------------------------------------
@@ -201,8 +202,7 @@ class TaskEvents:
         self.state, self.changed_at = _STATES[run.status], self.fold.at
         self._status = {"state": self.state, "timestamp": instant(self.changed_at)}
         if self.state == INPUT_REQUIRED:
-            open_id, _ = self.fold.open_words
-            self._status["message"] = self._agent_message(question_parts(self.fold.session, open_id))
+            self._status["message"] = self._agent_message(question_parts(self.fold))
         elif self.state == FAILED:
             self._status["message"] = self._agent_message([{"text": run.message or run.error}])
         self._events.append({"statusUpdate": {**self._names, "status": self._status}})

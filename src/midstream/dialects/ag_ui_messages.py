@@ -7,7 +7,7 @@ given to the session.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -42,7 +42,7 @@ from midstream.history.messages import (
 )
 from midstream.json_depth import require_shallow
 from midstream.session.calls import QuestionKind, Site
-from midstream.session.questions import Question, questions_of
+from midstream.session.questions import Question
 from midstream.session.records import ClientTool
 from midstream.session.session import GO_ON, Session
 from midstream.session.turn.commands import Answer, CallFinished
@@ -274,20 +274,21 @@ def _result_of(call_id: str, message: AgUiMessage) -> ToolResult:
 
 
 def resumed_answers(
-    session: Session, resume: Sequence[AgUiResume], given: Sequence[GivenAnswer]
-) -> list[Answer]:
-    """Return the answers of a request for all open questions of a session.
+    questions: Iterable[Question], resume: Sequence[AgUiResume], given: Sequence[GivenAnswer]
+) -> list[tuple[Question, Answer]]:
+    """Return the answers of a request for all open questions of a session, each with its question.
 
     Raises:
         QuestionClosedError: No question is open, or not this one.
         AnswerMismatchError: It is no answer to the open question, or one of several is missing.
     """
-    asked = {interrupt_id_of(each): each for each in questions_of("", session)}
+    asked = {interrupt_id_of(each): each for each in questions}
     sent = {each.interruptId: each for each in resume}
     missing = [name for name in asked if name not in sent]
     if missing:
         raise AnswerMismatchError(f"{len(missing)} open interrupts are not addressed by `resume`")
-    return answers_of(session, {name: _decided(asked.get(name), each) for name, each in sent.items()}, given)
+    decided = {name: _decided(asked.get(name), each) for name, each in sent.items()}
+    return answers_of(asked.values(), decided, given)
 
 
 def _decided(question: Question | None, given: AgUiResume) -> object:
@@ -431,13 +432,14 @@ _DECISION: Json = {
 }
 
 
-def interrupts_in(session: Session, open_id: str) -> list[Json]:
-    """Return the open questions of a session as interrupts."""
-    return [_interrupt(each, session, open_id) for each in questions_of("", session)]
+def interrupts_in(fold: ThreadFold) -> list[Json]:
+    """Return the open questions of a thread as interrupts."""
+    return [_interrupt(each, fold) for each in fold.questions]
 
 
-def _interrupt(question: Question, session: Session, open_id: str) -> Json:
-    is_call = isinstance(session.turn, RunningCalls)
+def _interrupt(question: Question, fold: ThreadFold) -> Json:
+    is_call = isinstance(fold.session.turn, RunningCalls)
+    is_own = not question.session
     schema: Json = _DECISION
     match question.kind:
         case QuestionKind.QUESTION:
@@ -445,18 +447,19 @@ def _interrupt(question: Question, session: Session, open_id: str) -> Json:
         case QuestionKind.DOUBT:
             reason = "midstream:in_doubt"
         case QuestionKind.APPROVAL:
-            reason = "tool_call" if is_call else "confirmation"
+            reason = "tool_call" if is_call and is_own else "confirmation"
             if is_call and not question.is_fixed:
                 edited = {"type": "object", "description": "Takes the place of the arguments."}
                 schema = {**schema, "properties": {**schema["properties"], "editedArgs": edited}}
     asked: Json = {"id": interrupt_id_of(question), "reason": reason, "responseSchema": schema}
     asked["message"] = question.text or _words_of(question)
-    if is_call:
-        asked["toolCallId"] = shown_call_id(open_id, question.call_id)
+    if is_call and is_own:  # a call of a sub-agent is in no message of the thread
+        asked["toolCallId"] = shown_call_id(fold.open_words[0], question.call_id)
     if question.expires_at:
         expires = datetime.fromtimestamp(question.expires_at, UTC)
         asked["expiresAt"] = expires.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    asked["metadata"] = {"midstream": {"name": question.name, "arguments": value_of(question.arguments)}}
+    about = {"name": question.name, "arguments": value_of(question.arguments)}
+    asked["metadata"] = {"midstream": about if is_own else {**about, "agents": question.agents}}
     return asked
 
 

@@ -413,7 +413,7 @@ class AgUiEvents(RecordEvents):
         outcome: Json = {"type": "success"}
         open_id, _ = self.fold.open_words
         if run.status == "paused":
-            interrupts = interrupts_in(self.fold.session, open_id)
+            interrupts = interrupts_in(self.fold)
             waiting = self._waiting_calls(open_id)
             if interrupts:
                 outcome = {"type": "interrupt", "interrupts": interrupts}

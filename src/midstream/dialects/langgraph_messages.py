@@ -26,7 +26,7 @@ from midstream.history.messages import (
     UserPart,
 )
 from midstream.session.calls import QuestionKind
-from midstream.session.questions import Question, questions_of
+from midstream.session.questions import Question
 from midstream.session.session import GO_ON, Session
 from midstream.session.turn.states import Cancelling, RunningCalls
 
@@ -229,12 +229,13 @@ def tool_message(message_id: str, call: ToolCall, result: ToolResult) -> Json:
 def interrupt_id_of(question: Question) -> str:
     """Return the id of a question; it binds an answer to the arguments that were shown."""
     place = (question.turn, question.response, question.call_id, question.kind.value, question.digest)
-    return digest_of("graph", *place, len(question.approved_by))
+    sub_agent = (question.session,) if question.session else ()
+    return digest_of("graph", *place, len(question.approved_by), *sub_agent)
 
 
-def interrupts_of(session: Session) -> list[Json]:
-    """Return the open questions of a session, as the interrupts of its thread."""
-    return [{"value": _asked(each), "id": interrupt_id_of(each)} for each in questions_of("", session)]
+def interrupts_of(questions: Iterable[Question]) -> list[Json]:
+    """Return open questions as interrupts of their thread."""
+    return [{"value": _asked(each), "id": interrupt_id_of(each)} for each in questions]
 
 
 def _asked(question: Question) -> Json:

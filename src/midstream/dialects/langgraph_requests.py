@@ -6,7 +6,7 @@ A field that a session cannot grant is refused by name; one that has no effect h
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -23,9 +23,8 @@ from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.history.messages import File, Text, UserMessage, UserPart, storable
 from midstream.json_depth import require_shallow
 from midstream.session.calls import Choice, QuestionKind
-from midstream.session.questions import Question, questions_of
+from midstream.session.questions import Question
 from midstream.session.references import CallRef
-from midstream.session.session import Session
 from midstream.session.turn.commands import Answer
 
 Json = dict[str, Any]
@@ -270,11 +269,13 @@ def _part(block: object) -> UserPart | None:
 # --- answers --------------------------------------------------------------------------------------------------
 
 
-def answers_of(session: Session, resume: object, given: Sequence[GivenAnswer] = ()) -> list[Answer]:
-    """Return the answers that a resume value has for the open questions of a session; none where it is a repetition.
+def answers_of(
+    questions: Iterable[Question], resume: object, given: Sequence[GivenAnswer] = ()
+) -> list[tuple[Question, Answer]]:
+    """Return the answers that a resume value has, each with its question; none where it is a repetition.
 
     Args:
-        session: The session.
+        questions: The open questions of the session.
         resume: The answer to the only question, or an answer for each, by the ids of their interrupts.
         given: Answers that were accepted before.
 
@@ -283,29 +284,23 @@ def answers_of(session: Session, resume: object, given: Sequence[GivenAnswer] = 
         AnswerMismatchError: It is no answer to the open question.
     """
     _require_shallow("resume", resume)
-    asked = {interrupt_id_of(each): each for each in questions_of("", session)}
+    asked = {interrupt_id_of(each): each for each in questions}
     if isinstance(resume, dict) and resume and all(_INTERRUPT_ID.fullmatch(str(name)) for name in resume):
         left = {name: value for name, value in resume.items() if not _is_given(given, name, value)}
         unknown = [name for name in left if name not in asked]
         if unknown:
             raise QuestionClosedError(f"interrupt {unknown[0]!r} is not open")
-        return [_answer(asked[name], value) for name, value in left.items()]
+        return [(asked[name], _answer(asked[name], value)) for name, value in left.items()]
     if not asked:
         raise QuestionClosedError("this thread waits for no answer")
     if len(asked) > 1:
         raise AnswerMismatchError(f"{len(asked)} interrupts are open: answer them by their ids")
-    return [_answer(question, resume) for question in asked.values()]
+    return [(question, _answer(question, resume)) for question in asked.values()]
 
 
 def _is_given(given: Sequence[GivenAnswer], name: str, value: object) -> bool:
     """Whether this very answer was accepted before; the reply to its client may be lost."""
-    for each in given:
-        if each.interrupt == name:
-            answer, record = _answer(each.question, value), each.record
-            same = (answer.choice, answer.text, answer.arguments)
-            if same == (record.choice, record.text, record.arguments):
-                return True
-    return False
+    return any(each.interrupt == name and each.is_of(_answer(each.question, value)) for each in given)
 
 
 def _answer(question: Question, value: object) -> Answer:

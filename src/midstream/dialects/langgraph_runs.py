@@ -189,7 +189,7 @@ class RunOutcome(RecordEvents):
         fold, run = self._events.fold, self._events.ended
         if run is not None and run.error:
             return [_json({"__error__": {"error": run.error, "message": run.message}})]
-        asked = messages.interrupts_of(fold.session)
+        asked = messages.interrupts_of(fold.questions)
         return [_json({**fold.state.values(), **({"__interrupt__": asked} if asked else {})})]
 
 

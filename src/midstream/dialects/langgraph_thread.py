@@ -8,7 +8,7 @@ same runs, messages and ids.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from msgspec import Struct
@@ -21,7 +21,7 @@ from midstream.dialects.langgraph_messages import (
     messages_of,
     step_id,
 )
-from midstream.dialects.resting_turns import is_resting
+from midstream.dialects.open_questions import ShownSubAgents, is_turn_resting, open_questions, take_record
 from midstream.dialects.shown_words import Words, merged, part_of, rest_of, words_of
 from midstream.history.messages import (
     Finish,
@@ -33,7 +33,7 @@ from midstream.history.messages import (
     UpstreamCall,
     UserMessage,
 )
-from midstream.session.questions import Question, questions_of
+from midstream.session.questions import Question
 from midstream.session.records import (
     AnswerUsed,
     AttemptStarted,
@@ -55,6 +55,7 @@ from midstream.session.records import (
     TurnStatus,
 )
 from midstream.session.session import GO_ON, Session, evolve
+from midstream.session.turn.commands import Answer
 from midstream.session.turn.states import Idle
 
 Json = dict[str, Any]
@@ -124,6 +125,11 @@ class GivenAnswer(Struct, frozen=True):
     interrupt: str
     question: Question
     record: QuestionAnswered
+
+    def is_of(self, answer: Answer) -> bool:
+        """Whether it is this answer."""
+        told = (self.record.choice, self.record.text, self.record.arguments)
+        return told == (answer.choice, answer.text, answer.arguments)
 
 
 class RunBegan(Struct, frozen=True):
@@ -286,6 +292,7 @@ class ThreadFold:
         """Calls of that response that were shown as running."""
         self._upstream: dict[str, ToolCall] = {}
         """Those that the upstream runs itself and that have not ended."""
+        self._sub_agents: ShownSubAgents = {}
 
     def ids_in(self, stream: str) -> tuple[str, str]:
         """Return the ids of the run and of the message that a stream has in its name; "" where it has none."""
@@ -322,6 +329,16 @@ class ThreadFold:
         return bool(self.runs) and self.runs[-1].status == "running"
 
     @property
+    def is_resting(self) -> bool:
+        """Whether the open turn, with its sub-agents, waits for people only."""
+        return is_turn_resting(self.session.turn, self._sub_agents, on_clients=self.rests_on_clients)
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """The open questions; those of a sub-agent name its session."""
+        return open_questions(self.session, self._sub_agents)
+
+    @property
     def state(self) -> StateChanged:
         """The state as it is now."""
         return StateChanged(self.session, self.ids, self._open_id)
@@ -336,20 +353,23 @@ class ThreadFold:
         if isinstance(record, Delta):
             return [*self._begin_if_resting(before, record), *self._add_words(record)]
         self._name_entries(before, record)
-        if isinstance(record, QuestionAnswered):
-            self._keep_answer(before, record)
+        known = self._sub_agents
+        self._sub_agents, where, done = take_record(known, self.session.turn, record, epoch=epoch)
+        self.at = getattr(done, "at", 0.0) or self.at
+        if isinstance(done, QuestionAnswered):
+            self._keep_answer(open_questions(before, known), where, done)
         facts: list[Fact] = []
         if isinstance(record, MessageAccepted | TranscriptAccepted):
             run_id, _ = self.ids_in(getattr(record, "stream", ""))
             number = 0 if record.turn > before.turns else self._next_number()
             facts = self._begin(before.position, record.turn, number, run_id)
-        elif isinstance(record, _GOING_ON):
+        elif isinstance(done, _GOING_ON):
             facts = self._begin_if_resting(before, record)
         facts += self._write(before, record)
         if isinstance(record, TurnEnded):
             facts += self._end(_STATUSES[record.status], record)
-        elif self.is_running and is_resting(self.session.turn, on_clients=self.rests_on_clients):
-            facts += [RunPaused(tuple(interrupts_of(self.session))), *self._end("paused")]
+        elif self.is_running and self.is_resting:
+            facts += [RunPaused(tuple(interrupts_of(self.questions))), *self._end("paused")]
         return facts
 
     # --- runs -------------------------------------------------------------------------------------------------
@@ -386,9 +406,10 @@ class ThreadFold:
         self.runs = (*self.runs[:-1], run)
         return [RunEnded(run)]
 
-    def _keep_answer(self, before: Session, record: QuestionAnswered) -> None:
-        for question in questions_of("", before):
-            if (question.call_id, question.digest) == (record.call_id, record.digest):
+    def _keep_answer(self, asked: Iterable[Question], session: str, record: QuestionAnswered) -> None:
+        for question in asked:
+            place = (question.session, question.call_id, question.digest)
+            if place == (session, record.call_id, record.digest):
                 given = GivenAnswer(interrupt_id_of(question), question, record)
                 self.answers = (*self.answers[-(ANSWERS_KEPT_MAX - 1) :], given)
 

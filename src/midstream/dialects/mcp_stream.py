@@ -48,7 +48,7 @@ from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.shown_words import RepeatedWords, merged
 from midstream.errors import ModelError
 from midstream.history.messages import Step
-from midstream.session.questions import Question, questions_of
+from midstream.session.questions import Question
 from midstream.session.records import Record, TurnStatus
 from midstream.session.session import Session
 
@@ -154,7 +154,7 @@ class McpCall:
     def questions(self) -> tuple[Question, ...]:
         """Open questions, where nothing else of the turn runs."""
         is_paused = self.run is not None and self.run.status == "paused"
-        return questions_of("", self.fold.session) if is_paused else ()
+        return self.fold.questions if is_paused else ()
 
     def take(self, record: Record, *, epoch: int) -> list[Fact]:
         """Take the next record; return the facts of this call."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from midstream.session.calls import Site, startable
 from midstream.session.turn.states import AwaitingModel, RunningCalls, TurnState
 
 
-def is_resting(state: TurnState, *, on_clients: bool) -> bool:
+def is_resting(state: TurnState, *, on_clients: bool, sub_agents: Collection[str] = ()) -> bool:
     """Whether a turn waits for people only, and nothing of it runs or is about to; with `on_clients` also for calls
-    that its client runs.
+    that its client runs. `sub_agents` are its calls whose sub-agents wait for people only.
     """
     if isinstance(state, AwaitingModel):
         return state.is_waiting_for_person
@@ -20,7 +22,8 @@ def is_resting(state: TurnState, *, on_clients: bool) -> bool:
             continue
         if call.needs_person or (call.is_in_doubt and not call.is_asking):
             return False
-        if call.is_asking or (on_clients and call.is_running and call.plan.site is Site.CLIENT):
+        is_clients = on_clients and call.is_running and call.plan.site is Site.CLIENT
+        if call.is_asking or is_clients or (call.is_running and call.call.id in sub_agents):
             is_waiting = True
         elif call.is_running:
             return False

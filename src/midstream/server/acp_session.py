@@ -15,14 +15,13 @@ from midstream.dialects.acp_stream import AcpFold, AcpUpdates, usage_json
 from midstream.engine.conversation import PAGE_RECORDS, follow_pages, pause_after
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
-from midstream.engine.sub_agents import children_at_work
 from midstream.errors import MidstreamError, QuestionClosedError, SessionBusyError
 from midstream.extras import extra
 from midstream.history.messages import UserMessage
 from midstream.protocol.frames import digest_of, secret_digest_of
 from midstream.session.calls import Choice, QuestionKind
 from midstream.session.journal_reading import JournalReader
-from midstream.session.questions import Question, questions_of
+from midstream.session.questions import Question
 from midstream.session.records import (
     ChildDelta,
     MessageWithdrawn,
@@ -32,7 +31,7 @@ from midstream.session.records import (
     TurnStatus,
 )
 from midstream.session.references import CallRef
-from midstream.session.session import Received, Session
+from midstream.session.session import Received
 from midstream.session.turn.commands import Answer, Cancel, Command, SendMessage, WhenBusy, Withdraw
 from midstream.store.contract import StoredRecord
 
@@ -233,9 +232,7 @@ class AcpSession:
             await self._send(update)
         self._position = stored.position
         self._settle(record)
-        if isinstance(record, QuestionAsked) or (
-            isinstance(record, ChildDelta) and b'"question_asked"' in bytes(record.record)
-        ):
+        if isinstance(record, QuestionAsked | ChildDelta):
             await self._ask()
 
     def _settle(self, record: Record) -> None:
@@ -271,7 +268,7 @@ class AcpSession:
 
     async def _ask(self) -> None:
         """Put the open questions to the editor that it was not asked yet."""
-        for question in await self._open_questions(self._id, self._updates.fold.session):
+        for question in self._updates.fold.questions:
             place = (question.session, question.turn, question.response, question.call_id, question.asked_at)
             if place in self._asked:
                 continue
@@ -281,16 +278,9 @@ class AcpSession:
             else:
                 self._spawn(self._request(question))
 
-    async def _open_questions(self, session_id: str, state: Session) -> list[Question]:
-        """Return the open questions of a session and of its sub-agents."""
-        found = [*questions_of(session_id, state)]
-        for child in children_at_work(session_id, state):
-            found += await self._open_questions(child, await self._host.glance(child))
-        return found
-
     async def _want_words(self, question: Question) -> None:
         """Let the next prompt answer a question: the protocol has no other way for words."""
-        if question.session != self._id:
+        if question.session:
             block = {"type": "text", "text": question.text or question.name}
             await self._send({"sessionUpdate": "agent_message_chunk", "content": block})
         self._words_wanted = question
@@ -301,10 +291,9 @@ class AcpSession:
 
     async def _request(self, question: Question) -> None:
         turn = self._updates.fold.session.turns
-        is_own = question.session == self._id
-        name = (
-            self._updates.call_name(question.call_id) if is_own else f"{question.session}-{question.call_id}"
-        )
+        name = f"{question.session}-{question.call_id}"
+        if not question.session:
+            name = self._updates.call_name(question.call_id)
         try:
             answer = await self._client.send_request(
                 "session/request_permission", permission_request(self._id, question, name)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,10 +46,9 @@ from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import secrets_in, unlock_at_once
 from midstream.server.transports.connection import Connections
 from midstream.session.child_names import PART_MARK
-from midstream.session.questions import questions_of
 from midstream.session.records import MessageAccepted, TranscriptAccepted
-from midstream.session.session import Received
-from midstream.session.turn.commands import Answer, SendMessage
+from midstream.session.session import Received, Session
+from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import is_session
 
 CARD_S = 300
@@ -199,23 +199,27 @@ class A2aTasks:
             runner,
             secret,
         ):
-            begun = await self._take(
-                call.visitor, runner, sent, turn, secret or secret_digest_of(sent.digest)
-            )
+            place = (runner, context, turn)
+            begun = await self._take(call.visitor, place, sent, secret or secret_digest_of(sent.digest))
             since = runner.newest.position if sent.task else 0
             yield await self._before(runner, context, begun), since
 
-    async def _take(self, visitor: Caller, runner: Runner, sent: Sent, turn: int, secret: str) -> int:
+    async def _take(self, visitor: Caller, place: tuple[Runner, str, int], sent: Sent, secret: str) -> int:
         """Give a message to the session once; return the turn of its task."""
+        runner, _, turn = place
 
         async def find() -> int | None:
             known = runner.state.streams.get(sent.stream)
             return None if known is None else known.turn or turn
 
         async def begin() -> None:
-            command = await self._answer(visitor, runner, sent, turn) if turn else self._message(runner, sent)
+            received = Received(sent.stream, secret, 0, sent.digest, None)
+            if turn:
+                await self._answer(visitor, place, sent, received)
+                return
+            command = self._message(runner, sent)
             visitor.count_command(command)
-            await submit(runner, Received(sent.stream, secret, 0, sent.digest, command))
+            await submit(runner, replace(received, command=command))
 
         return await find_or_begin(find, begin)
 
@@ -228,27 +232,36 @@ class A2aTasks:
             )
         return SendMessage(sent.message, turns=state.turns)
 
-    async def _answer(self, visitor: Caller, runner: Runner, sent: Sent, turn: int) -> Answer:
-        """Return a message as the answer to the first open question of its task, or to the one that it names."""
-        state = runner.state
-        if not turn <= state.turns:
-            raise A2aError(a2a.NO_TASK, "there is no such task")
-        if turn < state.turns or not state.is_live:
-            raise A2aError(a2a.UNSUPPORTED, "the task has ended: send a message with its `contextId` alone")
-        asked = [interrupt_id_of(each) for each in questions_of("", state)]
-        if not asked:
-            raise A2aError(
-                a2a.UNSUPPORTED, "the task takes no message while it works: wait for its end, or cancel it"
-            )
-        value, name = sent.answer, asked[0]
+    async def _answer(
+        self, visitor: Caller, place: tuple[Runner, str, int], sent: Sent, received: Received
+    ) -> None:
+        """Give a message as the answer to the first open question of its task, or to the one that it names.
+
+        The question of a sub-agent is recorded here before it is answered there: sent again, the message is for no
+        other one.
+        """
+        runner, context, turn = place
+        state, mark = runner.state, f"{sent.stream} "
+        noted = next((name.removeprefix(mark) for name in state.streams if name.startswith(mark)), "")
+        fold = await self._folds.now(runner, context)
+        if not noted:
+            _require_open(fold, state, turn)
+        value, name = sent.answer, noted or interrupt_id_of(fold.questions[0])
         if isinstance(value, dict) and "questionId" in value:
             value, name = value.get("answer", value), str(value["questionId"])
         try:
-            (answer,) = answers_of(state, {name: decision_of(value)})
+            answers = answers_of(fold.questions, {name: decision_of(value)}, fold.answers if noted else ())
         except AnswerMismatchError as error:
             words = 'the answer is "yes" or "no", or data of the `responseSchema` of the question'
             raise A2aError(a2a.BAD_PARAMS, words) from error
-        return await visitor.attribute(answer)
+        for question, given in answers:
+            answer = await visitor.attribute(given)
+            if not question.session:
+                await submit(runner, replace(received, command=answer))
+                return
+            await submit(runner, replace(received, stream=mark + name))
+            await self._folds.answer(runner, context, question, answer)
+        await submit(runner, received)
 
     # --- tasks ------------------------------------------------------------------------------------------------
 
@@ -377,6 +390,18 @@ class A2aTasks:
                     else:
                         fold.take(record, epoch=stored.epoch)
         return found
+
+
+def _require_open(fold: A2aFold, state: Session, turn: int) -> None:
+    """Require that the task of a turn waits for an answer."""
+    if not turn <= state.turns:
+        raise A2aError(a2a.NO_TASK, "there is no such task")
+    if turn < state.turns or not state.is_live:
+        raise A2aError(a2a.UNSUPPORTED, "the task has ended: send a message with its `contextId` alone")
+    if not fold.questions:
+        raise A2aError(
+            a2a.UNSUPPORTED, "the task takes no message while it works: wait for its end, or cancel it"
+        )
 
 
 # --- the two bindings -----------------------------------------------------------------------------------------

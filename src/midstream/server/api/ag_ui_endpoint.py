@@ -53,7 +53,7 @@ from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit,
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.transports.connection import Connections
-from midstream.session.questions import questions_of
+from midstream.session.questions import Question
 from midstream.session.session import Received
 from midstream.session.turn.commands import Answer
 
@@ -164,14 +164,14 @@ class AgUiEndpoint:
             return None
         fold = await self._folds.now(runner, asked.thread)
         is_continuing = stream_name(asked.run_id, CONTINUES) in runner.state.streams
-        if is_continuing and self._has_answers_left(runner, asked, fold):
+        if is_continuing and self._has_answers_left(asked, fold):
             return None
         run = fold.find(asked.run_id)
         return fold.run if run is None and is_continuing else run  # others answered in its place
 
-    def _has_answers_left(self, runner: Runner, asked: AgUiRequest, fold: AgUiFold) -> bool:
+    def _has_answers_left(self, asked: AgUiRequest, fold: AgUiFold) -> bool:
         if asked.resume:
-            open_ones = {interrupt_id_of(each) for each in questions_of("", runner.state)}
+            open_ones = {interrupt_id_of(each) for each in fold.questions}
             return any(each.interruptId in open_ones for each in asked.resume)
         return not _results_of(fold, asked).is_empty
 
@@ -181,13 +181,13 @@ class AgUiEndpoint:
             return
         fold = await self._folds.now(runner, asked.thread)
         if asked.resume:
-            answers = self._answers(runner, asked, fold)
+            answers = self._answers(asked, fold)
             if answers:
                 await self._name_run(runner, asked, secret_digest)
-            for answer in answers:
-                await submit(runner, await visitor.attribute(answer))
+            for question, answer in answers:
+                await self._folds.answer(runner, asked.thread, question, await visitor.attribute(answer))
             return
-        if questions_of("", runner.state):
+        if fold.questions:
             words = "this thread waits for people: address its interrupts by `resume`"
             raise _Refused(AnswerMismatchError(words))
         if asked.messages and asked.messages[-1].role == "user":
@@ -199,9 +199,9 @@ class AgUiEndpoint:
         await self._name_run(runner, asked, secret_digest)
         await self._give_results(runner, asked)
 
-    def _answers(self, runner: Runner, asked: AgUiRequest, fold: AgUiFold) -> Sequence[Answer]:
+    def _answers(self, asked: AgUiRequest, fold: AgUiFold) -> Sequence[tuple[Question, Answer]]:
         try:
-            return resumed_answers(runner.state, asked.resume, fold.answers)
+            return resumed_answers(fold.questions, asked.resume, fold.answers)
         except (AnswerMismatchError, QuestionClosedError) as error:
             raise _Refused(error) from error
 

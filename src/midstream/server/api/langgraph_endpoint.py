@@ -248,7 +248,9 @@ class LangGraphThreads:
                 break
             is_wanted = wanted is None or info.session in wanted
             is_thread = is_session(info.session) and PART_MARK not in info.session
-            if not is_wanted or not is_thread or body.status not in (None, _of_listing(info)):
+            listed = _of_listing(info)
+            may_wait = listed == "busy" and body.status == "interrupted"  # for an answer to a sub-agent
+            if not (is_wanted and is_thread and (may_wait or body.status in (None, listed))):
                 continue
             note = await self._threads.notes.find(info.session) or ThreadNote(info.created_at)
             about = {**metadata_of(self._host), **note.metadata}
@@ -258,6 +260,8 @@ class LangGraphThreads:
                 continue
             with suppress(WrongSecretError, SessionNotFoundError):
                 line = await self._line(request, info, note)
+                if listed == "busy" and body.status not in (None, line.status):
+                    continue
                 if skip:
                     skip -= 1
                 else:
@@ -297,7 +301,7 @@ class LangGraphThreads:
             return self._empty(opened.id, note)
         fold = await self._threads.folds.now(opened.runner, opened.id)
         task = _task_id(fold)
-        interrupts = interrupts_of(fold.session)
+        interrupts = interrupts_of(fold.questions)
         is_failed = (
             isinstance(fold.session.turn, Idle) and fold.run is not None and fold.run.status == "error"
         )
@@ -339,7 +343,7 @@ class LangGraphThreads:
             moment(fold.at),
             place,
             None,
-            interrupts_of(fold.session),
+            interrupts_of(fold.questions),
             name,
             None,
         )
@@ -357,7 +361,7 @@ def _status_of(fold: ThreadFold) -> ThreadStatus:
         return "busy"
     if run.status == "error":
         return "error"
-    return "interrupted" if interrupts_of(fold.session) else "idle"
+    return "interrupted" if fold.questions else "idle"
 
 
 def _task_id(fold: ThreadFold) -> str:
@@ -374,6 +378,6 @@ def _tasks_of(fold: ThreadFold) -> list[Json]:
         if run is None or run.status != "error":
             return []
         name, error = "agent", f"{run.error}: {run.message}"
-    interrupts: Sequence[Json] = interrupts_of(fold.session)
+    interrupts: Sequence[Json] = interrupts_of(fold.questions)
     task = {"id": _task_id(fold), "name": name, "path": ["__pregel_pull", name], "error": error}
     return [{**task, "interrupts": interrupts, "checkpoint": None, "state": None, "result": None}]

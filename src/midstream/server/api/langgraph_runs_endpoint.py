@@ -32,7 +32,6 @@ from midstream.dialects.langgraph_runs import (
     queued_number,
 )
 from midstream.dialects.langgraph_thread import Run, stream_name
-from midstream.dialects.resting_turns import is_resting
 from midstream.engine.journal import require_session_id
 from midstream.engine.runner import Runner
 from midstream.errors import (
@@ -203,7 +202,8 @@ class RunStarter:
         state = runner.state
         if state.is_live:
             # A new message takes the place of answers that nobody gives any more.
-            if strategy is Multitask.INTERRUPT or is_resting(state.turn, on_clients=False):
+            fold = await self._threads.folds.now(runner, thread)
+            if strategy is Multitask.INTERRUPT or fold.is_resting:
                 await stop_turn(runner)
             elif strategy is Multitask.REJECT:
                 raise SessionBusyError(
@@ -215,9 +215,10 @@ class RunStarter:
         return await self._threads.folds.newest_seq(runner, thread) if runner.state.turns else 0
 
     async def _answer(self, runner: Runner, thread: str, body: RunBody, visitor: Caller) -> StartedRun:
-        given = (await self._threads.folds.now(runner, thread)).answers
-        for answer in answers_of(runner.state, body.resume, given):
-            await submit(runner, await visitor.attribute(answer))
+        folds = self._threads.folds
+        fold = await folds.now(runner, thread)
+        for question, answer in answers_of(fold.questions, body.resume, fold.answers):
+            await folds.answer(runner, thread, question, await visitor.attribute(answer))
         return await self._newest(runner, thread)
 
     async def _resume(self, runner: Runner, thread: str, visitor: Caller) -> StartedRun:

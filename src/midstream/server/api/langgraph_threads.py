@@ -12,19 +12,29 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 
+from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_protocol import ProtocolEvents, first_seq
 from midstream.dialects.langgraph_thread import ThreadFold
 from midstream.engine.conversation import kept_records
 from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
 from midstream.engine.runner import Runner
-from midstream.errors import EntryMovedError, EventGoneError, SessionNotFoundError, UnavailableError
+from midstream.errors import (
+    EntryMovedError,
+    EventGoneError,
+    QuestionClosedError,
+    SessionNotFoundError,
+    UnavailableError,
+)
+from midstream.server.api.turn_requests import submit
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import secrets_in, unlock
 from midstream.server.transports.connection import Connections
 from midstream.session.journal_reading import JournalReader
+from midstream.session.questions import Question
 from midstream.session.records import MessageAccepted, TranscriptAccepted
+from midstream.session.turn.commands import Answer
 
 Json = dict[str, Any]
 _Fold = TypeVar("_Fold", bound=ThreadFold)
@@ -39,6 +49,8 @@ SWEPT_MAX = 500
 """Old threads that are looked at each time."""
 WRITES_MAX = 8
 """Attempts to change the metadata of a thread that others change meanwhile."""
+SHOWN_S = 30.0
+"""Seconds for a session to show what was answered to a sub-agent."""
 FOLDS_MAX = 32
 """Threads whose newest turn is found without reading the turns before it."""
 
@@ -177,6 +189,36 @@ class ThreadFolds(Generic[_Fold]):
     async def now(self, runner: Runner, thread: str) -> _Fold:
         """Return a thread as it is now. It is not to be changed."""
         return (await self._read(runner, thread)).fold
+
+    async def answer(self, runner: Runner, thread: str, question: Question, answer: Answer) -> None:
+        """Answer an open question of a thread in its own session; wait until the thread shows the answer.
+
+        Raises:
+            QuestionClosedError: It was closed, and not by this answer.
+            UnavailableError: Nothing shows the answer in time: no server is at work on the thread.
+            MidstreamError: The answer was refused.
+        """
+        if not question.session:
+            await submit(runner, answer)
+            return
+        refusal: QuestionClosedError | None = None
+        child = await self._host.session(question.session)
+        child.attach()
+        try:
+            await submit(child, answer)
+        except QuestionClosedError as error:  # perhaps by this answer, before a server died
+            refusal = error
+        finally:
+            child.detach()
+        try:
+            async with asyncio.timeout(SHOWN_S):
+                while question in (fold := await self.now(runner, thread)).questions:
+                    await runner.wait(fold.session.position)
+        except TimeoutError:
+            raise UnavailableError("the answer is not shown yet: retry", retry_after_s=1.0) from None
+        name = interrupt_id_of(question)
+        if refusal and not any(each.interrupt == name and each.is_of(answer) for each in fold.answers):
+            raise refusal
 
     async def newest_seq(self, runner: Runner, thread: str) -> int:
         """Return the number of the last event of a thread."""

@@ -72,7 +72,6 @@ from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.transports.connection import Connections
 from midstream.session.journal_reading import JournalReader
-from midstream.session.questions import questions_of
 from midstream.session.session import Received
 from midstream.session.turn.commands import Cancel, SendMessage
 
@@ -159,14 +158,15 @@ class McpCalls:
                         await runner.wait(after)
         return state
 
-    async def answer(self, runner: Runner, visitor: Caller, responses: Json) -> None:
+    async def answer(self, runner: Runner, visitor: Caller, session: str, responses: object) -> None:
         """Answer questions by their ids; what is not open any more is passed over."""
-        for question in questions_of("", runner.state):
+        sent = responses if isinstance(responses, dict) else {}
+        for question in (await self._folds.now(runner, session)).questions:
             name = interrupt_id_of(question)
-            if name in responses:
-                answer = await visitor.attribute(mcp.answer_to(question, responses[name]))
+            if name in sent:
+                answer = await visitor.attribute(mcp.answer_to(question, sent[name]))
                 with suppress(QuestionClosedError, AnswerMismatchError):  # somebody was faster
-                    await submit(runner, answer)
+                    await self._folds.answer(runner, session, question, answer)
 
     async def send_stream(
         self,
@@ -320,7 +320,9 @@ class McpEndpoint:
             result = {"action": "cancel"} if message.result is UNSET else message.result
             with suppress(SessionNotFoundError, UsageError):
                 async with opened_session(self._host, request, place.session, Action.READ) as (runner, _):
-                    await self._calls.answer(runner, visitor_of(request.scope), {interrupt: result})
+                    await self._calls.answer(
+                        runner, visitor_of(request.scope), place.session, {interrupt: result}
+                    )
 
     # --- calls ------------------------------------------------------------------------------------------------
 
@@ -382,7 +384,7 @@ class McpEndpoint:
             if pause is None or pause != pause.sealed():
                 raise McpError(mcp.BAD_PARAMS, "`requestState` is not as it was given")
             async with self._at(request, pause.place, Action.READ) as runner:
-                await calls.answer(runner, visitor, responses if isinstance(responses, dict) else {})
+                await calls.answer(runner, visitor, pause.place.session, responses)
                 yield runner, stream(pause.place, runner.newest.position)
             return
         text, session = mcp.read_arguments(tool, message.params.get("arguments"))
@@ -467,9 +469,7 @@ class McpEndpoint:
                 return None
             if method == "tasks/update":
                 responses = params.get("inputResponses")
-                await calls.answer(
-                    runner, visitor_of(request.scope), responses if isinstance(responses, dict) else {}
-                )
+                await calls.answer(runner, visitor_of(request.scope), place.session, responses)
             elif not state.is_over:
                 await cancel(runner, place.turn)
                 state = await calls.now(runner, place, wait_s=STOPPING_S)

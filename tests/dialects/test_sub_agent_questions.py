@@ -1,0 +1,277 @@
+"""Questions of sub-agents in A2A, AG-UI, LangGraph and MCP: shown, and answered once, by the clients of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from httpx import HTTPStatusError
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+from mcp.client.client import Client
+from mcp_types import ElicitResult
+
+from midstream.dialects.a2a_messages import A2aOptions, read_message
+from midstream.dialects.a2a_stream import A2aFold
+from midstream.dialects.langgraph_messages import interrupt_id_of
+from midstream.protocol.frames import secret_digest_of
+from midstream.server.api.langgraph_threads import ThreadFolds
+from midstream.server.app import App, asgi
+from midstream.server.auth.access import Access, bearer
+from midstream.session.calls import Choice
+from midstream.session.references import CallRef
+from midstream.session.session import Received
+from midstream.session.turn.commands import Answer
+from midstream.store.memory import MemoryStore
+from tests.dialects import a2a_kills, ag_ui_cuts
+from tests.dialects.asking_sub_agents import agent
+from tests.dialects.chat_agent import LEDGER_VARIABLE
+from tests.server.people import ADA, BOB, KNOWN
+from tests.server.serving import WAIT_S, Served, served
+
+Json = dict[str, Any]
+RESULTS = {
+    "one": (["blue"], "noted blue"),
+    "two": (["blue", "red"], "noted blue; noted red"),
+    "own": (["red"], "blue; noted red"),
+    "deep": (["blue"], "noted blue"),
+}
+"""What is noted where the first question is answered with blue and the second with red, and the answer then."""
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "ledger.txt"
+    monkeypatch.setenv(LEDGER_VARIABLE, str(path))
+    return path
+
+
+def noted(ledger: Path) -> list[str]:
+    return ledger.read_text(encoding="utf-8").splitlines()
+
+
+def make_app(access: Access | None = None) -> App:
+    return asgi(agent, store=MemoryStore(), access=access)
+
+
+def said(words: str) -> Json:
+    return {"messages": [{"role": "user", "content": words}]}
+
+
+@asynccontextmanager
+async def graph(server: Served, headers: Json | None = None) -> AsyncIterator[LangGraphClient]:
+    client = get_client(url=f"{server.url}/v1/langgraph", api_key=None, headers=headers or {})
+    async with client, asyncio.timeout(WAIT_S):
+        yield client
+
+
+# --- LangGraph --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("story", RESULTS)
+async def test_langgraph_shows_interrupts_of_sub_agents_and_takes_their_answers(
+    story: str, ledger: Path
+) -> None:
+    expected, answer = RESULTS[story]
+    async with served(make_app()) as server, graph(server) as client:
+        found: Any = await client.runs.wait(story, "agent", input=said(story), if_not_exists="create")
+        questions = found["__interrupt__"]
+        assert len(questions) == (2 if story in ("two", "own") else 1)
+        state: Any = await client.threads.get_state(story)
+        history: Any = await client.threads.get_history(story)
+        assert state["tasks"][0]["interrupts"] == history[0]["interrupts"] == questions
+        for status, listed in (("interrupted", [story]), ("busy", []), ("idle", [])):
+            threads = await client.threads.search(status=status)  # type: ignore[arg-type]
+            assert [each["thread_id"] for each in threads] == listed
+        words = dict(zip((each["id"] for each in questions), ("blue", "red"), strict=False))
+        found = await client.runs.wait(story, "agent", command={"resume": words})
+        decisions = {each["id"]: True for each in found["__interrupt__"]}
+        action = found["__interrupt__"][0]["value"]["action_requests"][0]
+        assert (action["name"], action["args"]) == ("note", {"what": expected[0]})
+        again = (client.runs.wait(story, "agent", command={"resume": decisions}) for _ in range(3))
+        for found in await asyncio.gather(*again):  # the same answers are the same run
+            assert found["messages"][-1]["content"] == answer
+        with pytest.raises(HTTPStatusError):
+            await client.runs.wait(story, "agent", command={"resume": dict.fromkeys(decisions, "reject")})
+        assert sorted(noted(ledger)) == expected
+        assert (await client.threads.get(story))["status"] == "idle"
+
+
+async def test_nobody_answers_a_sub_agent_of_another_thread(ledger: Path) -> None:
+    access = Access(authenticate=bearer(KNOWN.get))
+    async with (
+        served(make_app(access)) as server,
+        graph(server, ADA) as ada,
+        graph(server, BOB) as bob,
+    ):
+        found: Any = await ada.runs.wait("hers", "agent", input=said("one"), if_not_exists="create")
+        resume = {found["__interrupt__"][0]["id"]: "stolen"}
+        await bob.runs.wait("his", "agent", input=said("one"), if_not_exists="create")
+        await ada.runs.wait("other", "agent", input=said("one"), if_not_exists="create")
+        for client, thread in ((bob, "hers"), (bob, "his"), (ada, "other")):
+            with pytest.raises(HTTPStatusError):
+                await client.runs.wait(thread, "agent", command={"resume": resume})
+        state: Any = await ada.threads.get_state("hers")
+        assert state["interrupts"] == found["__interrupt__"]
+
+
+# --- AG-UI ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault
+@pytest.mark.skipif(bool(ag_ui_cuts.lacking()), reason=ag_ui_cuts.lacking())
+@pytest.mark.parametrize("story", RESULTS)
+async def test_ag_ui_shows_interrupts_of_sub_agents_and_takes_their_answers(story: str, ledger: Path) -> None:
+    expected, answer = RESULTS[story]
+    async with served(make_app()) as server:
+        told = await ag_ui_cuts.run_client(server.url, "people", id="p", text=story, words=["blue", "red"])
+        assert (told["errors"], told["finishes"]) == ([], 3)
+        assert told["messages"][-1]["content"] == answer
+        events = await ag_ui_cuts.read_run(server.url, ag_ui_cuts.body_of("p", "run-p-0"))
+        assert ag_ui_cuts.findings(events) == []
+        asked = events[-1][1]["outcome"]["interrupts"]
+        assert asked[-1]["metadata"]["midstream"]["agents"][-1] == "clerk"
+        assert sorted(noted(ledger)) == expected
+
+
+# --- MCP --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+@pytest.mark.parametrize("story", RESULTS)
+async def test_mcp_shows_forms_of_sub_agents_and_takes_their_answers(
+    story: str, mode: str, ledger: Path
+) -> None:
+    words, shown = ["red", "blue"], list[str]()
+    expected, answer = RESULTS[story]
+
+    async def on_form(context: Any, params: Any) -> ElicitResult:  # noqa: ANN401 - of the SDK
+        shown.append(params.message)
+        content: Any = {"confirm": True} if "May `note` run?" in params.message else {"answer": words.pop()}
+        return ElicitResult(action="accept", content=content)
+
+    async with (
+        served(make_app()) as server,
+        asyncio.timeout(WAIT_S),
+        Client(f"{server.url}/v1/mcp", mode=mode, elicitation_callback=on_form) as client,
+    ):
+        result = await client.call_tool("ask", {"message": story})
+        assert result.structured_content is not None
+        assert sorted(noted(ledger)) == expected
+        assert result.structured_content["answer"] == answer
+        assert len(shown) == (4 if story == "two" else 3 if story == "own" else 2)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_client_of_mcp_without_forms_reads_what_a_sub_agent_asks(mode: str, ledger: Path) -> None:
+    async with served(make_app()) as server, Client(f"{server.url}/v1/mcp", mode=mode) as client:
+        result = await client.call_tool("ask", {"message": "one"})
+        assert result.structured_content is not None
+        assert result.structured_content["waiting"] == ["Which paint?"]
+
+
+# --- A2A --------------------------------------------------------------------------------------------------------------
+
+
+def questions_of(task: Json) -> list[Json]:
+    assert task["status"]["state"] == "TASK_STATE_INPUT_REQUIRED", task["status"]
+    (found,) = [each["data"]["questions"] for each in task["status"]["message"]["parts"] if "data" in each]
+    listed: list[Json] = found
+    return listed
+
+
+async def post(server: Served, message: Json) -> Json:
+    told = await server.http.post(
+        "/v1/a2a/message:send", json={"message": message}, headers={"a2a-version": "1.0"}
+    )
+    task: Json = told.json()["task"]
+    return task
+
+
+@pytest.mark.fault
+@pytest.mark.skipif(bool(a2a_kills.lacking()), reason=a2a_kills.lacking())
+@pytest.mark.parametrize(
+    ("story", "binding"), [("one", "JSONRPC"), ("two", "HTTP+JSON"), ("own", "JSONRPC"), ("deep", "JSONRPC")]
+)
+async def test_a2a_requires_the_input_of_sub_agents_and_takes_it(
+    story: str, binding: str, ledger: Path
+) -> None:
+    expected, answer = RESULTS[story]
+    async with served(make_app()) as server:
+
+        async def send(name: str, part: Json, **place: str) -> Json:
+            message = {"messageId": name, "role": "ROLE_USER", "parts": [part], **place}
+            asked = {"url": server.url, "message": message, "binding": binding, "is_streaming": True}
+            told = await a2a_kills.run_client(asked)
+            assert told["folds"][0]["status"] == told["task"]["status"]
+            found: Json = told["task"]
+            return found
+
+        task = await send("m", {"text": story}, contextId="c")
+        asked = questions_of(task)
+        assert len(asked) == (2 if story in ("two", "own") else 1)
+        words = dict(zip((each["id"] for each in asked), ("blue", "red"), strict=False))
+        number = 0
+        while task["status"]["state"] == "TASK_STATE_INPUT_REQUIRED":
+            (*_, last) = questions_of(task)
+            given: Json = {"data": {"questionId": last["id"], "answer": words.get(last["id"], "yes")}}
+            number += 1
+            task = await send(f"a{number}", given, taskId=task["id"])
+        assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert a2a_kills.texts(task)[-1] == answer
+        assert sorted(noted(ledger)) == expected
+        names = [each["messageId"] for each in task["history"] if each["role"] == "ROLE_USER"]
+        assert names == ["m", *(f"a{each + 1}" for each in range(number))]
+
+
+async def test_an_answer_to_a_sub_agent_by_a2a_is_given_once_however_often_it_is_sent(ledger: Path) -> None:
+    async with served(make_app()) as server:
+
+        async def send(name: str, part: Json, **place: str) -> Json:
+            message = {"messageId": name, "role": "ROLE_USER", "parts": [part], **place}
+            headers = {"a2a-version": "1.0"}
+            told = await server.http.post("/v1/a2a/message:send", json={"message": message}, headers=headers)
+            found: Json = told.json()
+            return found
+
+        task = (await send("m", {"text": "two"}, contextId="c"))["task"]
+        first, second = questions_of(task)
+        assert first["id"] != second["id"]
+        listed = (await server.http.get("/v1/a2a/tasks", headers={"a2a-version": "1.0"})).json()["tasks"]
+        assert questions_of(listed[0]) == [first, second]
+        sending = (send("a1", {"text": "blue"}, taskId=task["id"]) for _ in range(3))
+        for found in await asyncio.gather(*sending):
+            after = found["task"]
+            assert [each["reason"] for each in questions_of(after)] == ["confirmation", "input_required"]
+        late = {"data": {"questionId": first["id"], "answer": "red"}}
+        refused = await send("a2", late, taskId=task["id"])
+        assert "error" in refused
+        assert questions_of(after)[1] == second
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+async def test_an_answer_by_a2a_goes_to_its_question_where_a_server_died_before_or_behind_it(
+    ledger: Path, *, is_given: bool
+) -> None:
+    async with served(make_app()) as server:
+        host = server.app.host
+        message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "two"}], "contextId": "c"}
+        task = await post(server, message)
+        runner = await host.session("c")
+        message = {"messageId": "a", "role": "ROLE_USER", "parts": [{"text": "blue"}], "taskId": task["id"]}
+        second = (await ThreadFolds(host, A2aFold).now(runner, "c")).questions[1]
+        sent = read_message({"message": message}, A2aOptions())
+        mark = f"{sent.stream} {interrupt_id_of(second)}"
+        await runner.submit(Received(mark, secret_digest_of(sent.digest), 0, sent.digest, None))
+        if is_given:
+            ref = CallRef(second.turn, second.response, second.call_id)
+            child = await host.session(second.session)
+            await child.submit(Answer(ref, second.digest, Choice.RESPOND, "blue"))
+        for _ in range(2):
+            found = questions_of(await post(server, message))
+            assert [each["reason"] for each in found] == ["input_required", "confirmation"]
+        assert found[1]["metadata"]["midstream"]["arguments"] == {"what": "blue"}
