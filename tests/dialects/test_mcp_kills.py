@@ -26,18 +26,10 @@ async def test_each_call_runs_once_and_its_answer_is_whole_when_the_server_is_ki
     assert told["effects"] <= told["calls"]
 
 
-async def test_calls_survive_kills_on_postgres(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue("engine").url
-    assert (await play(tmp_path, 2, 6, "--store", url, words=300))["kills"] == 2
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_call_is_read_on_at_another_server_that_takes_its_turn(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    options: tuple[str, ...] = ()
-    if kind == "postgres":
-        options = ("--store", request.getfixturevalue("engine").url)
+    options = ("--store", request.getfixturevalue("engine").url)
     words = 400
     async with (
         running(tmp_path, words, *options, count=2) as [first, second],
