@@ -119,7 +119,12 @@ async def test_the_program_of_the_guide_prints_the_answer_where_its_agent_is_kil
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), 2 * WAIT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
     assert (process.returncode, out.decode()) == (0, f"{COAT}\n"), err.decode()[-3000:]
     assert err.decode().count("Starting it again") == 1
     assert (tmp_path / "killed").exists()
