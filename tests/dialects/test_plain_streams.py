@@ -12,7 +12,6 @@ import httpx2
 import pytest
 
 from midstream.environment import World
-from tests import nats_engine, postgres_engine
 from tests.dialects.plain_streams import (
     HOME,
     counts_of,
@@ -25,6 +24,8 @@ from tests.dialects.plain_streams import (
 from tests.dialects.subscribers import kill_subscribed
 from tests.dialects.ui_stream import run_node, running
 from tests.guides.programs import URL
+from tests.nats_engine import NatsCluster
+from tests.postgres_engine import Engine
 
 pytestmark = pytest.mark.fault
 KILLS = 6
@@ -32,8 +33,6 @@ POLL_S = 0.005
 ORDERS = 10
 MESSAGE = {"type": "send", "parts": [{"type": "text", "text": "hi"}]}
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "durable-streams.md").read_text(encoding="utf-8")
-ON_POSTGRES = pytest.mark.skipif(not postgres_engine.is_installed(), reason="no PostgreSQL is installed here")
-ON_NATS = pytest.mark.skipif(nats_engine.find_program() is None, reason="no NATS server is installed here")
 SHORT = "Append Operations|Idempotent Producer|Stream Closure|Fork - |Reserved subscription"
 """Groups of the suite that write most: the short form, for PostgreSQL and JetStream.
 
@@ -49,10 +48,8 @@ async def test_nothing_is_lost_or_doubled_when_servers_are_killed(count: int, tm
     assert told["messages"] > KILLS // count
 
 
-@ON_POSTGRES
-async def test_nothing_is_lost_or_doubled_on_postgres(tmp_path: Path) -> None:
-    with postgres_engine.Engine() as engine:
-        told = await kill(tmp_path, KILLS // 2, 1, "--store", engine.url, count=2)
+async def test_nothing_is_lost_or_doubled_on_postgres(tmp_path: Path, engine: Engine) -> None:
+    told = await kill(tmp_path, KILLS // 2, 1, "--store", f"{engine.url}&schema=plain_kills", count=2)
     assert told["messages"] > KILLS // 2
 
 
@@ -62,20 +59,16 @@ async def test_the_conformance_suite_passes(tmp_path: Path) -> None:
     assert counts_of(report) == (338, 0, 0), failures_of(report)
 
 
-@ON_POSTGRES
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
-async def test_the_short_suite_passes_on_postgres(tmp_path: Path) -> None:
-    with postgres_engine.Engine() as engine:
-        report = await judge(tmp_path, "--store", engine.url, only=SHORT)
+async def test_the_short_suite_passes_on_postgres(tmp_path: Path, engine: Engine) -> None:
+    report = await judge(tmp_path, "--store", f"{engine.url}&schema=plain_suite", only=SHORT)
     assert counts_of(report)[1] == 0, failures_of(report)
     assert counts_of(report)[0] >= SHORT_COUNT
 
 
-@ON_NATS
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
-async def test_the_short_suite_passes_on_jetstream(tmp_path: Path) -> None:
-    with nats_engine.running_cluster(where=tmp_path) as cluster:
-        report = await judge(tmp_path, "--store", cluster.url("streams"), only=SHORT)
+async def test_the_short_suite_passes_on_jetstream(tmp_path: Path, nats_server: NatsCluster) -> None:
+    report = await judge(tmp_path, "--store", nats_server.url("streams"), only=SHORT)
     assert counts_of(report)[1] == 0, failures_of(report)
     assert counts_of(report)[0] >= SHORT_COUNT
 
@@ -154,15 +147,11 @@ async def test_webhooks_deliver_each_message_when_servers_are_killed(count: int,
     assert told["wakes"] > 1
 
 
-@ON_POSTGRES
-async def test_webhooks_deliver_each_message_on_postgres(tmp_path: Path) -> None:
-    with postgres_engine.Engine() as engine:
-        told = await kill_subscribed(tmp_path, 2, 1, "--store", engine.url, count=2)
+async def test_webhooks_deliver_each_message_on_postgres(tmp_path: Path, engine: Engine) -> None:
+    told = await kill_subscribed(tmp_path, 2, 1, "--store", f"{engine.url}&schema=plain_hooks", count=2)
     assert told["wakes"] > 1
 
 
-@ON_NATS
-async def test_webhooks_deliver_each_message_on_jetstream(tmp_path: Path) -> None:
-    with nats_engine.running_cluster(where=tmp_path) as cluster:
-        told = await kill_subscribed(tmp_path, 2, 1, "--store", cluster.url("hooks"), count=2)
+async def test_webhooks_deliver_each_message_on_jetstream(tmp_path: Path, nats_server: NatsCluster) -> None:
+    told = await kill_subscribed(tmp_path, 2, 1, "--store", nats_server.url("hooks"), count=2)
     assert told["wakes"] > 1
