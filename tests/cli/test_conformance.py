@@ -24,7 +24,7 @@ from midstream.server.auth.principals import Principal
 from midstream.testing.conformance.scripts import scripts
 from midstream.testing.scripted_model import text
 from tests.cli.conftest import Run
-from tests.fault.starting import IS_FULL
+from tests.fault.extent import IS_FULL
 from tests.house.source import ROOT
 from tests.server.serving import make_app, served
 

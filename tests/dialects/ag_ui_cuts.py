@@ -101,11 +101,15 @@ async def read_run(url: str, body: Json) -> list[Event]:
     raise AssertionError("the run did not end")
 
 
-async def check_suffixes(url: str, body: Json, events: Sequence[Event], chance: random.Random) -> int:
+async def check_suffixes(
+    url: str, body: Json, events: Sequence[Event], chance: random.Random, suffixes_max: int
+) -> int:
     """Check that a run is read again as it came, whole and behind its events; return how many suffixes were read."""
     numbers = list(range(len(events)))
-    if len(numbers) > SUFFIXES_MAX:
-        numbers = sorted({*numbers[:25], *numbers[-5:], *chance.sample(numbers, SUFFIXES_MAX - 30)})
+    if len(numbers) > suffixes_max:
+        first, last = suffixes_max * 2 // 5, suffixes_max // 12
+        others = chance.sample(numbers, suffixes_max - first - last)
+        numbers = sorted({*numbers[:first], *numbers[-last:], *others})
     path = f"/v1/ag-ui/threads/{body['threadId']}/runs/{body['runId']}"
     async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
         whole = events_of((await http.get(path)).text)
@@ -142,7 +146,15 @@ def judge(told: Json, server: ChatServer, words: int) -> None:
 
 
 async def play(
-    story: str, folder: Path, *, cuts: int, kills: int, words: int, seed: int, options: tuple[str, ...] = ()
+    story: str,
+    folder: Path,
+    *,
+    cuts: int,
+    kills: int,
+    words: int,
+    seed: int,
+    options: tuple[str, ...] = (),
+    suffixes_max: int = SUFFIXES_MAX,
 ) -> int:
     """Cut a client so many times, kill the server, judge what the client has, and return the number of suffixes."""
     chance = random.Random(seed)
@@ -155,7 +167,7 @@ async def play(
                 judge(await run_client(relay.url, story, id=f"thread-{seed}"), server, words)
                 events = await read_run(server.url, body)
         assert findings(events) == []
-        return await check_suffixes(server.url, body, events, chance)
+        return await check_suffixes(server.url, body, events, chance, suffixes_max)
 
 
 def main(arguments: list[str]) -> int:

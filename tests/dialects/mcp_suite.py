@@ -197,11 +197,12 @@ TASKS = (
     "tasks-mrtr-composition",
 )
 HANDSHAKE, MODERN = "2025-11-25", "2026-07-28"
-RUNS = (
+RUNS: Sequence[tuple[str, Sequence[str]]] = (
     (HANDSHAKE, ("--suite", "all", "--spec-version", HANDSHAKE)),
     (MODERN, ("--suite", "all", "--spec-version", MODERN)),
     *(("extension", ("--scenario", each)) for each in TASKS),
 )
+"""The arguments of the runs, each of which is a process; those of both versions first."""
 
 
 class Scenario(Struct, frozen=True):
@@ -222,11 +223,13 @@ def lacking() -> str:
     )
 
 
-async def judge(folder: Path, store: str | None = None) -> list[Scenario]:
-    """Run the suite; return what it found."""
+async def judge(
+    folder: Path, store: str | None = None, runs: Sequence[tuple[str, Sequence[str]]] = RUNS
+) -> list[Scenario]:
+    """Run the suite, or some of its runs; return what it found."""
     found: list[Scenario] = []
     async with served(make_suite_app(store or folder / "suite.db")) as server:
-        for number, (version, arguments) in enumerate(RUNS):
+        for number, (version, arguments) in enumerate(runs):
             told = folder / f"run-{number}"
             program = "node_modules/@modelcontextprotocol/conformance/dist/index.js"
             process = await asyncio.create_subprocess_exec(

@@ -24,28 +24,22 @@ pytestmark = [
 
 
 async def test_each_task_runs_once_and_its_snapshot_is_what_was_streamed(tmp_path: Path) -> None:
-    told = await play(tmp_path, 8, 4, 5, words=300)
-    assert (told["cuts"], told["kills"] >= 4) == (8, True)
+    told = await play(tmp_path, 6, 3, 5, words=200)
+    assert (told["cuts"], told["kills"] >= 3) == (6, True)
     assert told["effects"] <= told["tasks"]
     assert told["subscribed"]
 
 
-async def test_tasks_survive_kills_on_postgres(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue("engine").url
-    assert (await play(tmp_path, 2, 2, 6, "--store", url, words=300))["kills"] >= 2
-
-
 async def test_each_answer_is_given_once_however_often_it_is_sent(tmp_path: Path) -> None:
-    told = await answer_questions(tmp_path, 6, 7)
-    assert told["kills"] >= 6
+    told = await answer_questions(tmp_path, 3, 7)
+    assert told["kills"] >= 3
     assert told["sent"] > 3 * told["tasks"]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_task_is_followed_at_another_server_that_takes_the_turn_of_one_that_died(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    options = ("--store", request.getfixturevalue("engine").url) if kind == "postgres" else ()
+    options = ("--store", request.getfixturevalue("engine").url)
     words = 800
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
     story = {"message": message, "binding": "JSONRPC", "is_streaming": True}

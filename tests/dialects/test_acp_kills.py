@@ -49,15 +49,14 @@ def text_of(updates: list[Json], kind: str = "agent_message_chunk") -> str:
 
 
 async def test_agents_that_are_killed_in_turns_have_each_word_and_each_effect_once(tmp_path: Path) -> None:
-    fates = await play(tmp_path, kills=6, seed=3)
-    assert sum(fates[fate] for fate in FATES) == 6
+    fates = await play(tmp_path, kills=3, seed=3)
+    assert sum(fates[fate] for fate in FATES) == 3
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_second_window_shows_the_rest_where_the_process_of_the_turn_is_killed(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    store = request.getfixturevalue("engine").url if kind == "postgres" else str(tmp_path / "acp.db")
+    store = request.getfixturevalue("engine").url
     variables = {chat_agent.LEDGER_VARIABLE: str(tmp_path / "ledger"), chat_agent.WORDS_VARIABLE: "400"}
     agent = "tests.dialects.chat_agent:agent"
     first, second = (Editor(tmp_path, agent, "--store", store, variables=variables) for _ in range(2))
@@ -78,7 +77,7 @@ async def test_a_second_window_shows_the_rest_where_the_process_of_the_turn_is_k
 
 
 @pytest.mark.skipif(not SDK.exists(), reason="npm did not install the protocol's client here (make dialects)")
-@pytest.mark.parametrize("kill", [1, 5, 12])
+@pytest.mark.parametrize("kill", [5])
 async def test_the_client_of_the_protocols_npm_package_goes_on_after_a_kill(
     tmp_path: Path, kill: int
 ) -> None:
@@ -104,7 +103,7 @@ async def test_the_client_of_the_protocols_npm_package_goes_on_after_a_kill(
     assert not ledger.exists() or ledger.read_text(encoding="utf-8").splitlines() == ["it"]
 
 
-@pytest.mark.parametrize("lines", [0, 1, 3, 6, 9])
+@pytest.mark.parametrize("lines", [0, 6])
 async def test_the_program_of_the_guide_prints_the_answer_where_its_agent_is_killed(
     tmp_path: Path, lines: int
 ) -> None:
@@ -120,7 +119,12 @@ async def test_the_program_of_the_guide_prints_the_answer_where_its_agent_is_kil
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), 2 * WAIT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
     assert (process.returncode, out.decode()) == (0, f"{COAT}\n"), err.decode()[-3000:]
     assert err.decode().count("Starting it again") == 1
     assert (tmp_path / "killed").exists()

@@ -20,6 +20,7 @@ from tests.server.serving import make_app, served
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(bool(lacking()), reason=lacking())]
 Json = dict[str, Any]
 LOOK: Json = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
+SUFFIXES_MAX = 12
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "ag-ui.md"
 
 
@@ -33,19 +34,16 @@ def burn(what: str) -> str:
 async def test_a_client_that_is_cut_and_whose_server_is_killed_has_each_word_once(
     tmp_path: Path, story: str
 ) -> None:
-    cuts = 4 if story == "connect" else 12
-    assert await play(story, tmp_path, cuts=cuts, kills=1, words=1500, seed=7) > 10
+    cuts = 3 if story == "connect" else 6
+    read = await play(story, tmp_path, cuts=cuts, kills=1, words=600, seed=7, suffixes_max=SUFFIXES_MAX)
+    assert read > SUFFIXES_MAX / 2
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_the_client_reads_on_at_another_server_that_takes_the_turn_of_one_that_died(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    tmp_path: Path,
 ) -> None:
-    options: tuple[str, ...] = ()
-    if kind == "postgres":
-        options = ("--store", request.getfixturevalue("engine").url)
     words = 800
-    async with running(tmp_path, words, *options, count=2) as servers:
+    async with running(tmp_path, words, count=2) as servers:
         told = await read_on_elsewhere(servers, lambda url: run_client(url, "run", id="taken"))
         judge(told, servers[1], words)
         events = await read_run(servers[1].url, body_of("taken", "run-taken"))

@@ -115,7 +115,7 @@ def files_with(folder: Path, secret: bytes) -> list[Path]:
     return [path for path in files if secret in path.read_bytes()]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     """Return the options of a gateway for its store."""
     if request.param == "sqlite":
@@ -124,7 +124,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
 
 
 @spec("REUSE-70")
-@pytest.mark.parametrize("ask", [chat, responses, messages], ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize(
+    ("ask", "store"),
+    [(chat, "sqlite"), (responses, "postgresql"), (messages, "sqlite")],
+    indirect=["store"],
+    ids=["chat", "responses", "messages"],
+)
 async def test_a_gateway_killed_in_mid_answer_finishes_it(
     ask: Callable[[Killed], AsyncIterator[str]], store: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -146,6 +151,7 @@ async def test_a_gateway_killed_in_mid_answer_finishes_it(
 
 
 @spec("REUSE-75")
+@pytest.mark.parametrize("store", ["postgresql"], indirect=True)
 async def test_a_background_response_survives_and_its_stream_goes_on_behind_the_last_event(
     store: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -177,6 +183,7 @@ async def test_a_background_response_survives_and_its_stream_goes_on_behind_the_
 
 
 @spec("REUSE-70")
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 async def test_a_request_of_a_socket_that_was_killed_is_finished_on_the_next_one(
     store: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -206,6 +213,7 @@ async def test_a_request_of_a_socket_that_was_killed_is_finished_on_the_next_one
 
 
 @spec("REUSE-73")
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 async def test_the_results_of_a_call_reach_the_turn_of_a_gateway_that_was_killed_meanwhile(
     store: tuple[str, ...], tmp_path: Path
 ) -> None:

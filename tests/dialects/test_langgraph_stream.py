@@ -38,26 +38,23 @@ async def test_a_run_that_is_joined_again_after_a_sigkill_has_each_word_once(tmp
 
 
 async def test_the_events_of_a_thread_have_no_gap_in_seq_across_sigkills(tmp_path: Path) -> None:
-    told = await play("events", tmp_path, cuts=20, kills=3, words=1500, seed=6)
+    told = await play("events", tmp_path, cuts=8, kills=2, words=800, seed=6)
     assert told["voided"] > 0, "no kill was in the middle of the answer"
 
 
 @needs_npm
-@pytest.mark.parametrize("story", ["stream", "protocol", "hook", "thread"])
+@pytest.mark.parametrize("story", ["protocol", "hook"])
 async def test_a_client_of_npm_that_is_cut_and_whose_server_is_killed_has_each_word_once(
     tmp_path: Path, story: str
 ) -> None:
-    await play(story, tmp_path, cuts=2, kills=1, words=1500, seed=8)
+    await play(story, tmp_path, cuts=2, kills=1, words=600, seed=8)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_client_reads_on_at_another_server_that_takes_the_turn_of_one_that_died(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    options: tuple[str, ...] = ()
-    if kind == "postgres":
-        options = ("--store", request.getfixturevalue("engine").url)
-    words, thread = 1500, "00000000-0000-4000-8000-00000000000a"
+    options = ("--store", request.getfixturevalue("engine").url)
+    words, thread = 800, "00000000-0000-4000-8000-00000000000a"
     async with running(tmp_path, words, *options, count=2) as servers:
         reader = await read_on_elsewhere(
             servers, lambda url: read_run(url, thread, "hi"), cuts=2, cut_bytes=(500, 5000)
@@ -119,7 +116,7 @@ process.exit(0);
 
 @needs_npm
 async def test_the_page_of_the_guide_shows_each_word_once_through_cuts_and_a_kill(tmp_path: Path) -> None:
-    words, cuts = 1500, 4
+    words, cuts = 800, 4
     async with (
         running(tmp_path, words) as [server],
         cut_chats(server, random.Random(3), cuts=cuts, kills=1, cut_bytes=(500, 5000)) as relay,

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from midstream.dialects import live_responses
+from midstream.environment import World
 from midstream.errors import ModelUnavailableError
 from midstream.models import responses
 from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
@@ -20,6 +21,7 @@ from tests.dialects.serving import WAIT_S, Json, Served, make_gateway, say, serv
 from tests.spec import spec
 
 WORDS = "one two three four"
+POLL_S = 0.002
 RETRY = {"x-stainless-retry-count": "1"}
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -33,8 +35,8 @@ def gated(event: asyncio.Event) -> list[ScriptedStep]:
 async def until(condition: Callable[[], object]) -> None:
     """Let others run until something holds."""
     async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what it asks for has no event
-            await asyncio.sleep(0)
+        while not condition():
+            await World().sleep(POLL_S)
 
 
 async def read(gateway: Served, body: Json, **headers: str) -> list[Json]:

@@ -24,7 +24,7 @@ WORLD = World()
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a store that several processes share."""
     if request.param == "sqlite":
@@ -106,7 +106,9 @@ async def _read_on(gateway: Killed, seen: list[Any]) -> str:
     return "".join(event.delta for event in events if event.type == "response.output_text.delta")
 
 
-@pytest.mark.parametrize("killed_too", [False, True])
+@pytest.mark.parametrize(
+    ("store", "killed_too"), [("postgresql", False), ("sqlite", True)], indirect=["store"]
+)
 async def test_an_answer_whose_server_is_killed_ends_alike_for_clients_of_four_apis(
     tmp_path: Path,
     store: str,

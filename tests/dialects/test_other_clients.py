@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from midstream.environment import World
 from midstream.errors import ContextOverflowError, ModelNotFoundError, ModelQuotaError
 from midstream.history.messages import Finish, Step, Usage
 from midstream.models.responses import (
@@ -29,7 +30,7 @@ from midstream.models.responses import (
 )
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.dialects.serving import TOKEN, Served, served
-from tests.dialects.test_live_responses import until
+from tests.dialects.test_live_responses import POLL_S, until
 from tests.oracles.ai_sdk import HOME as NODE_HOME
 from tests.oracles.ai_sdk import lacking as node_lacking
 from tests.spec import spec
@@ -202,4 +203,4 @@ async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(
 async def _read_through_the_relay(gateway: Served, asking: asyncio.Task[Any]) -> None:
     while not any(run.readers for run in gateway.gateway.responses.all()):
         assert not asking.done(), asking.result()
-        await asyncio.sleep(0)
+        await World().sleep(POLL_S)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests import nats_engine, postgres_engine
+from midstream.environment import World
 from tests.dialects.plain_streams import (
     HOME,
     counts_of,
@@ -24,16 +24,20 @@ from tests.dialects.plain_streams import (
 from tests.dialects.subscribers import kill_subscribed
 from tests.dialects.ui_stream import run_node, running
 from tests.guides.programs import URL
+from tests.nats_engine import NatsCluster
+from tests.postgres_engine import Engine
 
 pytestmark = pytest.mark.fault
-KILLS = 20
+KILLS = 6
+POLL_S = 0.005
 ORDERS = 10
 MESSAGE = {"type": "send", "parts": [{"type": "text", "text": "hi"}]}
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "durable-streams.md").read_text(encoding="utf-8")
-ON_POSTGRES = pytest.mark.skipif(not postgres_engine.is_installed(), reason="no PostgreSQL is installed here")
-ON_NATS = pytest.mark.skipif(nats_engine.find_program() is None, reason="no NATS server is installed here")
 SHORT = "Append Operations|Idempotent Producer|Stream Closure|Fork - |Reserved subscription"
-"""Groups of the suite that write most: the short form, for the stores beside SQLite and PostgreSQL."""
+"""Groups of the suite that write most: the short form, for PostgreSQL and JetStream.
+
+`make dialects` runs the whole suite on each store.
+"""
 SHORT_COUNT = 130
 """Tests of the short form at least."""
 
@@ -44,11 +48,9 @@ async def test_nothing_is_lost_or_doubled_when_servers_are_killed(count: int, tm
     assert told["messages"] > KILLS // count
 
 
-@ON_POSTGRES
-async def test_nothing_is_lost_or_doubled_on_postgres(tmp_path: Path) -> None:
-    with postgres_engine.Engine() as engine:
-        told = await kill(tmp_path, KILLS // 4, 1, "--store", engine.url, count=2)
-    assert told["messages"] > KILLS // 4
+async def test_nothing_is_lost_or_doubled_on_postgres(tmp_path: Path, engine: Engine) -> None:
+    told = await kill(tmp_path, KILLS // 2, 1, "--store", f"{engine.url}&schema=plain_kills", count=2)
+    assert told["messages"] > KILLS // 2
 
 
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
@@ -57,26 +59,16 @@ async def test_the_conformance_suite_passes(tmp_path: Path) -> None:
     assert counts_of(report) == (338, 0, 0), failures_of(report)
 
 
-@ON_POSTGRES
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
-async def test_the_conformance_suite_passes_on_postgres(tmp_path: Path) -> None:
-    with postgres_engine.Engine() as engine:
-        report = await judge(tmp_path, "--store", engine.url)
-    assert counts_of(report) == (338, 0, 0), failures_of(report)
-
-
-@pytest.mark.skipif(bool(lacking()), reason=lacking())
-async def test_the_short_suite_passes_in_memory(tmp_path: Path) -> None:
-    report = await judge(tmp_path, "--store", "memory:", only=SHORT)
+async def test_the_short_suite_passes_on_postgres(tmp_path: Path, engine: Engine) -> None:
+    report = await judge(tmp_path, "--store", f"{engine.url}&schema=plain_suite", only=SHORT)
     assert counts_of(report)[1] == 0, failures_of(report)
     assert counts_of(report)[0] >= SHORT_COUNT
 
 
-@ON_NATS
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
-async def test_the_short_suite_passes_on_jetstream(tmp_path: Path) -> None:
-    with nats_engine.running_cluster(where=tmp_path) as cluster:
-        report = await judge(tmp_path, "--store", cluster.url("streams"), only=SHORT)
+async def test_the_short_suite_passes_on_jetstream(tmp_path: Path, nats_server: NatsCluster) -> None:
+    report = await judge(tmp_path, "--store", nats_server.url("streams"), only=SHORT)
     assert counts_of(report)[1] == 0, failures_of(report)
     assert counts_of(report)[0] >= SHORT_COUNT
 
@@ -91,8 +83,8 @@ async def test_the_program_of_the_guide_appends_each_message_once_through_kills(
         playing = asyncio.create_task(run_node(found[1].replace(URL, url), home=HOME))
         async with asyncio.timeout(100), httpx2.AsyncClient() as client:
             for kills in (1, 2):
-                while not await _has_more(client, url, kills) and not playing.done():  # noqa: ASYNC110 - another process
-                    await asyncio.sleep(0)
+                while not await _has_more(client, url, kills) and not playing.done():
+                    await World().sleep(POLL_S)
                 await server.kill()
                 await server.start()
             assert (await playing).split() == [str(number) for number in range(ORDERS)]
@@ -111,8 +103,8 @@ async def test_the_guide_reads_a_session_and_makes_a_subscription(tmp_path: Path
             sent = await client.post(f"{url}/v1/sessions/hello/commands", json=command, headers=keys)
             assert sent.status_code == 200, sent.text
             records = f"{url}/v1/sessions/hello/records"
-            while "turn_ended" not in (told := (await client.get(records)).text):  # noqa: ASYNC110 - a process
-                await asyncio.sleep(0)
+            while "turn_ended" not in (told := (await client.get(records)).text):
+                await World().sleep(POLL_S)
             lines = (await run_node(reading.replace(URL, url), home=HOME)).splitlines()
             found = [json.loads(line) for line in told.splitlines()]
             assert lines == [f"{each['id']} {each['record']['type']}" for each in found]
@@ -132,10 +124,10 @@ async def test_a_session_is_followed_as_a_stream_through_kills(live: str, tmp_pa
             assert sent.status_code == 200, sent.text
             seen: list[dict[str, Any]] = []
             following = asyncio.create_task(follow_session(client, urls, "hello", live, seen))
-            for number, server in enumerate([*servers, *servers]):
+            for number, server in enumerate(servers):
                 wanted = len(seen) + 5
-                while len(seen) < wanted and not following.done():  # noqa: ASYNC110 - another task reads
-                    await asyncio.sleep(0)
+                while len(seen) < wanted and not following.done():
+                    await World().sleep(POLL_S)
                 assert number or not following.done(), "the first kill is in the answer"
                 await server.kill()
                 await server.start()
@@ -151,19 +143,15 @@ async def _has_more(client: httpx2.AsyncClient, url: str, count: int) -> bool:
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
 async def test_webhooks_deliver_each_message_when_servers_are_killed(count: int, tmp_path: Path) -> None:
-    told = await kill_subscribed(tmp_path, 6, 1, count=count)
+    told = await kill_subscribed(tmp_path, 3, 1, count=count)
     assert told["wakes"] > 1
 
 
-@ON_POSTGRES
-async def test_webhooks_deliver_each_message_on_postgres(tmp_path: Path) -> None:
-    with postgres_engine.Engine() as engine:
-        told = await kill_subscribed(tmp_path, 4, 1, "--store", engine.url, count=2)
+async def test_webhooks_deliver_each_message_on_postgres(tmp_path: Path, engine: Engine) -> None:
+    told = await kill_subscribed(tmp_path, 2, 1, "--store", f"{engine.url}&schema=plain_hooks", count=2)
     assert told["wakes"] > 1
 
 
-@ON_NATS
-async def test_webhooks_deliver_each_message_on_jetstream(tmp_path: Path) -> None:
-    with nats_engine.running_cluster(where=tmp_path) as cluster:
-        told = await kill_subscribed(tmp_path, 2, 1, "--store", cluster.url("hooks"), count=2)
+async def test_webhooks_deliver_each_message_on_jetstream(tmp_path: Path, nats_server: NatsCluster) -> None:
+    told = await kill_subscribed(tmp_path, 2, 1, "--store", nats_server.url("hooks"), count=2)
     assert told["wakes"] > 1

@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from midstream.environment import World
 from tests.cli.processes import WAIT_S
 from tests.cli.test_gateway import ended, key_of, started
 from tests.fault.stored import use_postgres
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.fault
 FIRST, REST = "one two ", "three four"
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 GRACE_S = 1.0
+POLL_S = 0.005
 
 
 def _slow() -> tuple[Answer, asyncio.Event]:
@@ -82,7 +84,7 @@ async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[Pair]
                     await asyncio.to_thread(ended, process)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "gateway.db")
@@ -93,6 +95,7 @@ async def _text(stream: Any) -> str:  # noqa: ANN401 - of the SDK
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 async def test_a_retry_at_another_node_keeps_the_answer_that_its_first_reader_left(
     store: str, tmp_path: Path
 ) -> None:
@@ -108,6 +111,7 @@ async def test_a_retry_at_another_node_keeps_the_answer_that_its_first_reader_le
         assert len(pair.upstream.bodies) == 1
 
 
+@pytest.mark.parametrize("store", ["postgresql"], indirect=True)
 async def test_a_background_response_is_followed_stopped_and_continued_at_another_node(
     store: str, tmp_path: Path
 ) -> None:
@@ -134,6 +138,7 @@ async def test_a_background_response_is_followed_stopped_and_continued_at_anothe
             await first.responses.retrieve(begun.id)
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 async def test_equal_requests_at_two_nodes_are_one(store: str, tmp_path: Path) -> None:
     answer, gate = _slow()
     async with _pair(store, tmp_path, answer) as pair:
@@ -150,6 +155,7 @@ async def test_equal_requests_at_two_nodes_are_one(store: str, tmp_path: Path) -
         assert len(pair.upstream.bodies) == 1
 
 
+@pytest.mark.parametrize("store", ["postgresql"], indirect=True)
 @spec("REUSE-75")
 async def test_a_background_response_of_a_killed_node_goes_on_at_the_other_one(
     store: str, tmp_path: Path
@@ -186,6 +192,7 @@ async def test_a_background_response_of_a_killed_node_goes_on_at_the_other_one(
         assert len(pair.upstream.bodies) == 3
 
 
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 @spec("REUSE-75")
 async def test_nobody_asks_and_the_other_node_finishes_what_a_killed_one_began(
     store: str, tmp_path: Path
@@ -196,13 +203,13 @@ async def test_nobody_asks_and_the_other_node_finishes_what_a_killed_one_began(
     async with _pair(store, tmp_path, cut, goes_on, more) as pair, asyncio.timeout(2 * WAIT_S):
         first, other = pair.clients
         begun = await first.responses.create(model="m", input="hi", background=True)
-        while not pair.upstream.bodies:  # noqa: ASYNC110 - another process asks
-            await asyncio.sleep(0)
+        while not pair.upstream.bodies:
+            await World().sleep(POLL_S)
         await pair.kill(0)
-        while len(pair.upstream.bodies) < 2:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0)
-        while (whole := await other.responses.retrieve(begun.id)).status in {"queued", "in_progress"}:  # noqa: ASYNC110 - it is asked
-            await asyncio.sleep(0)
+        while len(pair.upstream.bodies) < 2:
+            await World().sleep(POLL_S)
+        while (whole := await other.responses.retrieve(begun.id)).status in {"queued", "in_progress"}:
+            await World().sleep(POLL_S)
         assert (whole.status, whole.output_text) in {
             ("completed", FIRST + REST),
             ("completed", REST),  # it was killed before it had the first words

@@ -77,6 +77,7 @@ async def shown(folder: Path, server: str) -> AsyncIterator[str]:
         await process.communicate()
 
 
+@pytest.mark.skipif(CHROMIUM is not None, reason="the next test builds it, too")
 async def test_the_starter_builds(tmp_path: Path) -> None:
     made = await built(tmp_path)
     assert list((made / "dist" / "assets").glob("*.js"))

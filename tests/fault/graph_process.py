@@ -1,8 +1,8 @@
 """A served graph that is killed at each write of its store in turn, and finished by the next process.
 
-    python -m tests.fault.graph_process FOLDER
+    python -m tests.fault.graph_process FOLDER [STEP]
 
-For each write it prints one line of JSON: which one, whether it killed, and what came of the turn.
+For each write, or one of STEP, it prints one line of JSON: which one, whether it killed, and what came of the turn.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def in_child() -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(folder: Path) -> None:
-    for at in range(1, WRITES_MAX):
+def main(folder: Path, step: int) -> None:
+    for at in range(1, WRITES_MAX, step):
         was_killed = False
         for is_before in (True, False):
             place = folder / f"{at}-{is_before}"
@@ -168,4 +168,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)

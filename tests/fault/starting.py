@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import multiprocessing
 import os
 import runpy
@@ -17,18 +18,24 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, Self
 
+from tests.fault.extent import IS_FULL
+
 ROOT: Final = Path(__file__).parents[2]
-IS_FULL: Final = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 PROCESSES: Final = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    [
-        *(f"tests.fault.{name}_process" for name in ("pool", "person", "server", "worker", "asking")),
-        "midstream.tools.mcp",
-        "midstream.frameworks.pydantic_ai_durable",
-        "pydantic_ai.models.function",
-    ]
+USUAL: Final = (
+    *(f"tests.fault.{name}_process" for name in ("pool", "person", "server", "worker", "asking")),
+    "midstream.tools.mcp",
+    "midstream.frameworks.pydantic_ai_durable",
+    "pydantic_ai.models.function",
 )
-"""What is not installed is left out."""
+CONTRACT: Final = (
+    "agents.testing",
+    "langgraph.checkpoint.sqlite.aio",
+    "midstream.frameworks.langgraph",
+    "midstream.frameworks.openai_agents",
+)
+"""In the environment of `make contract` only the programs of test_driven.py are forked."""
+PROCESSES.set_forkserver_preload(list(CONTRACT if importlib.util.find_spec("agents") else USUAL))
 
 
 class Forked:

@@ -17,6 +17,7 @@ from midstream.history.messages import Outcome
 from midstream.session.records import CallEnded, EpochStarted, TurnEnded
 from midstream.session.turn.states import LOOK_BACK_S
 from tests.fault.client_process import HastyWorld
+from tests.fault.extent import run_on_stores, some
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
@@ -40,7 +41,11 @@ AHEAD_S, FAR_AHEAD_S, BEHIND_S = LOOK_BACK_S - 600.0, LOOK_BACK_S + 600.0, -3 * 
 LEASE_S = 3.0
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run_on_stores(metafunc, {})
+
+
+@pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder whose store is a SQLite file, or a fresh schema of PostgreSQL."""
     if request.param == "postgresql":
@@ -50,8 +55,15 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("error_s", "end"),
-    [(AHEAD_S, "completed"), (BEHIND_S, "completed"), (FAR_AHEAD_S, "interrupted")],
-    ids=["ahead", "behind", "far ahead"],
+    some(
+        [
+            pytest.param(AHEAD_S, "completed", id="ahead"),
+            pytest.param(BEHIND_S, "completed", id="behind"),
+            pytest.param(FAR_AHEAD_S, "interrupted", id="far ahead"),
+        ],
+        1,
+        2,
+    ),
 )
 @spec("TURN-51", "TURN-56")
 async def test_a_server_whose_clock_is_wrong_by_hours_serves_and_takes_over_as_any_other(
@@ -75,7 +87,9 @@ async def test_a_server_whose_clock_is_wrong_by_hours_serves_and_takes_over_as_a
     assert problems(folder, ["s"]) == []
 
 
-@pytest.mark.parametrize("jump_s", [AHEAD_S / 2, BEHIND_S], ids=["ahead", "back"])
+@pytest.mark.parametrize(
+    "jump_s", some([pytest.param(AHEAD_S / 2, id="ahead"), pytest.param(BEHIND_S, id="back")], 1)
+)
 @spec("TURN-52", "TURN-23")
 async def test_a_clock_that_jumps_while_its_server_runs_and_stands_still_costs_no_lease(
     folder: Path, jump_s: float

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -19,11 +18,11 @@ from midstream.session.records import CallEnded, decode
 from midstream.store.sqlite import SQLiteStore
 from tests.fault import starting
 from tests.fault.driven_process import ANSWER, DB, SESSION
+from tests.fault.extent import IS_FULL, some
 from tests.spec import spec
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
-IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 NEEDS = {
     "pydantic_ai": "pydantic_ai",
     "langgraph": "langgraph.checkpoint.sqlite",
@@ -66,7 +65,7 @@ def kinds() -> list[Any]:
 
 @spec("DRIVEN-1", "DRIVEN-6")
 @pytest.mark.parametrize("kind", kinds())
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", some(WHERE, 0, 2, 4))
 async def test_a_killed_agent_carries_on(kind: str, where: str, tmp_path: Path) -> None:
     deaths = {
         "before its intent": ("--kill-at", "before_append", "--kill-time", str(INTENT[kind])),

@@ -14,6 +14,7 @@ import pytest
 
 from midstream.environment import Fault, World
 from midstream.session.records import CommandAccepted, MessageQueued, StreamOpened, TurnEnded
+from tests.fault.extent import STORES, run_on_stores, some
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
@@ -33,7 +34,14 @@ pytestmark = pytest.mark.fault
 LEASE_S = 5.0
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+USUAL = {"test_a_sender_that_dies_before_it_acknowledges_leaves_an_accepted_command": STORES[1:]}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run_on_stores(metafunc, USUAL)
+
+
+@pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder whose store is a SQLite file, or a fresh schema of PostgreSQL."""
     if request.param == "postgresql":
@@ -94,7 +102,7 @@ def _require_once(folder: Path) -> None:
 
 
 @spec("TURN-74", "TURN-56")
-@pytest.mark.parametrize("point", [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH])
+@pytest.mark.parametrize("point", some([Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH], 0, 1))
 async def test_a_node_that_dies_around_the_append_of_a_forwarded_command_accepts_it_once(
     folder: Path, point: Fault
 ) -> None:

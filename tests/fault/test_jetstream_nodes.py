@@ -16,9 +16,9 @@ import pytest
 
 from midstream.history.messages import Outcome
 from midstream.session.records import AttemptStarted, CallEnded, TurnEnded
+from tests.fault.extent import IS_FULL
 from tests.fault.stored import use_jetstream
 from tests.fault.test_nodes import (
-    IS_FULL,
     lose_nothing,
     takeover_s,
     test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards,

@@ -14,6 +14,7 @@ import pytest
 
 from midstream.environment import Fault
 from tests.fault.cases import EVERY_DAY, every_case, summary, table
+from tests.fault.extent import IS_FULL, some
 from tests.fault.matrix import Case, Report, run
 from tests.fault.starting import ROOT
 from tests.fault.stored import use_jetstream, use_postgres
@@ -24,7 +25,8 @@ from tests.spec import spec
 
 pytestmark = pytest.mark.fault
 
-IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
+CASES = some(EVERY_DAY, 3, 5, 6, 8, 10, 14, 15, 16, 17, 21, 23, 24, 27, 28, 30)
+"""Each point once, in the first message, in the words, in the tools and in recovery; each side, and both."""
 AT_ONCE = 2
 """Cases side by side in the full matrix; each has two processes that mostly wait."""
 FULL_S = 3600
@@ -40,19 +42,15 @@ async def test_nobody_dies(tmp_path: Path, is_cancelled: bool) -> None:  # noqa:
 
 
 @spec("TURN-13", "TURN-14", "TURN-16")
-@pytest.mark.parametrize("case", EVERY_DAY, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 async def test_somebody_dies(case: Case, tmp_path: Path) -> None:
     report = await run(case, tmp_path)
     assert report.problems == []
     assert report.deaths == len(case.kills), "a point was not reached"
 
 
-ON_SERVERS = [
-    case
-    for case in EVERY_DAY
-    if IS_FULL or str(case) in {"server after_append 12", "server after_tool 2, then server after_claim 1"}
-]
-"""What every day shows of the same on PostgreSQL and JetStream; `make fault` runs these cases there too."""
+ON_SERVERS = some(EVERY_DAY, 17)
+"""A death in the tools and one in recovery, on PostgreSQL and JetStream; `make fault` runs all cases there too."""
 
 
 @spec("TURN-13", "TURN-14", "TURN-16")
@@ -74,7 +72,7 @@ async def test_somebody_dies_on_jetstream(case: Case, tmp_path: Path, nats_serve
 
 
 def test_every_fault_point_kills_somebody() -> None:
-    assert {kill.point for case in EVERY_DAY for kill in case.kills} == set(Fault).difference(POINTS)
+    assert {kill.point for case in CASES for kill in case.kills} == set(Fault).difference(POINTS)
 
 
 @pytest.mark.skipif(not IS_FULL, reason="MIDSTREAM_FAULT_FULL=1 runs the whole matrix (`make fault`)")

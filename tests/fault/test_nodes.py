@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import random
 import signal
 import time
@@ -35,6 +34,7 @@ from midstream.session.records import (
 )
 from midstream.store.sqlite.store import LEASE_S as DEFAULT_LEASE_S
 from tests.fault.client_process import HastyWorld
+from tests.fault.extent import IS_FULL, STORES, run_on_stores, some
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
@@ -55,17 +55,27 @@ from tests.spec import spec
 
 pytestmark = pytest.mark.fault
 
-IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
-IN_FLIGHT = 1000 if IS_FULL else 100
+IN_FLIGHT = 1000 if IS_FULL else 30
 TURNS = 3 if IS_FULL else 2
 RECOVERED_WITHIN_S = 5.0 if IS_FULL else 30.0
 """Seconds from the start of a process; a quiet machine needs one of them."""
 LEASE_S = 3.0
 """A second was too short for the beats of a living node on a busy machine."""
+USUAL = {
+    "test_a_killed_nodes_turn_goes_on_in_another_process_unasked": STORES,
+    "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards": STORES,
+    "test_a_process_told_to_end_hands_its_turns_over_without_a_cut": STORES[1:],
+    "test_readers_and_senders_may_come_to_any_process": STORES[1:],
+    "test_three_servers_that_are_killed_frozen_and_cut_off_at_random_lose_nothing": STORES[1:],
+}
 _log = logging.getLogger(__name__)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run_on_stores(metafunc, USUAL)
+
+
+@pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder whose store is a SQLite file, or a fresh schema of PostgreSQL."""
     if request.param == "postgresql":
@@ -285,7 +295,7 @@ def _epochs(folder: Path, session: str) -> list[EpochStarted]:
 
 
 @spec("TURN-58")
-@pytest.mark.parametrize("point", [Fault.AFTER_CLAIM, Fault.AFTER_APPEND])
+@pytest.mark.parametrize("point", some([Fault.AFTER_CLAIM, Fault.AFTER_APPEND], 1))
 async def test_a_recovery_that_dies_is_no_worse_than_none(folder: Path, point: Fault) -> None:
     sessions = [f"s{number}" for number in range(30)]
     async with Worker(folder, "--begin", 30) as first:

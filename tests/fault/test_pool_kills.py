@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -19,13 +18,13 @@ import pytest
 from midstream.agents.openai_conversation import Memory
 from midstream.environment import World
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
+from tests.fault.extent import IS_FULL
 from tests.fault.pool_process import Point, Turns, live
 from tests.fault.starting import PROCESSES
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
 
-IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 WAIT_S = 60.0
 """Seconds for whatever another process does; a quiet machine needs a tenth of one."""
 TOKEN = re.compile(r"\bword-\d+\b")
@@ -38,7 +37,11 @@ BEFORE: dict[str, tuple[Turns, list[str]]] = {
 }
 """Turns that were answered, and what is said in the turn that is killed; an edit takes the last turn's place."""
 POINTS = [point for point in Point if point is not Point.NEVER]
-SHORT = [("conversation", "continued", point) for point in POINTS] + [
+SHORT = [
+    ("conversation", "continued", Point.BEFORE_RECORD),
+    ("conversation", "continued", Point.CONFIRMED),
+    ("conversation", "continued", Point.ANSWERED),
+    ("conversation", "edited", Point.AFTER_RECORD),
     ("conversation", "queued", Point.SPEAKING),
     ("responses", "continued", Point.OPENED),
 ]

@@ -54,7 +54,7 @@ def book(city: str) -> str:
 @function_tool
 def look(city: str) -> str:
     book_in(city)
-    if len(Path("ledger").read_text().split()) == 1:
+    if Path("ledger").read_text().split().count("Oslo") == 1:
         threading.Event().wait()
     return "there are rooms"
 
@@ -94,7 +94,7 @@ class Provider:
             yield from said("three ", "four")
             yield completed()
         else:
-            arguments = '{"city":"Oslo"}'
+            arguments = '{"city":"Bergen"}' if last["content"] == "book" else '{"city":"Oslo"}'
             yield from said("I will do it. ")
             yield from asked(arguments, "c1", last["content"])
             yield completed(call_item(arguments, "c1", last["content"]))
@@ -155,9 +155,9 @@ def ledger(folder: Path) -> list[str]:
     return there.read_text().split() if there.exists() else []
 
 
-def answer_after(server: Serving) -> str:
-    """Follow the session to the end of its turn, and return the whole answer."""
-    with connect(server.url) as client, contextlib.closing(client.follow("mine", "0-0")) as events:
+def answer_after(server: Serving, session: str = "mine") -> str:
+    """Follow a session to the end of its turn, and return the whole answer."""
+    with connect(server.url) as client, contextlib.closing(client.follow(session, "0-0")) as events:
         for event in events:
             if isinstance(event.record, TurnEnded):
                 assert event.record.status is TurnStatus.COMPLETED
@@ -165,33 +165,27 @@ def answer_after(server: Serving) -> str:
     raise AssertionError("the session has no end of a turn")
 
 
-def until(server: Serving, text: str, kind: type[object]) -> None:
+def until(server: Serving, text: str, kind: type[object], session: str = "mine") -> None:
     """Send a message, and return when an event of this kind has come."""
-    with connect(server.url) as client, contextlib.closing(client.send("mine", text)) as events:
+    with connect(server.url) as client, contextlib.closing(client.send(session, text)) as events:
         assert any(isinstance(event.record, kind) for event in events)
 
 
-@pytest.mark.parametrize(
-    ("agent", "tool", "runs", "says"),
-    [
-        ("agent", "book", 1, "may or may not have taken effect"),
-        ("careful", "look", 2, "there are rooms"),
-    ],
-)
-def test_a_tool_that_was_killed_is_handled_by_its_policy(
-    agent: str, tool: str, runs: int, says: str, tmp_path: Path, provider: Provider
-) -> None:
-    with Serving(tmp_path, app=APP, agent=agent) as server:
-        until(server, tool, CallProgressed)
+def test_tools_that_were_killed_are_handled_by_their_policies(tmp_path: Path, provider: Provider) -> None:
+    with Serving(tmp_path, app=APP, agent="careful") as server:
+        for tool in ("book", "look"):
+            until(server, tool, CallProgressed, session=tool)
         server.kill()
-    assert ledger(tmp_path) == ["Oslo"]
-    with Serving(tmp_path, app=APP, agent=agent) as again:
-        answer = answer_after(again)
-    assert answer.startswith("I will do it.")
-    assert answer.count("I will do it.") == answer.count("I was told:") == 1
-    assert says in answer
-    assert ledger(tmp_path) == ["Oslo"] * runs
-    assert len(provider.bodies) == 2  # the response before the kill was not paid for twice
+    assert sorted(ledger(tmp_path)) == ["Bergen", "Oslo"]
+    with Serving(tmp_path, app=APP, agent="careful") as again:
+        answers = {tool: answer_after(again, tool) for tool in ("book", "look")}
+    for answer in answers.values():
+        assert answer.startswith("I will do it.")
+        assert answer.count("I will do it.") == answer.count("I was told:") == 1
+    assert "may or may not have taken effect" in answers["book"]
+    assert "there are rooms" in answers["look"]
+    assert sorted(ledger(tmp_path)) == ["Bergen", "Oslo", "Oslo"]
+    assert len(provider.bodies) == 4  # the responses before the kill were not paid for twice
     assert {body["instructions"] for body in provider.bodies} == {"You book."}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from midstream.session.records import (
 )
 from midstream.store.sqlite import SQLiteStore
 from tests.fault import starting
+from tests.fault.extent import some
 from tests.models.responses_server import Link, ResponsesServer, completed, responses_server, said
 from tests.spec import spec
 
@@ -31,7 +31,8 @@ WAIT_S = 60.0
 PIECES = [f"{number} " for number in range(60)]
 RESPONSE = [*said("hm", kind="reasoning_summary_text"), *said(*PIECES), completed()]
 POINTS = [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH]
-TIMES = (3, 6, 12) if os.environ.get("MIDSTREAM_FAULT_FULL") else (3, 6)
+TIMES = (3, 6, 12)
+DEATHS = [(point, time) for point in POINTS for time in TIMES]
 
 
 async def _live(path: Path, server: ResponsesServer, *death: str) -> int:
@@ -74,8 +75,7 @@ def _check(journal: list[Record], server: ResponsesServer, *, was_kept: bool, de
 
 
 @spec("TURN-61")
-@pytest.mark.parametrize("time", TIMES)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("point", "time"), some(DEATHS, 1, 4, 6))
 async def test_a_killed_process_costs_no_word_and_no_second_response(
     tmp_path: Path, point: Fault, time: int
 ) -> None:

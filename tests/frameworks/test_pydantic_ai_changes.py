@@ -17,9 +17,10 @@ from midstream.session.calls import UNKNOWN_CONTENT, OnDoubtName
 from midstream.session.records import CallEnded, CallStarted, TurnEnded
 from midstream.store.memory import MemoryStore
 from tests.frameworks.pydantic_ai_lab import SESSION, STEPS, Lab, answers, call
+from tests.search import tried
 from tests.spec import spec
 
-ROUNDS = 60
+ROUNDS = tried(40)
 SEED = 21
 
 

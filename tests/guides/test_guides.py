@@ -131,16 +131,6 @@ async def test_a_program_runs_as_printed(program: Program, tmp_path: Path, inter
 
 
 @pytest.mark.parametrize("program", ONCE_FOR_ALL, ids=lambda program: program.name)
-async def test_a_program_talks_to_a_server(program: Program, tmp_path: Path) -> None:
-    _check_environment(program)
-    (tmp_path / "go").touch()
-    with held_port() as port:
-        async with _served(program, tmp_path, port), line_to(port) as (_, url):
-            assert _fits(program, await _run(program, tmp_path, url, {}))
-            await until_there(tmp_path, program.session, TurnEnded)
-
-
-@pytest.mark.parametrize("program", ONCE_FOR_ALL, ids=lambda program: program.name)
 async def test_a_program_outlives_a_line_that_is_cut_in_mid_answer(program: Program, tmp_path: Path) -> None:
     _check_environment(program)
     with held_port() as port:

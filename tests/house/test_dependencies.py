@@ -59,6 +59,13 @@ def test_every_pin_has_a_version_and_hashes_and_no_address(path: Path) -> None:
     assert unpinned == []
 
 
+def test_frameworks_have_the_same_versions_in_both_environments_of_their_tests() -> None:
+    """So `make hooks` leaves to the main environment what that can run (the Makefile's HOOKS)."""
+    names = ("langgraph", "pydantic-ai-slim")
+    pins = [_versions(ROOT / "requirements" / file) for file in ("dev.txt", "peers-durable.txt")]
+    assert [pins[0][name] for name in names] == [pins[1][name] for name in names]
+
+
 @pytest.mark.slow
 def test_the_pins_of_this_environment_leave_nothing_out_but_on_purpose() -> None:
     """They are installed without resolving, so that pip does not refuse an incomplete file (see the Makefile)."""
@@ -111,6 +118,11 @@ def test_no_tracked_file_names_an_index_or_a_machine() -> None:
 def _names(pins: Path) -> list[str]:
     lines = pins.read_text(encoding="utf-8").splitlines()
     return [match["name"] for line in lines if (match := REQUIREMENT.match(line))]
+
+
+def _versions(pins: Path) -> dict[str, str]:
+    lines = (line.split() for line in pins.read_text(encoding="utf-8").splitlines() if "==" in line)
+    return dict(words[0].split("==") for words in lines)
 
 
 def _is_installed(name: str) -> bool:

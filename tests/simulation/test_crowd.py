@@ -11,7 +11,8 @@ import pytest
 from tests.simulation.crowd_run import FAULTS, SHORT, run
 from tests.simulation.crowd_store import Rules
 
-SEEDS = (1, 2, 3, 4)
+SEEDS = (3, 1)
+"""The first has every fault."""
 
 
 @pytest.mark.slow
@@ -38,8 +39,7 @@ def test_a_fleet_under_faults_loses_nothing_and_takes_over_in_time() -> None:
     ],
 )
 def test_a_broken_rule_is_found(rules: Rules, problem: str) -> None:
-    found = [each for seed in SEEDS[:2] for each in run(seed, rules=rules).problems]
-    assert any(problem in each for each in found)
+    assert any(problem in each for seed in SEEDS for each in run(seed, rules=rules).problems)
 
 
 def test_a_seed_is_the_same_run_every_time() -> None:

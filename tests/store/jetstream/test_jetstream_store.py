@@ -11,6 +11,7 @@ from midstream.store.encryption.encrypted_store import EncryptedStore, encrypt_s
 from midstream.store.guard.guarded_store import GuardedStore
 from midstream.testing.store_contract import StoreContract
 from midstream.testing.store_fakes import Storage
+from tests.store.contract_parts import ContractParts
 from tests.store.jetstream.places import JetStreamPlace
 from tests.store.keys import keys_in
 
@@ -37,7 +38,7 @@ class TestJetStreamStore(StoreContract):
         return place
 
 
-class TestEncryptedJetStream(StoreContract):
+class TestEncryptedJetStream(ContractParts):
     @pytest.fixture
     def place(self, place: JetStreamPlace, folder: Path) -> Storage:
         return EncryptedJetStream(place, folder)

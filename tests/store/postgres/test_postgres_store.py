@@ -13,6 +13,7 @@ from midstream.store.encryption.encrypted_store import EncryptedStore, encrypt_s
 from midstream.store.guard.guarded_store import GuardedStore
 from midstream.testing.store_contract import StoreContract
 from midstream.testing.store_fakes import Storage
+from tests.store.contract_parts import ContractParts
 from tests.store.keys import keys_in
 from tests.store.postgres.places import PostgresPlace
 
@@ -42,7 +43,7 @@ class TestPostgresStore(StoreContract):
 
 
 @pytest.mark.slow
-class TestPartitionedPostgres(StoreContract):
+class TestPartitionedPostgres(ContractParts):
     """Journals in the partitions that the page about ten million sessions shows."""
 
     @pytest.fixture
@@ -57,7 +58,7 @@ class TestPartitionedPostgres(StoreContract):
         return place
 
 
-class TestEncryptedPostgres(StoreContract):
+class TestEncryptedPostgres(ContractParts):
     @pytest.fixture
     def place(self, place: PostgresPlace, folder: Path) -> Storage:
         return EncryptedPostgres(place, folder)
