@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from midstream.agents.prior_transcript import DONE
 from tests.cli.processes import WAIT_S, Serving, run
+from tests.forked import Forked
 from tests.spec import spec
 
 pytestmark = pytest.mark.slow
@@ -26,6 +25,7 @@ from midstream.models.responses import Finished, TextDelta, UpstreamCallEnded, U
 from midstream.errors import UpstreamFailedError
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
 from midstream.environment import World
+from tests.forked import Forked
 
 
 class Slow(World):
@@ -81,15 +81,8 @@ def test_a_server_that_is_killed_during_a_tool_of_the_agent_tells_the_next_one(t
     environment = {"MIDSTREAM_HOME": str(tmp_path / "client")}
     options = ("--no-auth",)
     with Serving(tmp_path, options=options, app=APP) as server:
-        asked = [sys.executable, "-m", "midstream", "chat", server.url, "--session", "s"]
-        chat = subprocess.Popen(
-            [*asked, "--message", "pay slowly"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        asked = ("midstream", "chat", server.url, "--session", "s", "--message", "pay slowly")
+        chat = Forked(*asked, env=environment, text=True)
         try:
             _await_call(server, tmp_path / "paying")
             server.kill()

@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from midstream.environment import World
-from tests.fault.starting import IS_FULL, ROOT
+from tests.fault.starting import IS_FULL
 from tests.fault.words_agent import WORDS
+from tests.forked import ROOT
 from tests.ports import held_port
 from tests.spec import spec
 
