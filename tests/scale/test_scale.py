@@ -20,7 +20,7 @@ from tests.spec import spec
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 SEED = 3214
-"""One with every kind of harm but the long freeze among its first ones."""
+"""One with every kind of harm, but for the long freeze and the orderly restart, among its first ones."""
 CLIENTS = 6
 KILLS = 6
 WITHIN_S = 240.0
