@@ -16,8 +16,8 @@ from midstream.errors import ModelError
 from tests.reuse.lives import ACTIONS, Life, lived
 from tests.spec import spec
 
-BLOCKS = 4
-LIVES = 150
+BLOCKS = 2
+LIVES = 120
 """Seeds of one block."""
 
 
