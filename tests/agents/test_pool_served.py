@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.slow
 APP = """
 import asyncio
 import json
+import os
 from pathlib import Path
 
 from midstream import Agent, Pooled
@@ -102,5 +104,6 @@ def test_a_server_that_is_killed_during_a_tool_of_the_agent_tells_the_next_one(t
 def _await_call(server: Serving, made: Path) -> None:
     """Wait until the start of the call is in the journal, and its effect has happened."""
     until = time.monotonic() + WAIT_S
-    while "call-1" not in run("sessions", "export", "s", "--store", server.store).stdout or not made.exists():
+    while not made.exists() or "call-1" not in run("sessions", "export", "s", "--store", server.store).stdout:
         assert time.monotonic() < until, "the call was never made"
+        os.sched_yield()

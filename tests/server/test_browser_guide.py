@@ -13,11 +13,10 @@ from random import Random
 from typing import Self
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Page, Route, async_playwright, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from tests.forked import AsyncForked
-from tests.server.devtools import CHROMIUM, FLAGS
+from tests.server.devtools import CHROMIUM
 from tests.server.lives_process import HOLD, words_of
 from tests.server.test_page import WAIT_MS, WAIT_S
 
@@ -39,25 +38,11 @@ END_S = 6 * WAIT_S
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),
 ]
-
-
-AS_LOCAL = "--disable-features=LocalNetworkAccessChecks"
-"""A page that the test answers counts as one from far away, which may not connect to this machine."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, AS_LOCAL])
-        try:
-            yield launched
-        finally:
-            await launched.close()
 
 
 class Lives:
