@@ -81,7 +81,11 @@ def _live(start: Start) -> None:
     for number, file in enumerate(start.files):
         os.dup2(file.fileno(), number)
         file.close()
-    given, printed = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    as_here = (
+        sys.stdout.errors
+    )  # what the interpreter does with bytes that are no text, which the locale decides
+    given = open(0, errors=as_here, closefd=False)  # noqa: SIM115
+    printed = open(1, "w", errors=as_here, closefd=False)  # noqa: SIM115
     complaints = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
     vars(sys).update(stdin=given, __stdin__=given, stdout=printed, __stdout__=printed)
     vars(sys).update(stderr=complaints, __stderr__=complaints)

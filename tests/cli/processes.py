@@ -141,7 +141,8 @@ class Serving:
     def terminate(self) -> int:
         """SIGTERM; return the exit code."""
         self._process.terminate()
-        return self._process.wait(WAIT_S)
+        self._process.communicate(timeout=WAIT_S)
+        return self._process.wait()
 
     def interrupt(self) -> tuple[int, str]:
         """SIGINT; return the exit code and what it had said on stderr."""
