@@ -43,7 +43,6 @@ from midstream.models.responses import (
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
-from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import (
     CLOSE_S,
     LIMIT_S,
@@ -56,6 +55,7 @@ from midstream.testing.upstream_contract import (
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents.ended_processes import end_agents, lives
 from tests.agents.leave_contract import LeaveContract
+from tests.agents.part_of_pool import PartOfPoolContract
 from tests.agents.scripted_peer import SEPARATOR, Orders
 from tests.house.source import ROOT
 
@@ -168,8 +168,8 @@ class TestAcpThatLoads(UpstreamContract):
 
 
 @pytest.mark.slow
-class TestAcpThatResumesPooled(PoolContract):
-    """Every situation with every fault."""
+class TestAcpThatResumesPooled(PartOfPoolContract):
+    """Each fault, and each situation."""
 
     @pytest.fixture
     def peer(self, tmp_path: Path, address: str) -> Program:
@@ -177,8 +177,8 @@ class TestAcpThatResumesPooled(PoolContract):
 
 
 @pytest.mark.slow
-class TestAcpThatLoadsPooled(PoolContract):
-    """Every situation with every fault."""
+class TestAcpThatLoadsPooled(PartOfPoolContract):
+    """Each fault, and each situation."""
 
     @pytest.fixture
     def peer(self, tmp_path: Path, address: str) -> Program:

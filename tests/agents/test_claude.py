@@ -40,11 +40,11 @@ from midstream.errors import (
 from midstream.history.messages import File, Outcome, Text, UserMessage, UserPart
 from midstream.models.responses import Finished, TextDelta, ThinkingDelta, UpstreamCallEnded
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents.ended_processes import end_agents
 from tests.agents.leave_contract import LeaveContract
+from tests.agents.part_of_pool import PartOfPoolContract
 from tests.agents.scripted_peer import Orders
 from tests.house.source import ROOT
 
@@ -145,8 +145,8 @@ class TestClaude(UpstreamContract):
 
 
 @pytest.mark.slow
-class TestClaudePooled(PoolContract):
-    """Every situation with every fault."""
+class TestClaudePooled(PartOfPoolContract):
+    """Each fault, and each situation."""
 
     @pytest.fixture
     def peer(self, cli: Cli) -> Cli:

@@ -34,12 +34,12 @@ from midstream.errors import (
 )
 from midstream.history.messages import Outcome, UserMessage
 from midstream.models.responses import TextDelta, UpstreamCallEnded, UpstreamCallStarted
-from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents import codex_server
 from tests.agents.ended_processes import end_agents
 from tests.agents.leave_contract import LeaveContract
+from tests.agents.part_of_pool import PartOfPoolContract
 from tests.spec import spec
 
 # The package leaves the pipes of a process it has ended to the garbage collector.
@@ -282,8 +282,8 @@ class _SoonGivenUp(CodexPeer):
 
 
 @pytest.mark.slow
-class TestCodexPooled(PoolContract):
-    """Every situation with every fault."""
+class TestCodexPooled(PartOfPoolContract):
+    """Each fault, and each situation."""
 
     @pytest.fixture
     def peer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CodexPeer:

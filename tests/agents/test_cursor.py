@@ -35,10 +35,10 @@ from midstream.errors import (
 from midstream.history.messages import UserMessage
 from midstream.models.responses import TextDelta
 from midstream.retries import RETRY_AFTER_MAX_S
-from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents.cursor_bridge import CursorBridge, cursor_bridge
+from tests.agents.part_of_pool import PartOfPoolContract
 from tests.spec import spec
 
 WAIT_S = 60.0
@@ -55,8 +55,8 @@ class TestCursorAgents(UpstreamContract):
 
 
 @pytest.mark.slow
-class TestCursorPooled(PoolContract):
-    """Every situation with every fault."""
+class TestCursorPooled(PartOfPoolContract):
+    """Each fault, and each situation."""
 
 
 async def _said(agent: UpstreamAgent, text: str) -> list[UpstreamEvent]:

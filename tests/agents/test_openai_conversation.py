@@ -19,6 +19,7 @@ from midstream.session.model_settings import ModelSettings
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
+from tests.agents.part_of_pool import PartOfPoolContract
 
 WAIT_S = 60.0
 
@@ -61,8 +62,8 @@ class TestChainedResponsesPooled(PoolContract):
 
 
 @pytest.mark.slow
-class TestConversationsPooled(PoolContract):
-    """Every situation with every fault."""
+class TestConversationsPooled(PartOfPoolContract):
+    """Each fault, and each situation."""
 
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:
@@ -71,8 +72,8 @@ class TestConversationsPooled(PoolContract):
 
 
 @pytest.mark.slow
-class TestBackgroundPooled(PoolContract):
-    """Every situation with every fault."""
+class TestBackgroundPooled(PartOfPoolContract):
+    """Each fault, and each situation."""
 
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:

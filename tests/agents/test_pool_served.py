@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from midstream.agents.prior_transcript import DONE
 from tests.cli.processes import WAIT_S, Serving, run
+from tests.forked import Forked
 from tests.spec import spec
 
 pytestmark = pytest.mark.slow
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 APP = """
 import asyncio
 import json
+import os
 from pathlib import Path
 
 from midstream import Agent, Pooled
@@ -26,6 +27,7 @@ from midstream.models.responses import Finished, TextDelta, UpstreamCallEnded, U
 from midstream.errors import UpstreamFailedError
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
 from midstream.environment import World
+from tests.forked import Forked
 
 
 class Slow(World):
@@ -81,15 +83,8 @@ def test_a_server_that_is_killed_during_a_tool_of_the_agent_tells_the_next_one(t
     environment = {"MIDSTREAM_HOME": str(tmp_path / "client")}
     options = ("--no-auth",)
     with Serving(tmp_path, options=options, app=APP) as server:
-        asked = [sys.executable, "-m", "midstream", "chat", server.url, "--session", "s"]
-        chat = subprocess.Popen(
-            [*asked, "--message", "pay slowly"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        asked = ("midstream", "chat", server.url, "--session", "s", "--message", "pay slowly")
+        chat = Forked(*asked, env=environment, text=True)
         try:
             _await_call(server, tmp_path / "paying")
             server.kill()
@@ -109,5 +104,6 @@ def test_a_server_that_is_killed_during_a_tool_of_the_agent_tells_the_next_one(t
 def _await_call(server: Serving, made: Path) -> None:
     """Wait until the start of the call is in the journal, and its effect has happened."""
     until = time.monotonic() + WAIT_S
-    while "call-1" not in run("sessions", "export", "s", "--store", server.store).stdout or not made.exists():
+    while not made.exists() or "call-1" not in run("sessions", "export", "s", "--store", server.store).stdout:
         assert time.monotonic() < until, "the call was never made"
+        os.sched_yield()

@@ -84,7 +84,7 @@ def test_what_was_said_cannot_end_the_frame() -> None:
 
 
 @spec("REUSE-52")
-@settings(max_examples=tried(200))
+@settings(max_examples=tried(80))
 @given(histories())
 def test_the_fence_stands_in_no_word_of_the_history(history: History) -> None:
     text = transcript(history)
@@ -184,7 +184,7 @@ def test_what_has_no_room_at_all_is_counted() -> None:
 
 
 @spec("REUSE-53")
-@settings(max_examples=tried(200))
+@settings(max_examples=tried(80))
 @given(histories(20), st.integers(800, 20_000))
 def test_a_transcript_keeps_its_budget(history: History, chars: int) -> None:
     assert len(transcript(history, TranscriptBudget(total_chars=chars))) <= chars

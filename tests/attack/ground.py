@@ -7,13 +7,14 @@ import http.client
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+
+from tests.forked import Forked
 
 WAIT_S = 30.0
 AGENT = """
@@ -54,7 +55,7 @@ class Answer(Struct, frozen=True):
 class Target:
     """A server process."""
 
-    def __init__(self, process: subprocess.Popen[str], ready: dict[str, Any]) -> None:
+    def __init__(self, process: Forked, ready: dict[str, Any]) -> None:
         self.process = process
         self.ready = ready
         self.url: str = ready["url"]
@@ -89,7 +90,7 @@ class Target:
         if self.process.poll() is None:
             self.process.terminate()
         _, said = self.process.communicate(timeout=WAIT_S)
-        return said
+        return str(said)
 
 
 class Ground:
@@ -119,16 +120,11 @@ class Ground:
 
     def run(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command of midstream to its end, without a terminal."""
-        return subprocess.run(
-            [sys.executable, "-m", "midstream", *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-            cwd=self.folder,
-            env={**self.environment, **environment},
+        process = Forked(
+            "midstream", *arguments, text=True, cwd=self.folder, env={**self.environment, **environment}
         )
+        out, err = process.communicate(timeout=WAIT_S)
+        return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
     @contextlib.contextmanager
     def serving(self, *options: str | Path, port: int = 0) -> Iterator[Target]:
@@ -141,11 +137,8 @@ class Ground:
     @contextlib.contextmanager
     def started(self, *arguments: str | Path, **environment: str) -> Iterator[Target]:
         """Run a command of midstream that listens until the end of the block."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "midstream", *map(str, arguments), "--json"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+        process = Forked(
+            *("midstream", *arguments, "--json"),
             text=True,
             cwd=self.folder,
             env={**self.environment, **environment},

@@ -22,7 +22,7 @@ import msgspec
 
 from tests.chaos.plan import Plan
 from tests.chaos.run import Report, run
-from tests.fault.starting import ROOT
+from tests.forked import ROOT
 
 RECONNECTS = 10_000
 CONNECTIONS_PER_KILL = 250

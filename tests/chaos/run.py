@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +19,8 @@ from tests.chaos.judge import Verdict, judge
 from tests.chaos.plan import SWEPT_BYTES, Plan
 from tests.chaos.proxy import Proxy
 from tests.chaos.turns import ENOUGH, WAYS
-from tests.fault.starting import ROOT
+from tests.fault.starting import start
+from tests.forked import AsyncForked
 from tests.ports import held_port
 
 LOOK_S = 0.2
@@ -81,7 +80,7 @@ class Program:
         self._kills = kills
         self._is_calm = is_calm
         self._life = 0
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | AsyncForked | None = None
         self._killed_by = ""
 
     async def live(self) -> None:
@@ -112,15 +111,8 @@ class Program:
             arguments += ["--way", self.side]
         if death is not None:
             arguments += ["--die-at", death.point.value, "--die-time", str(death.count)]
-        with (self._folder / f"{self.side}.log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", f"tests.chaos.{self._kind}_process", *arguments),
-                cwd=ROOT,
-                env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
+        module = f"tests.chaos.{self._kind}_process"
+        self._process = await start(module, *arguments, log=self._folder / f"{self.side}.log")
         return "" if death is None else death.point.value
 
     def kill(self) -> None:

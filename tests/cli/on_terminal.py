@@ -8,12 +8,12 @@ import pty
 import re
 import select
 import struct
-import subprocess
-import sys
 import termios
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from tests.forked import Forked
 
 WAIT_S = 60.0
 
@@ -36,15 +36,14 @@ class Terminal:
     def __init__(self, arguments: list[str], environment: Mapping[str, str], cwd: Path | None = None) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "midstream", *arguments],
+        self.process = Forked(
+            *("midstream", *arguments),
             stdin=slave,
             stdout=slave,
             stderr=slave,
             env={**os.environ, **environment},
             cwd=cwd,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no threads here
+            has_terminal=True,
         )
         os.close(slave)
         self._seen = ""

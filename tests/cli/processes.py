@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.forked import Forked
 
 WAIT_S = 60.0
 
@@ -95,17 +96,12 @@ def run(
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end, without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "midstream", *map(str, arguments)],
-        input=said,
-        stdin=None if said is not None else subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-        cwd=cwd,
-        env={**os.environ, **(environment or {})},
+    stdin = subprocess.DEVNULL if said is None else subprocess.PIPE
+    process = Forked(
+        "midstream", *arguments, stdin=stdin, text=True, cwd=cwd, env={**os.environ, **(environment or {})}
     )
+    out, err = process.communicate(said, WAIT_S)
+    return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
 class Serving:
@@ -123,14 +119,10 @@ class Serving:
     ) -> None:
         (folder / "told.py").write_text(app)
         self.store = folder / "sessions.db"
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "midstream", "serve", f"told:{agent}", "--json"),
-                *("--port", str(port), "--store", store or str(self.store)),
-                *options,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+        self._process = Forked(
+            *("midstream", "serve", f"told:{agent}", "--json"),
+            *("--port", str(port), "--store", store or str(self.store)),
+            *options,
             text=True,
             cwd=folder,
         )
@@ -150,13 +142,13 @@ class Serving:
         """SIGTERM; return the exit code."""
         self._process.terminate()
         self._process.communicate(timeout=WAIT_S)
-        return self._process.returncode
+        return self._process.wait()
 
     def interrupt(self) -> tuple[int, str]:
         """SIGINT; return the exit code and what it had said on stderr."""
         self._process.send_signal(signal.SIGINT)
         _, said = self._process.communicate(timeout=WAIT_S)
-        return self._process.returncode, said
+        return self._process.wait(), str(said)
 
     def __enter__(self) -> Self:
         return self

@@ -25,21 +25,21 @@ from tests.agents.ended_processes import end_agents
 from tests.dialects.acp_agents import ANSWER, LEDGER_VARIABLE
 from tests.dialects.acp_editor import ROOT
 from tests.dialects.acp_kills import AGENT, make_editor
+from tests.forked import Forked
 
 WAIT_S = 60.0
 
 
 def run(folder: Path, *arguments: str, sent: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "midstream", "--home", str(folder / "home"), "acp", *arguments],
-        input=sent,
-        capture_output=True,
+    process = Forked(
+        *("midstream", "--home", folder / "home", "acp", *arguments),
+        stdin=subprocess.PIPE,
         text=True,
-        timeout=WAIT_S,
         cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), LEDGER_VARIABLE: str(folder / "ledger")},
-        check=False,
+        env={"PATH": "/usr/bin:/bin", LEDGER_VARIABLE: str(folder / "ledger")},
     )
+    out, said = process.communicate(sent, WAIT_S)
+    return subprocess.CompletedProcess(process.args, process.wait(), out, said)
 
 
 def test_an_agent_that_is_not_there_is_named_on_stderr_only(tmp_path: Path) -> None:

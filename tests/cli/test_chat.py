@@ -7,10 +7,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -26,6 +25,7 @@ from midstream.paths import Paths, make_folder
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import WAIT_S, Serving, run
+from tests.forked import Forked
 
 LONG = "".join(f"w{number} " for number in range(100)) + "end"
 
@@ -61,6 +61,18 @@ def exported(server: Serving, session: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def chatting(
+    server: Serving,
+    environment: dict[str, str],
+    *options: str,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[str] = subprocess.PIPE,
+) -> Forked:
+    """Start a chat."""
+    variables = {**os.environ, **environment}
+    return Forked("midstream", "chat", server.url, *options, stdin=stdin, stdout=stdout, env=variables)
+
+
 def words_of(text: str) -> str:
     """Return what stood on a terminal, as one line, without the echo of Ctrl-C."""
     return " ".join(text.replace("^C", " ").split())
@@ -91,25 +103,16 @@ def test_stdin_is_the_message_where_it_is_no_terminal(running: Serving, environm
 
 
 def test_what_is_no_text_is_not_said(running: Serving, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "midstream", "chat", running.url]
-    done = subprocess.run(
-        command,
-        input=b"\xff\xfe",
-        capture_output=True,
-        env={**os.environ, **environment},
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert b"not valid UTF-8" in done.stderr
+    process = chatting(running, environment, stdin=subprocess.PIPE)
+    out, said = process.communicate(b"\xff\xfe", WAIT_S)
+    assert (process.wait(), out) == (2, b"")
+    assert b"not valid UTF-8" in said
 
 
 def test_an_answer_nobody_reads_any_more_ends_the_chat_without_a_word(
     running: Serving, environment: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "midstream", "chat", running.url, "--message", "long"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env={**os.environ, **environment}) as process:
+    with chatting(running, environment, "--message", "long") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
@@ -193,10 +196,7 @@ def test_resume_talks_on_in_the_last_session(running: Serving, environment: dict
 def test_a_chat_that_was_killed_shows_the_rest_and_nothing_twice_without_saying_so(
     server: Serving, environment: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "midstream", "chat", server.url, "--json", "--message", "long"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    ) as killed:
+    with chatting(server, environment, "--json", "--message", "long") as killed:
         assert killed.stdout is not None
         before = [killed.stdout.readline() for _ in range(20)]
         killed.kill()
@@ -216,14 +216,7 @@ def test_a_chat_that_was_killed_shows_the_rest_and_nothing_twice_without_saying_
 def test_a_server_that_was_killed_and_came_back_goes_on(
     server: Serving, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "midstream", "chat", server.url, "--json", "--message", "long"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, **environment},
-    ) as talking:
+    with chatting(server, environment, "--json", "--message", "long") as talking:
         assert talking.stdout is not None
         lines = [talking.stdout.readline() for _ in range(20)]
         server.kill()
@@ -238,22 +231,9 @@ def test_a_server_that_was_killed_and_came_back_goes_on(
 def test_a_file_has_the_answer_once_whichever_end_was_killed(
     server: Serving, environment: dict[str, str], tmp_path: Path, *, is_chat_killed: bool
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "midstream",
-        "chat",
-        server.url,
-        "--session",
-        "mine",
-        "--message",
-        "long",
-    ]
     written = tmp_path / "answer.txt"
     with written.open("w") as file:
-        talking = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.PIPE, env={**os.environ, **environment}
-        )
+        talking = chatting(server, environment, "--session", "mine", "--message", "long", stdout=file)
     assert talking.stderr is not None
     assert talking.stderr.readline().split() == [b"you", b"long"]
     with connect(server.url) as client, contextlib.closing(client.follow("mine", "0-0")) as events:
@@ -277,12 +257,7 @@ def test_a_file_has_the_answer_once_whichever_end_was_killed(
 
 def kill_in_mid_answer(server: Serving, environment: dict[str, str], session: str) -> None:
     """Let a chat be killed that has begun to show an answer."""
-    command = ("chat", server.url, "--session", session, "--json", "--message", "long")
-    with subprocess.Popen(
-        [sys.executable, "-m", "midstream", *command],
-        stdout=subprocess.PIPE,
-        env={**os.environ, **environment},
-    ) as killed:
+    with chatting(server, environment, "--session", session, "--json", "--message", "long") as killed:
         assert killed.stdout is not None
         assert any(b'"w5' in line for line in iter(killed.stdout.readline, b""))
         killed.kill()

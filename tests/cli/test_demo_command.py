@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from midstream.cli.terminal import width_of
 from midstream.demo.check import journal_of
 from tests.cli.on_terminal import Terminal
-from tests.cli.processes import run
+from tests.cli.processes import WAIT_S, run
 
 WELL = "Nothing lost, nothing shown twice, nothing run twice."
 
@@ -108,6 +110,13 @@ def test_without_its_wheels_the_local_model_is_replaced_aloud(tmp_path: Path) ->
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run("demo", "--once", "--port", str(port), environment={"PYTHONPATH": str(tmp_path)})
+        done = subprocess.run(
+            [sys.executable, "-m", "midstream", "demo", "--once", "--port", str(port)],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
     assert "The local model is not installed" in done.stderr
     assert "[port_taken]" in done.stderr

@@ -6,7 +6,6 @@ import http.client
 import json
 import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,20 @@ import pytest
 
 from tests.agents.scripted_peer import Orders
 from tests.cli.conftest import Run
+from tests.forked import Forked
 
 WAIT_S = 60.0
 
 
-def started(home: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+def started(home: Path, *options: str) -> tuple[Forked, dict[str, Any]]:
     """Start it; return the process and what it says when it listens."""
     return started_with(home, "--upstream", "scripted", *options)
 
 
-def started_with(home: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+def started_with(home: Path, *options: str) -> tuple[Forked, dict[str, Any]]:
     """Start it with these options only."""
-    command = [sys.executable, "-m", "midstream", "--home", str(home), "gateway"]
-    process = subprocess.Popen(
-        [*command, "--port", "0", "--json", *options],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    arguments = ("midstream", "--home", home, "gateway", "--port", "0", "--json", *options)
+    process = Forked(*arguments, stderr=2, text=True)
     assert process.stdout is not None
     return process, json.loads(process.stdout.readline())
 
@@ -42,10 +38,10 @@ def key_of(told: dict[str, Any]) -> str:
     return Path(told["key_file"]).read_text().strip()
 
 
-def ended(process: subprocess.Popen[str]) -> int:
+def ended(process: Forked) -> int:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=WAIT_S)
-    return process.returncode
+    return process.wait()
 
 
 def asked(url: str, token: str | None, words: str = "hi", system: str = "") -> tuple[int, str]:
@@ -199,10 +195,8 @@ def test_the_key_of_a_flag_wins_over_a_variable_and_that_over_the_file_of_option
 
 
 def test_how_to_reach_it_is_said_to_people(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "midstream", "--home", str(tmp_path), "gateway"]
-    process = subprocess.Popen(
-        [*command, "--upstream", "scripted", "--port", "0"], stderr=subprocess.PIPE, text=True
-    )
+    arguments = ("midstream", "--home", tmp_path, "gateway", "--upstream", "scripted", "--port", "0")
+    process = Forked(*arguments, stdout=1, text=True)
     assert process.stderr is not None
     lines = [process.stderr.readline() for _ in range(4)]
     assert lines[0].startswith("scripted on http://127.0.0.1:")
@@ -226,9 +220,9 @@ def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tm
     agent = f"cd {ROOT} && exec {sys.executable} -m tests.agents.acp_agent {folder} load"
     options = ["--upstream", f"acp:sh -c '{agent}'", "--mcp-servers", str(tmp_path / "mcp.json")]
     options += ["--pool-records", "1", "--key-file", str(key_file), "--store", str(store)]
-    command = [sys.executable, "-m", "midstream", "--home", str(tmp_path), "gateway", "--port", "0", "--json"]
+    command = ("midstream", "--home", tmp_path, "gateway", "--port", "0", "--json")
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=log, text=True)
+        process = Forked(*command, *options, stderr=log, text=True)
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
         try:
@@ -265,8 +259,8 @@ allow-kind = ["edit"]
     )
     monkeypatch.setenv("ITS_KEY", "s3cr3t")
     monkeypatch.setenv("OTHER_KEY", "hidden")
-    start = [sys.executable, "-m", "midstream", "--home", str(tmp_path), "gateway", "--port", "0", "--json"]
-    process = subprocess.Popen([*start, "--config", str(config)], stdout=subprocess.PIPE, text=True)
+    arguments = ("midstream", "--home", tmp_path, "gateway", "--port", "0", "--json", "--config", config)
+    process = Forked(*arguments, stderr=2, text=True)
     assert process.stdout is not None
     told = json.loads(process.stdout.readline())
     orders = Orders(folder)

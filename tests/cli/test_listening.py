@@ -8,7 +8,6 @@ import gc
 import json
 import logging
 import socket
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from midstream.cli.listening import (
 )
 from midstream.cli.serve import serve
 from tests.cli.processes import APP, WAIT_S
+from tests.forked import Forked
 from tests.spec import spec
 
 
@@ -153,11 +153,7 @@ def test_the_faster_loop_is_taken_where_it_is_installed(monkeypatch: pytest.Monk
 @contextlib.contextmanager
 def _listening(command: list[str], folder: Path) -> Iterator[int]:
     """Start a server; yield its port."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "midstream", "--home", str(folder), *command],
-        stdout=subprocess.PIPE,
-        cwd=folder,
-    )
+    process = Forked("midstream", "--home", folder, *command, cwd=folder)
     try:
         assert process.stdout is not None
         yield int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from midstream.session.records import decode
 from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
+from tests.cli.processes import run as run_forked
 
 
 def test_a_listing_through_a_pipe_is_one_line_of_cells_a_session(run: Run, store: Path) -> None:
@@ -153,12 +151,9 @@ def test_deleted_is_gone(run: Run, store: Path) -> None:
 
 
 def test_a_shell_completes_ids_from_the_store(store: Path) -> None:
-    command = [sys.executable, "-m", "midstream"]
     words = f"midstream sessions show --store {store} har"
     asked = {"_MIDSTREAM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "5"}
-    done = subprocess.run(
-        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_forked(environment=asked)
     assert done.stdout.splitlines() == ["plain,harvest-2", "plain,harbour-1"]
 
 
@@ -168,8 +163,5 @@ def test_completion_without_a_store_offers_nothing(tmp_path: Path) -> None:
         "COMP_WORDS": f"midstream sessions show --store {tmp_path / 'no.db'} a",
         "COMP_CWORD": "5",
     }
-    command = [sys.executable, "-m", "midstream"]
-    done = subprocess.run(
-        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_forked(environment=asked)
     assert (done.stdout.strip(), done.stderr) == ("", "")

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ import pytest
 from midstream.client import connect
 from midstream.environment import World
 from midstream.local_keys import headers_for
-from tests.cli.processes import APP, WAIT_S, Serving
+from tests.cli.processes import APP, WAIT_S, Serving, run
 from tests.fault.stored import use_postgres
 
 pytestmark = pytest.mark.fault
@@ -195,17 +193,8 @@ def test_a_server_that_cannot_start_ends_with_the_reason(
     app: str, options: list[str], expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / "told.py").write_text(app)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "midstream", "--home", "home", "serve", "told:agent"),
-            *("--workers", "2", "--port", "0", *options),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=WAIT_S,
-        check=False,
-    )
+    command = ("--home", "home", "serve", "told:agent", "--workers", "2", "--port", "0", *options)
+    done = run(*command, cwd=tmp_path)
     assert done.returncode != 0
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
@@ -213,17 +202,8 @@ def test_a_server_that_cannot_start_ends_with_the_reason(
 
 def test_the_port_of_other_workers_is_taken(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--workers", "2"]) as server:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "midstream", "serve", "told:agent", "--workers", "2"),
-                *("--port", str(server.port), "--store", str(tmp_path / "other.db")),
-            ],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=WAIT_S,
-            check=False,
-        )
+        command = ("serve", "told:agent", "--workers", "2", "--port", str(server.port))
+        done = run(*command, "--store", tmp_path / "other.db", cwd=tmp_path)
     assert done.returncode != 0
     assert "another program listens" in done.stderr
 

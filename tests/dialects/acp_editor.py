@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
@@ -24,6 +23,8 @@ from acp.schema import (
     ToolCallUpdate,
 )
 from pydantic import BaseModel
+
+from tests.forked import AsyncForked
 
 Json = dict[str, Any]
 
@@ -53,9 +54,9 @@ class Editor:
         """The options to select, in order; where there is none, the request is left open."""
         self.connection: ClientSideConnection
         self._folder = folder
-        self._command = (sys.executable, "-m", "midstream", "acp", agent, *options)
+        self._command = ("midstream", "acp", agent, *options)
         self._variables = dict(variables or {})
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: AsyncForked | None = None
         self._came = asyncio.Condition()
 
     async def __aenter__(self) -> Self:
@@ -68,13 +69,12 @@ class Editor:
     async def start(self) -> None:
         """Start the agent, and greet it."""
         with (self._folder / "agent.log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
+            self.process = await AsyncForked.started(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 cwd=self._folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **self._variables},
+                env={**os.environ, **self._variables},
                 limit=LINE_BYTES_MAX,
             )
         self.connection = connect_to_agent(
@@ -96,7 +96,6 @@ class Editor:
         process = self.process
         if process is None or process.returncode is not None:
             return
-        assert process.stdin is not None
         process.stdin.close()
         try:
             await asyncio.wait_for(process.wait(), WAIT_S)

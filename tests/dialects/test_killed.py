@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import websockets
 from tests.cli.test_gateway import ended, key_of, started
 from tests.dialects.serving import WAIT_S
 from tests.fault.stored import use_postgres
+from tests.forked import Forked
 from tests.models.chat_server import Answer, ChatServer, call, chat_server, delta
 from tests.models.chat_server import stream as streamed
 from tests.spec import spec
@@ -36,7 +36,7 @@ class Killed:
         self.upstream = upstream
         self._home = home
         self._options = options
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Forked | None = None
         self.url = self.token = ""
 
     def start(self) -> None:

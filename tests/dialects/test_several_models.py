@@ -26,6 +26,7 @@ from tests.agents.scripted_peer import Orders
 from tests.cli.test_gateway import ended, key_of, started_with
 from tests.dialects.serving import WAIT_S, Served, make_gateway, say, serving
 from tests.dialects.test_passed_requests import VECTORS, whole
+from tests.forked import Forked
 from tests.house.source import ROOT
 from tests.models.chat_server import chat_server
 
@@ -129,7 +130,7 @@ class Killed:
         self.home = home
         self.config = home / "gateway.toml"
         self.config.write_text(config)
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Forked | None = None
         self.url = self.token = ""
 
     def start(self) -> None:

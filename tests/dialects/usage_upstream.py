@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from midstream.environment import World
 from tests.cli.test_gateway import ended, key_of, started_with
 from tests.dialects.serving import WAIT_S
+from tests.forked import Forked
 from tests.models.chat_server import delta, served, usage
 
 PROMPT, COMPLETION = 100, 10
@@ -77,17 +76,15 @@ class UserGateway:
     def __init__(self, home: Path, options: tuple[str, ...]) -> None:
         self.home = home
         self.options = options
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Forked | None = None
         self.url = self.own_key = ""
 
     def command(self, *words: object) -> str:
         """Run `midstream gateway ... WORDS`, and return its output."""
-        program = [sys.executable, "-m", "midstream", "--home", str(self.home), "gateway", *self.options]
-        done = subprocess.run(
-            [*program, *map(str, words)], capture_output=True, text=True, timeout=WAIT_S, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        process = Forked("midstream", "--home", self.home, "gateway", *self.options, *words, text=True)
+        out, said = process.communicate(timeout=WAIT_S)
+        assert process.wait() == 0, said
+        return str(out).strip()
 
     def usage(self, *words: str) -> list[dict[str, Any]]:
         """Return the report of usage."""

@@ -41,6 +41,7 @@ from tests.fault.client_process import read_notes
 from tests.fault.options import Point
 from tests.fault.stored import read_session
 from tests.fault.turn import ANSWER_OF_CLIENT, QUESTION, SESSION, TEXTS, Ledger, Line, client_tools
+from tests.forked import AsyncForked
 from tests.ports import held_port
 
 CASE_S = 90.0
@@ -120,7 +121,7 @@ class Process:
         is_person = side == "client" and case.story != "words"
         self._program = "person_process" if is_person else f"{side}_process"
         self._kills = [kill for kill in case.kills if kill.side == side]
-        self._process: asyncio.subprocess.Process | starting.Forked | None = None
+        self._process: asyncio.subprocess.Process | AsyncForked | None = None
 
     async def start(self) -> None:
         """Start the next process; a server is waited for until it listens or is dead."""

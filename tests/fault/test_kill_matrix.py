@@ -16,9 +16,9 @@ from midstream.environment import Fault
 from tests.fault.cases import EVERY_DAY, every_case, summary, table
 from tests.fault.extent import IS_FULL, some
 from tests.fault.matrix import Case, Report, run
-from tests.fault.starting import ROOT
 from tests.fault.stored import use_jetstream, use_postgres
 from tests.fault.test_pruning import POINTS
+from tests.forked import ROOT
 from tests.nats_engine import NatsCluster
 from tests.postgres_engine import Engine
 from tests.spec import spec

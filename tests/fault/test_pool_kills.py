@@ -20,7 +20,7 @@ from midstream.environment import World
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
 from tests.fault.extent import IS_FULL
 from tests.fault.pool_process import Point, Turns, live
-from tests.fault.starting import PROCESSES
+from tests.forked import PROCESSES
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault

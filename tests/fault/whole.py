@@ -11,7 +11,7 @@ import pytest
 
 from tests.fault.cases import figures_of, lines_of, summary, table
 from tests.fault.matrix import Case, Report
-from tests.fault.starting import ROOT
+from tests.forked import ROOT
 
 AT_ONCE = 2
 FULL_S = 3600

@@ -48,7 +48,7 @@ def chat(history: History, profile: str = "openai-chat") -> list[Json]:
 
 
 @spec("HISTORY-90")
-@settings(max_examples=tried(300))
+@settings(max_examples=tried(120))
 @given(histories(), EVERYBODY)
 def test_whatever_is_rendered_is_accepted(history: History, profile: str) -> None:
     assert findings(render(history, "Be brief.", profile, model=MODEL), profile) == []
@@ -62,7 +62,7 @@ def test_any_format_may_speak_for_any_profile(history: History, profile: str, fo
 
 
 @spec("HISTORY-91")
-@settings(max_examples=tried(300))
+@settings(max_examples=tried(120))
 @given(histories(8), EVERYBODY, st.integers(0, 8))
 def test_more_entries_change_no_message(history: History, profile: str, kept: int) -> None:
     shorter = render(History(history.entries[:kept]), "Be brief.", profile, model=MODEL)

@@ -24,7 +24,6 @@ pytestmark = [
         ("claude", "gateway killed during an answer"),
         ("codex", "connection closed by TCP reset (RST)"),
         ("codex", "tool of an MCP server"),
-        ("codex", "compaction"),
     ],
 )
 async def test_an_unmodified_program_goes_through_the_situation(

@@ -56,7 +56,7 @@ def encoded(messages: object) -> bytes:
 
 @pytest.mark.slow
 @spec("REUSE-58")
-@settings(max_examples=tried(300))
+@settings(max_examples=tried(120))
 @given(histories(8), EVERYBODY, st.data())
 def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(
     history: History, profile: str, data: st.DataObject
@@ -198,7 +198,7 @@ def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
 
 
 @spec("REUSE-61")
-@settings(max_examples=tried(200))
+@settings(max_examples=tried(80))
 @given(histories(8))
 def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(history: History) -> None:
     body = anchor(body_of(*history.entries))
@@ -212,7 +212,7 @@ def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(histo
 
 
 @spec("REUSE-61")
-@settings(max_examples=tried(200))
+@settings(max_examples=tried(80))
 @given(histories(8), st.data())
 def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
     history: History, data: st.DataObject
@@ -273,7 +273,7 @@ def test_of_a_message_with_an_image_its_words_are_marked() -> None:
 
 
 @spec("REUSE-61")
-@settings(max_examples=tried(200))
+@settings(max_examples=tried(80))
 @given(histories(8), st.data())
 def test_but_for_the_marks_longer_chat_completions_begin_with_the_shorter_ones(
     history: History, data: st.DataObject

@@ -14,9 +14,10 @@ from tests.oracles.measures import broken
 from tests.oracles.projection import as_chat
 from tests.oracles.scripts import WRITERS, valid
 from tests.oracles.verdicts import with_prompt
+from tests.search import tried
 
-QUESTIONS = 40
-"""Histories a format; all of one format are asked in one node process."""
+QUESTIONS = tried(40)
+"""Histories of each kind and format; all of one format are judged in one node process."""
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking() or "it is all here")
 
@@ -26,41 +27,33 @@ def shown(form: str, messages: list[Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_the_ai_sdk_takes_what_is_repaired_and_its_model_receives_every_word(form: str) -> None:
+def test_the_ai_sdk_takes_what_is_valid_and_what_is_repaired_and_refuses_what_was_not(form: str) -> None:
     cases = [broken(form, Random(f"{form}/ai-sdk/{number}")) for number in range(QUESTIONS)]
-    repaired = [
-        midstream.history.operations.repair_by_name(messages, format=form).messages
-        for _, messages, _ in cases
-    ]
-    verdicts = judged([shown(form, messages) for messages in repaired])
-    refused = [
-        (n, how, said) for n, ((_, _, how), said) in enumerate(zip(cases, verdicts, strict=True)) if said
-    ]
-    assert refused == []
-
-
-@pytest.mark.parametrize("form", WRITERS)
-def test_the_ai_sdk_takes_valid_histories(form: str) -> None:
-    histories = [valid(form, Random(f"{form}/ai-sdk/valid/{number}")) for number in range(QUESTIONS)]
-    assert [said for said in judged([shown(form, messages) for messages in histories]) if said] == []
-
-
-@pytest.mark.parametrize("form", WRITERS)
-def test_the_ai_sdk_refuses_what_was_not_repaired(form: str) -> None:
-    histories = []
+    repaired = [_repaired(form, messages) for _, messages, _ in cases]
+    whole = [valid(form, Random(f"{form}/ai-sdk/valid/{number}")) for number in range(QUESTIONS)]
+    lacking_results = []
     for number in range(QUESTIONS):
         chance = Random(f"{form}/ai-sdk/broken/{number}")
         messages = valid(form, chance)
         drop_result(form, messages, chance)
-        histories.append(messages)
-    raw = judged([shown(form, messages) for messages in histories])
-    repaired = [
-        midstream.history.operations.repair_by_name(messages, format=form).messages for messages in histories
+        lacking_results.append(messages)
+    asked = [shown(form, messages) for messages in [*repaired, *whole, *lacking_results]]
+    verdicts = judged(asked)
+    of_repaired = verdicts[:QUESTIONS]
+    refused = [
+        (n, how, said) for n, ((_, _, how), said) in enumerate(zip(cases, of_repaired, strict=True)) if said
     ]
-    was_broken = [made is not messages for made, messages in zip(repaired, histories, strict=True)]
+    assert refused == []
+    assert [said for said in verdicts[QUESTIONS : 2 * QUESTIONS] if said] == []
+    raw = verdicts[2 * QUESTIONS :]
+    was_broken = [_repaired(form, messages) is not messages for messages in lacking_results]
     assert [bool(said) for said in raw] == was_broken
     assert any(was_broken)
     assert all("MissingToolResultsError" in said[0] for said in raw if said)
+
+
+def _repaired(form: str, messages: list[Any]) -> list[Any]:
+    return midstream.history.operations.repair_by_name(messages, format=form).messages
 
 
 def test_the_ai_sdk_refuses_a_role_and_a_result_it_does_not_know() -> None:

@@ -24,8 +24,9 @@ from tests.oracles.chat_templates import (
 from tests.oracles.measures import broken, lost_words
 from tests.oracles.projection import as_chat
 from tests.oracles.scripts import WRITERS
+from tests.search import tried
 
-QUESTIONS = 30
+QUESTIONS = tried(30)
 """Histories a format and profile; every template that fits the profile is asked about each."""
 UNREPAIRED = 100
 """Broken histories that each template is shown until it raises."""

@@ -20,9 +20,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "situation", ["gateway killed between turns", "gateway killed in an answer", "provider cuts once"]
+    ("program", "situation"),
+    [
+        ("claude", "gateway killed in an answer"),
+        ("codex", "gateway killed between turns"),
+        ("codex", "provider cuts once"),
+    ],
 )
-@pytest.mark.parametrize("program", ["claude", "codex"])
 async def test_a_real_program_goes_through_the_situation(
     program: str, situation: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

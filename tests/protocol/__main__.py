@@ -12,6 +12,11 @@ from tests.protocol.world import Scenario, World
 STATES_MAX = 5_000_000
 
 LARGE = {
+    "the client dies, and a loss": Scenario(losses=1, client_deaths=1, words=0),
+    "another server takes over, with words": Scenario(losses=1, takeovers=1),
+    "a stop, with words": Scenario(losses=1, aborts=1),
+    "the power fails, with words": Scenario(losses=1, power_cuts=1),
+    "a tool at a client, and two losses": Scenario(losses=2, has_tool=True, words=0),
     "three losses": Scenario(losses=3),
     "three losses and a stop": Scenario(losses=3, aborts=1, words=0),
     "the client dies twice": Scenario(losses=1, client_deaths=2, words=0),

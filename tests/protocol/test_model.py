@@ -19,12 +19,12 @@ STATES_MAX = 30_000
 
 SMALL = {
     "two losses": Scenario(losses=2),
-    "the client dies": Scenario(losses=1, client_deaths=1, words=0),
-    "another server takes over": Scenario(losses=1, takeovers=1),
-    "a stop": Scenario(losses=1, aborts=1),
+    "the client dies": Scenario(losses=0, client_deaths=1),
+    "another server takes over": Scenario(losses=1, takeovers=1, words=0),
+    "a stop": Scenario(losses=1, aborts=1, words=0),
     "a stop and another server": Scenario(losses=0, aborts=1, takeovers=1, words=0),
-    "the power fails": Scenario(losses=1, power_cuts=1),
-    "a tool at a client": Scenario(losses=2, has_tool=True, words=0),
+    "the power fails": Scenario(losses=1, power_cuts=1, words=0),
+    "a tool at a client": Scenario(losses=1, has_tool=True, words=0),
     "a tool at a client that dies": Scenario(losses=0, client_deaths=1, has_tool=True, words=0),
     "two processes of one checkpoint": Scenario(losses=0, clients=2, words=0),
     "commands arrive twice": Scenario(losses=1, repeats=1, words=0),

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.fault.starting import ROOT
+from tests.forked import ROOT
 from tests.postgres_engine import running_engine
 from tests.scale.run import Report, run
 

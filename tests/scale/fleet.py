@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import httpx2
 
 from midstream.environment import World
-from tests.fault.starting import ROOT
+from tests.forked import AsyncForked
 from tests.ports import held_port
 from tests.scale.served import LEDGER_VARIABLE
 
@@ -41,7 +40,7 @@ class Server:
         self.lives = 0
         self._folder = folder
         self._words = [*words, f"--port={port}"]
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: AsyncForked | None = None
 
     async def start(self) -> None:
         """Start the next process, as often as a database that is restarted refuses it, and wait until it listens.
@@ -58,21 +57,15 @@ class Server:
 
     async def _start_once(self) -> bool:
         with (self._folder / f"{self.name}.log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "midstream", "serve", *self._words, "--json"),
-                cwd=ROOT,
+            self._process = await AsyncForked.started(
+                *("midstream", "serve", *self._words, "--json"),
                 env={
-                    **{
-                        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
-                    },
+                    **os.environ,
                     LEDGER_VARIABLE: str(self._folder / "ledger"),
                     "MIDSTREAM_HOME": str(self._folder / "home"),
                 },
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
                 stderr=log,
             )
-        assert self._process.stdout is not None
         async with asyncio.timeout(READY_S):
             return await self._process.stdout.readline() != b""
 

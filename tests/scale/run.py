@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -19,8 +18,8 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from midstream.environment import World
-from tests.fault.starting import ROOT
 from tests.fault.stored import name_of, read_all, use_postgres
+from tests.forked import AsyncForked
 from tests.postgres_engine import Engine, terminate
 from tests.scale.balancer import Balancer
 from tests.scale.clients_process import ENOUGH
@@ -224,13 +223,11 @@ async def run(
     return report
 
 
-async def _start_clients(folder: Path, url: str, clients: int) -> asyncio.subprocess.Process:
+async def _start_clients(folder: Path, url: str, clients: int) -> AsyncForked:
     with (folder / "clients.log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.scale.clients_process", str(folder), url, f"--clients={clients}"),
-            cwd=ROOT,
+        return await AsyncForked.started(
+            *("tests.scale.clients_process", folder, url, f"--clients={clients}"),
             env={**os.environ, "MIDSTREAM_HOME": str(folder / "home")},
-            stdin=asyncio.subprocess.DEVNULL,
             stderr=log,
         )
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,10 +13,10 @@ from random import Random
 from typing import Self
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Page, Route, async_playwright, expect
+from playwright.async_api import Browser, Page, Route, expect
 
-from tests.server.devtools import CHROMIUM, FLAGS
+from tests.forked import AsyncForked
+from tests.server.devtools import CHROMIUM
 from tests.server.lives_process import HOLD, words_of
 from tests.server.test_page import WAIT_MS, WAIT_S
 
@@ -29,7 +28,7 @@ ASK = next(program for program in PROGRAMS if "client.ask" in program)
 RECORDS = "fetch('/v1/sessions/my-session/records').then((answer) => answer.text())"
 A_FRAME = "new Promise(requestAnimationFrame)"
 """Let the page run before it is looked at again."""
-KILLED_SEEDS, KILLS = (range(1, 7), 25) if os.environ.get("MIDSTREAM_FAULT_FULL") == "1" else (range(1, 2), 5)
+KILLED_SEEDS, KILLS = (range(1, 7), 25) if os.environ.get("MIDSTREAM_FAULT_FULL") == "1" else (range(1, 2), 3)
 KILLS_OF_A_TURN_MAX = 4
 START_S = 90.0
 """For a server to start, beside browsers and on a busy machine."""
@@ -39,25 +38,11 @@ END_S = 6 * WAIT_S
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),
 ]
-
-
-AS_LOCAL = "--disable-features=LocalNetworkAccessChecks"
-"""A page that the test answers counts as one from far away, which may not connect to this machine."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, AS_LOCAL])
-        try:
-            yield launched
-        finally:
-            await launched.close()
 
 
 class Lives:
@@ -66,16 +51,12 @@ class Lives:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._hold = folder / HOLD
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: AsyncForked | None = None
         self.url = ""
 
     async def begin(self) -> Self:
         port = self.url.rpartition(":")[2] or "0"
-        command = (sys.executable, "-m", "tests.server.lives_process", str(self._folder), port)
-        self._process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdout is not None
+        self._process = await AsyncForked.started("tests.server.lives_process", self._folder, port)
         line = await asyncio.wait_for(self._process.stdout.readline(), START_S)
         self.url = line.decode().strip()
         return self

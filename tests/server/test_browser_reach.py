@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, Route, async_playwright
+from playwright.async_api import Browser, Page, Route
 
 from midstream.testing import text
 from tests.cli.processes import Serving
 from tests.ports import held_port
-from tests.server.devtools import CHROMIUM, FLAGS
+from tests.server.devtools import CHROMIUM
 from tests.server.people import guarded_app
 from tests.server.serving import make_app, served
 from tests.server.test_browser_client import CLIENT, ROOT, RUN_S, ran
-from tests.server.test_browser_guide import A_FRAME, AS_LOCAL
+from tests.server.test_browser_guide import A_FRAME
 from tests.server.test_page import WAIT_S
 from tests.spec import spec
 
@@ -119,36 +119,33 @@ async def test_the_client_of_the_examples_shows_a_token(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @spec("SEC-87", "STREAM-73")
-@pytest.mark.parametrize("transport", ["auto", "sse"])
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_page_of_another_origin_is_served_where_it_is_allowed_and_else_gets_an_error(
-    transport: str, tmp_path: Path
+    browser: Browser, tmp_path: Path
 ) -> None:
     options = ["--no-auth", "--allow-origin"]
     with Serving(tmp_path, options=[*options, PAGE]) as server:
         own = f"{server.url}/static/client"
-        assert (
-            await _said_by_page(_program(server.url, client=own, transport=transport)) == "You said: hello."
-        )
+        for transport in ("auto", "sse"):
+            program = _program(server.url, client=own, transport=transport)
+            assert await _said_by_page(browser, program) == "You said: hello."
     with Serving(tmp_path, options=[*options, "https://app.example"]) as server:
-        program = _program(server.url, client="/client", transport=transport, within=1)
-        said = await _said_by_page(program)
-    assert said.startswith(UNREACHED)
-    assert "midstream serve --allow-origin" in said
+        for transport in ("auto", "sse"):
+            program = _program(server.url, client="/client", transport=transport, within=1)
+            said = await _said_by_page(browser, program)
+            assert said.startswith(UNREACHED)
+            assert "midstream serve --allow-origin" in said
 
 
-async def _said_by_page(program: str) -> str:
+async def _said_by_page(browser: Browser, program: str) -> str:
     """Return the last line that a page, which is this program, writes to its console by itself."""
     said: list[str] = []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, AS_LOCAL])
-        try:
-            page = await browser.new_page()
-            page.on("console", lambda message: said.append(message.text) if message.type == "log" else None)
-            await page.route(f"{PAGE}/**", _answer(program))
-            await page.goto(f"{PAGE}/")
-            await _wait_for(page, said)
-        finally:
-            await browser.close()
+    page = await (await browser.new_context()).new_page()
+    page.on("console", lambda message: said.append(message.text) if message.type == "log" else None)
+    await page.route(f"{PAGE}/**", _answer(program))
+    await page.goto(f"{PAGE}/")
+    await _wait_for(page, said)
+    await page.context.close()
     return said[-1]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,16 +12,15 @@ import pytest
 from midstream.client import Event, connect
 from midstream.errors import QuestionClosedError
 from midstream.session.records import CallEnded, TurnEnded, TurnStatus
+from tests.forked import AsyncForked
 from tests.spec import spec
 
 WAIT_S = 60.0
 
 
 @asynccontextmanager
-async def _serving(folder: Path, *, port: int = 0, days: float = 0) -> AsyncIterator[tuple[Process, str]]:
-    command = (sys.executable, "-m", "tests.server.asking_process", str(folder), str(port), str(days))
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
-    assert process.stdout is not None
+async def _serving(folder: Path, *, port: int = 0, days: float = 0) -> AsyncIterator[tuple[AsyncForked, str]]:
+    process = await AsyncForked.started("tests.server.asking_process", folder, port, days)
     try:
         url = await asyncio.wait_for(process.stdout.readline(), WAIT_S)
         yield process, url.decode().strip()

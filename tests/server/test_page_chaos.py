@@ -21,7 +21,7 @@ from tests.server.test_page_situations import LOOK_HIDDEN
 
 IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 FIRST_SEED = int(os.environ.get("PAGE_CHAOS_SEED") or 1)
-TRIALS = 30 if IS_FULL else 2
+TRIALS = 30 if IS_FULL else 1
 TURNS = 3
 END_MS = 4 * WAIT_MS
 

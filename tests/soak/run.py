@@ -16,7 +16,7 @@ import msgspec
 import openai
 
 from midstream.environment import World
-from tests.fault.starting import ROOT
+from tests.forked import ROOT
 from tests.ports import held_port
 from tests.soak.gauges import Gauges
 

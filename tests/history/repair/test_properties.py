@@ -46,7 +46,7 @@ from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, judge, missing
 from tests.oracles.measures import first_defect
 from tests.oracles.scripts import valid
 from tests.oracles.verdicts import PROMPTS, refusals
-from tests.search import tried, with_slow
+from tests.search import PROFILE, tried, with_slow
 from tests.spec import spec
 
 NOISY = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -271,7 +271,7 @@ def test_it_holds(search: Search, pair: Pair, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", SEARCHES[:2], ids=NAMED)
+@pytest.mark.parametrize("search", SEARCHES[: 2 if PROFILE == "search" else 1], ids=NAMED)
 @pytest.mark.parametrize("pair", [pair for pair in EVERY_PAIR if pair not in PAIRS], ids=str)
 @quick
 @given(data=st.data())

@@ -48,8 +48,7 @@ async def test_it_is_served() -> None:
 async def test_who_knows_only_the_description_finds_nothing_wrong() -> None:
     """`make api-search` looks longer, in every phase and at what has no end."""
     options = [
-        "--phases=coverage,fuzzing",
-        "--max-examples=2",
+        "--phases=coverage",
         "--seed=1",
         "--no-color",
         "--request-timeout=60",
