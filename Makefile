@@ -28,7 +28,8 @@ $(1)/bin/python -m pip check
 @touch $@
 endef
 CODE := $(wildcard src tests tools bench examples)
-JOBS ?= 2
+# Parallel tests. Tests of processes and sockets wait as long as they compute, so four of them use two cores.
+JOBS ?= 4
 # Neighbours stay together: what they share is made once.
 AT_ONCE = -n $(JOBS) --dist worksteal
 # Stages that take a minute and more run beside the tests. They are started by name: `make -n` would run what has `MAKE` in it.
@@ -185,12 +186,13 @@ demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the a
 
 # --- checking it ----------------------------------------------------------------------------
 
-test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
+test: format-check lint arrows $(VENV)/.upstreams  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
 	@for judge in node chats graphs plain_streams mcp a2a tck starter templates clients schemathesis agents responses; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
-	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
+	$(BESIDE) "make --no-print-directory types" $(if $(ARGS),,"make --no-print-directory hooks JOBS=2") -- \
+	  $(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 
 check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, in two minutes
 	MIDSTREAM_QUICK=1 $(BESIDE) "make --no-print-directory types" -- \
@@ -215,6 +217,7 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 fault: $(VENV)/.dev  ## The full kill matrix: processes are killed at every fault point, in every way
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault tests/store/jetstream
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -q tests/cli/test_conformance.py
+	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -q $(AT_ONCE) -k Pooled tests/agents
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/server/test_page_chaos.py \
 		tests/server/test_page_firefox.py tests/server/test_browser_guide.py
 
