@@ -1,4 +1,4 @@
-"""The reference store: dictionaries. Tests compare every other store with it; nothing survives the process."""
+"""The reference store, in dictionaries. Tests compare every other store with it; nothing survives the process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Session(Struct):
     mark: SessionListing
     number: int
     records: list[StoredRecord] = field(default_factory=list)
-    """Without gap, up to the end; the first one is not at 1 where the journal was pruned."""
+    """Without gap, up to the end; the first one is not at 1 if the journal was pruned."""
     blobs: dict[str, bytes] = field(default_factory=dict)
     seal: bytes = b""
 
@@ -104,7 +104,7 @@ class MemoryKeyValue(KeyValue):
 
 
 class Memory(MemoryKeyValue):
-    """State that several stores share, as several processes share a file."""
+    """State that several stores share, like processes that share a file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Memory(MemoryKeyValue):
         self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, node: str) -> None:
-        """Let a node die: its sessions are free for the next claim."""
+        """Simulate the death of a node: its sessions are free for the next claim."""
         self.living.discard(node)
         self.wake_watchers()
 
@@ -141,8 +141,8 @@ class MemoryStore(Store):
     """A store without a disk: `Store` in its simplest form, for tests and short scripts.
 
     Args:
-        memory: What it keeps its journals in; give several stores the same one to let them compete.
-        world: Where the node's id comes from.
+        memory: The state of the store. Several stores with the same memory are nodes of one place.
+        world: Source of the node's id.
     """
 
     def __init__(self, memory: Memory | None = None, *, world: World = World()) -> None:
@@ -211,7 +211,7 @@ class MemoryStore(Store):
         return bool(self.node)
 
     def append_now(self, session: str, batch: Batch) -> int | None:
-        """See `Immediate.append_now`: whatever is to be appended where nothing forbids it."""
+        """See `Immediate.append_now`: every valid batch is appended."""
         found = self._memory.sessions.get(session) if self.node else None
         if found is None or (found.epoch, found.end) != (batch.epoch, batch.expected):
             return None
@@ -377,7 +377,7 @@ class MemoryStore(Store):
         if batch.mark is not None:
             found.mark = replace(batch.mark, title=batch.mark.title or found.mark.title)
         found.seal = batch.seal or found.seal
-        if len(self._memory.living) > 1:  # what its node appends is no change to wait for
+        if len(self._memory.living) > 1:  # its node does not wait for its own appends
             self._memory.wake_watchers()
         return found.end
 
@@ -389,7 +389,7 @@ class MemoryStore(Store):
         return found.end if found else 0
 
     def _epoch_for(self, forwarded: ForwardedCommand) -> int:
-        """Return the epoch of the forwarded command's session, or -1 where another one is to decide it."""
+        """Return the epoch of the command's session, or -1 if another node must decide it."""
         found = self._memory.sessions.get(forwarded.session)
         if found is None:
             return 0
@@ -407,7 +407,7 @@ class MemoryStore(Store):
 
 
 class MemoryBackend(Backend):
-    """See `opening.Backend`. There is one address, the empty one, and each store that is opened is another."""
+    """See `store_registry.Backend`. The only address is the empty one; each opened store is a new one."""
 
     @override
     def open(self, address: str, *, world: World) -> MemoryStore:
