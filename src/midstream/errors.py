@@ -102,12 +102,13 @@ class MidstreamError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
-        """Seconds to wait before trying again, if the other side gave a time."""
+        """Seconds to wait before a retry, if the other side sent a time."""
 
     def again(self) -> Self:
-        """Return this error to be kept, or to be raised once more: without the traceback of where it was raised.
+        """Return a copy of this error without its traceback, to be stored or raised again.
 
-        A traceback holds all that raised it. What keeps an error that it raises would keep itself alive with it.
+        A traceback refers to the frames that raised the error. An object that stores an error which it raises would
+        keep itself alive.
         """
         error = type(self).__new__(type(self), *self.args)
         error.__dict__.update(self.__dict__)

@@ -42,7 +42,7 @@ DELTA_CHARS_MAX = 64 * 1024
 
 
 class ModelRequest(Struct, frozen=True):
-    """Request to a model.
+    """A request to a model.
 
     Args:
         instructions: The system prompt, or "".
