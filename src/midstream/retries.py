@@ -133,7 +133,6 @@ RECONNECT_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=1.0)
 """Between reconnects of a client after an immediate first one: 1 s to 30 s with full jitter. No pause is longer than
 the outage so far, or 1 s: otherwise random short pauses would soon be followed by long ones."""
 STOPPED_PATIENCE_S = 30.0
-"""How long a client tries to read the end of a cancelled turn, after the server has acknowledged the cancellation
-(STREAM-77)."""
+"""How long a client tries to read the end of a turn whose cancellation is acknowledged (STREAM-77)."""
 HEARTBEATS_MISSED_MAX = 3
 """Missing heartbeats, or heartbeats without a due ack, before a connection counts as dead."""

@@ -59,9 +59,7 @@ class StallBudgets(Struct, frozen=True, gc=False):
             raise UsageError("a limit for silence is a positive, finite number of seconds")
 
     def of(self, waiting_for: StalledOn) -> tuple[float, float | None]:
-        """Return the seconds after which a silence is reported, and those after which it is cut (None: not by the
-        watchdog).
-        """
+        """Return the seconds until a silence is reported, and until it is cut (None: not by the watchdog)."""
         match waiting_for:
             case StalledOn.FIRST_TOKEN:
                 return self.first_token_s, self.first_token_max_s

@@ -22,8 +22,7 @@ from midstream.models.responses import (
 )
 
 FOLDED_CHARS_MAX = 2000
-"""Characters of arguments and of content in the description of a call. An application that declares tools gets all of
-it."""
+"""Characters of arguments and of content in the description of a call. Declare tools to get all of it."""
 
 
 class Paired:

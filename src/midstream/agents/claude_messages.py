@@ -178,9 +178,7 @@ class ClaudeReader:
             yield UpstreamCallEnded(call_id, _text(content), Outcome.ERROR if is_error else Outcome.OK)
 
     def _is_ours(self, result: ResultMessage) -> bool:
-        """Whether a result belongs to this turn: the CLI also takes turns by itself, such as after a background
-        task.
-        """
+        """Whether a result belongs to this turn: the CLI also takes turns itself, such as after a background task."""
         taken = result.user_message_uuids
         if result.is_error or taken is None:
             return result.origin is None or result.origin.get("kind") == "human"

@@ -469,9 +469,7 @@ class _Bridge:
             await asyncio.shield(ending)
 
     async def _restart_if_dead(self) -> None:
-        """Let the next conversation start another bridge if the own one does not answer; other runs may still use
-        it.
-        """
+        """Let the next conversation start another bridge if the own one does not answer; runs may still use it."""
         ours = self._ours
         if ours is not None:
             try:

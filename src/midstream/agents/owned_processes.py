@@ -29,8 +29,7 @@ ROUNDS_MAX = 20
 EXIT_WAIT_S = 1.0
 """Greatest number of seconds to wait for the end of killed processes."""
 SEARCHES_AFTER_S = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)
-"""Pauses before the searches of a guardian. A process that was just being started has no owner in its environment
-yet."""
+"""Pauses before the searches of a guardian. The environment of a starting process has no owner yet."""
 _PROC = "/proc"
 _DEAD = ("Z", "X")
 _PARENT, _SESSION, _STARTED = 1, 3, 19

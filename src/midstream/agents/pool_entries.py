@@ -216,9 +216,7 @@ class PoolEntries:
         )
 
     async def note_echo(self, *, has_echo: bool) -> None:
-        """Store whether the upstream sent the id of the resumed conversation. If another writer is first, it is
-        dropped.
-        """
+        """Store whether the upstream sent the resumed conversation's id. If another writer is first, it is dropped."""
         now = self._world.now()
         known, learned = await self._update_retention(
             lambda known: known.with_echo(now=now) if has_echo else known.without_echo(now=now)

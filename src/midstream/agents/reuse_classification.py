@@ -269,9 +269,7 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[RequestRe
 
 
 def _is_of_aside(record: PoolRecord, outline: Outline, changed: tuple[Field, ...]) -> bool:
-    """Whether a request continues a side call beside the record: then the record itself was the side call
-    (REUSE-14).
-    """
+    """Whether a request continues a side call beside the record: then the record was the side call (REUSE-14)."""
     is_foreign = "identity" in changed or "system" in changed
     return is_foreign and any(_goes_on(aside, outline) for aside in record.asides)
 

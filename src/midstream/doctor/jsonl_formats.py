@@ -129,9 +129,7 @@ class ClaudeCode(Ledger):
         return {**entry.value, "message": messages[0]}
 
     def new_line(self, like: MessageLine, message: Json, number: int) -> Json:
-        """See `Ledger.new_line`. The id is derived from the call's or the neighbour's, so that each run writes the same
-        file.
-        """
+        """See `Ledger.new_line`. The id is derived from the call's or the neighbour's, so each run writes the same."""
         kept = {key: value for key, value in like.value.items() if key not in _OF_ONE_LINE}
         kind = "assistant" if message.get("role") == "assistant" else "user"
         content = message.get("content")

@@ -1,6 +1,4 @@
-"""Protection of an open turn from another agent, or from an agent with other tools, on the same store (TURN-86,
-TURN-90).
-"""
+"""Protection of an open turn from another agent, or one with other tools, on the same store (TURN-86, TURN-90)."""
 
 from __future__ import annotations
 

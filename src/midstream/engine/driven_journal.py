@@ -62,8 +62,7 @@ class DrivenJournal:
         self.failed: MidstreamError | None = None
         self.loop = asyncio.get_running_loop()
         self.on_records: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
-        """Receives the appended records with their epochs, also records that other nodes appended since the last read.
-        """
+        """Receives the appended records with their epochs, also those of other nodes since the last read."""
         self.decided: list[Record] = []
         """Decided records that are not appended yet: simultaneous decisions share one append."""
         self._world = world

@@ -102,18 +102,14 @@ class DrivenTurn:
         self._has_left = True
 
     def skip(self, responses: int) -> None:
-        """Skip a number of responses. The loop received them with their results, except for the last one, whose calls
-        it runs.
-        """
+        """Skip responses that the loop received with their results, except for the last one, whose calls it runs."""
         self._response_no = responses
         known = self.recorded.get(responses)
         self._response = known.body if known else None
         self._taken = set()
 
     def find_response(self, call_ids: AbstractSet[str]) -> int:
-        """Return the number of the newest response that requested all these calls, by the loop's ids; 0 if there is
-        none.
-        """
+        """Return the number of the newest response that requested all these calls, by the loop's ids; or 0."""
         if self._response is not None and call_ids <= {_loop_id(call) for call in self._response.calls}:
             return self._response_no
         numbers = (
@@ -172,9 +168,7 @@ class DrivenTurn:
         return self.number, self._response_no + 1, getattr(state, "attempt", 1)
 
     async def journal_response(self, response: Response, plans: Sequence[CallPlan], native: str) -> None:
-        """Journal the whole response before any of its calls starts. A response with calls shares the append of the
-        first start.
-        """
+        """Journal the whole response before any of its calls starts; with calls, in the append of the first start."""
         self._require_presence()
         responded = Responded(response, tuple(plans), native)
         if response.calls:

@@ -85,8 +85,7 @@ CLIENT_COMMANDS: tuple[type[Command], ...] = (
     Cancel,
     Resume,
 )
-"""Commands that clients may send. Decisions of the node (a model's response, an expired question) are never forwarded.
-"""
+"""Commands that clients may send. Decisions of the node (a response, an expired question) are never forwarded."""
 _KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in CLIENT_COMMANDS}
 
 

@@ -308,9 +308,7 @@ class Host:
         return self._trials.count_suspected_deaths(runner)
 
     def note_left(self, runner: Runner) -> bool:
-        """Return whether a session is a suspect. A suspect is claimed only after all sessions of its dead node were
-        read.
-        """
+        """Return whether a session is a suspect, which is claimed after all sessions of its dead node were read."""
         if not self._trials.is_suspect(runner):
             return False
         if self.recovery.is_done:

@@ -36,8 +36,7 @@ later is appended at once. Tokens that come sooner share the next append: one re
 reader. The time begins after the writes, because writes to 500 readers take longer than this."""
 
 RESULT_RECORDS = 2
-"""The records of a client's tool result: the accepted command and the call's outcome. Any further record is a
-consequence."""
+"""The records of a client's tool result: the accepted command and the outcome. Others are consequences."""
 
 
 class Effect:
@@ -111,8 +110,7 @@ class Mailbox:
         """Whether the next output probably comes together with more, as the last output did."""
         self._next_words_at = -math.inf
         self._held: Cancellable | None = None
-        """The timer for which output is held back: for simultaneous output, for writes to readers, or for the pause
-        after them."""
+        """The timer that holds output back: for simultaneous output, for writes to readers, or for the pause."""
         self._arrival: asyncio.Future[None] | None = None
         """The future on which the receiver waits for a batch."""
         self._resters: list[asyncio.Future[None]] = []

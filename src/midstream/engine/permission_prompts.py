@@ -62,9 +62,7 @@ class AgentQuestions:
         self._waiting: dict[tuple[CallModel, str], asyncio.Future[Decision]] = {}
 
     def person(self, pending_work: CallModel, watch: Watch) -> Person:
-        """Return the callback with which the agent of an attempt asks a person. While it waits, its silence is not
-        measured.
-        """
+        """Return the callback with which an agent asks a person. While it waits, its silence is not measured."""
 
         async def request(permission: Permission, terms: Ask) -> Decision:
             return await self._request_permission(pending_work, watch, permission, terms)

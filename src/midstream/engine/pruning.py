@@ -48,13 +48,11 @@ RETENTION, PLACE = "retention", "place"
 SEEN_MAX = 100_000
 """Journals whose last survey is kept in memory, about 20 MiB. Others are read again."""
 SWEEP_RECORDS_MAX = 50_000
-"""Records that one sweep reads at most, about a second of work, except for the last journal. The next sweep continues.
-"""
+"""Records that one sweep reads at most, about a second of work, plus the rest of the last journal."""
 PAUSE_S = 0.005
 """Seconds of rest after each page, so that other readers do not wait."""
 LOCKED_S = 600.0
-"""Seconds until the next look at a session that only its client can open. The session is also checked when its client
-leaves."""
+"""Seconds until the next look at a locked session, which is also checked when its client leaves."""
 LOOKS = 8
 """How many times a journal is read while it doubles, and within `events_for_s`."""
 UNREAD_MAX = 256

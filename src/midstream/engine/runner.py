@@ -229,9 +229,7 @@ class Runner:
 
     @property
     def may_grow_elsewhere(self) -> bool:
-        """Whether other nodes may append: nothing was appended here, or the last append is older than the lease can
-        guarantee.
-        """
+        """Whether other nodes may append: there was no append here for longer than the lease can guarantee."""
         if self._phase is Phase.RUNNING:
             return self._world.monotonic() - self.journal.held_at > session_work.HELD_FOR_S
         return self._phase is Phase.FOLLOWING

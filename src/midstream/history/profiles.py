@@ -63,8 +63,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     system: Literal["any", "after-user", "first", "apart"] = "any"
     """Places of system prompts: any; not after a response or a result; at the top; a parameter."""
     system_models: str = ""
-    """Models that accept system prompts within the list, between a user's turn and a response, although others do
-    not."""
+    """Models that accept system prompts within the list, between a user's turn and a response."""
     user_follows_results: bool = True
     """Whether a user message may follow a result directly (not in Mistral's older templates)."""
     trims_prefill: bool = False

@@ -219,9 +219,7 @@ def _link_messages(before: bytes, entries: Iterable[Entry]) -> bytes:
 
 
 def _body(message: UserMessage) -> bytes:
-    """Return the bytes of a message: its whole text, independent of its division into parts, and the content of its
-    files.
-    """
+    """Return the bytes of a message: its text, independent of its parts, and the content of its files."""
     tokens: list[bytes] = []
     words: list[str] = []
     for part in message.parts:

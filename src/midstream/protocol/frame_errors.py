@@ -18,8 +18,7 @@ KEEPS_CHECKPOINT = frozenset(
         "unauthorized",
     )
 )
-"""Errors after which the stream can still be resumed: after a login, a wait, a restore, an update, or by a newer
-connection."""
+"""Errors after which the stream can be resumed: after a login, a wait, a restore, an update, or elsewhere."""
 
 
 def error_of(frame: Error) -> MidstreamError:

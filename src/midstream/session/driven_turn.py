@@ -43,8 +43,7 @@ from midstream.session.turn.folding import evolve as evolve_turn
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
 
 NO_CLIENT = "driver"
-"""Replacement for the secret's digest in the stream of a keyed turn; no secret has it, so no client can join the
-stream."""
+"""Replacement for the secret's digest in a keyed turn's stream; no secret has it, so no client can join."""
 
 
 class Begin(Struct, frozen=True):

@@ -192,8 +192,7 @@ class MessageAccepted(
     """Responses before the model is requested to hand in its result; 0 for the general limit."""
     parent: Parent | None = None
     driver: str = ""
-    """The framework whose loop drives this turn, such as `pydantic-ai`; empty for midstream's own. Only the driver
-    continues it."""
+    """The framework whose loop drives this turn, such as `pydantic-ai`; empty for midstream's own."""
     keep: int | None = None
     """Number of entries of the earlier history that stay, if the client changed the conversation; None for all."""
     before: tuple[Entry, ...] = ()
@@ -203,9 +202,7 @@ class MessageAccepted(
 class MessageQueued(
     Struct, frozen=True, gc=False, tag="message_queued", tag_field="type", omit_defaults=True
 ):
-    """A user's message came while a turn was running, and waits in the queue. `number` counts a session's queued
-    messages from 1.
-    """
+    """A user's message waits in the queue while a turn runs. `number` counts a session's queued messages from 1."""
 
     number: int
     message: UserMessage
@@ -498,9 +495,7 @@ class ChildDelta(Struct, frozen=True, gc=False, tag="child_delta", tag_field="ty
 
 
 class CallInDoubt(Struct, frozen=True, gc=False, tag="call_in_doubt", tag_field="type"):
-    """The node that ran a call died before its outcome, and a person or a probe must find out whether it took
-    effect.
-    """
+    """The node of a call died before its outcome; a person or a probe finds out whether the call took effect."""
 
     turn: int
     response: int

@@ -224,8 +224,7 @@ class Session(Struct, frozen=True, gc=False):
     node: str = ""
     """The node of the last epoch."""
     suspected: int = 0
-    """Number of nodes' deaths since the last message that the open turn may have caused: see
-    `session.crash_suspects`."""
+    """Deaths of nodes since the last message that the open turn may have caused: see `session.crash_suspects`."""
     application: Application = NO_APPLICATION
     """Requests of a client application that resends the conversation; see `midstream.session.applications`."""
 
@@ -250,9 +249,7 @@ class Session(Struct, frozen=True, gc=False):
 
     @property
     def is_with_application(self) -> bool:
-        """Whether a client application has the calls of the open turn. It sends their results, or continues without
-        them.
-        """
+        """Whether a client application has the calls of the open turn. It sends results, or continues without them."""
         return isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_application
 
     @property

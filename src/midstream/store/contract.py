@@ -509,9 +509,7 @@ class Escrow(Protocol):
         """Make all viewers' secrets of a session invalid."""
 
     async def drop_deleted_keys(self) -> None:
-        """Delete the keys of deleted sessions: the node that deleted a session may have died before it deleted the
-        keys.
-        """
+        """Delete the keys of deleted sessions, in case the node that deleted a session died before it did this."""
 
     async def is_good(self, opened: OpenedSession) -> bool:
         """Whether the viewer's access to an opened session is still valid."""

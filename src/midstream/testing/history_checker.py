@@ -183,9 +183,7 @@ def check(evidence: Evidence) -> list[Violation]:
 
 
 def check_ended(evidence: Evidence) -> list[Violation]:
-    """Return the violations of `check`, and those of turns that should have ended, or whose ends clients should
-    have.
-    """
+    """Return the violations of `check`, and turns that should have ended, or whose ends clients should have."""
     found = check(evidence)
     for session, stored in evidence.journals.items():
         records = _readable(stored)

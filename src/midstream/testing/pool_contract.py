@@ -39,8 +39,7 @@ LIMIT_S = 60.0
 PATIENCE_S = 30.0
 """Permitted seconds of an agent's silence. Tests of a silence do not really wait for them."""
 NAMING_S = 0.1
-"""Seconds for an agent's events before its silence; one without events by then counts as mute, which is correct,
-too."""
+"""Seconds for an agent's events before its silence; one without events counts as mute, which is correct."""
 PAUSE_S = 1.0
 """Seconds that do not count as silence: the pool's pause before a retry."""
 LOOK_S = 0.005

@@ -711,9 +711,7 @@ async def _begin(peer: UpstreamPeer, *texts: str) -> str:
 async def _answer_by(
     upstream: Upstream, name: str, text: str, events: list[UpstreamEvent] | None = None
 ) -> list[UpstreamEvent]:
-    """Open an agent ("" for a fresh one), send a message and return the events; `events` has them also after an
-    error.
-    """
+    """Open an agent ("" for a fresh one), send a message and return the events, in `events` also after an error."""
     async with _resume(upstream, name) as agent:
         return await _send(agent, text, events=events)
 

@@ -340,8 +340,7 @@ def _refuse_to_run(**_: object) -> None:
 
 
 Approval = Callable[[ToolCall, Tool], bool | str | Ask]
-"""A rule of the program: whether a person must allow a call; or the reason as text; or the terms, such as the number of
-people."""
+"""A rule: whether a person must allow a call; or the reason as text; or the terms, such as how many people."""
 
 
 def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | None = None) -> CallPlan:

@@ -221,8 +221,7 @@ class CodecSpec(Struct, frozen=True, kw_only=True):
     write_thought: Callable[[str, str | None, str], Json | None] | None = None
     """Writes thinking, given its text, its signature, and the format of the signing provider, or none."""
     write_own_thought: Callable[[str, str | None, bool], Json | None] | None = None
-    """Writes thinking for the model that produced it, given its text, its signature, and whether the text is
-    withheld."""
+    """Writes thinking for its own model, given its text, its signature, and whether the text is withheld."""
     write_signature: Callable[[str], Json] | None = None
     """Writes the fields of a call for its thought signature."""
     hosted_answer: Callable[[Part, str], Part | None] | None = None

@@ -113,9 +113,7 @@ def end_call(state: RunningCalls, result: ToolResult, *, epoch: int, at: float) 
 
 
 def end_with_suspect(state: RunningCalls, result: ToolResult, *, at: float) -> tuple[Record, ...]:
-    """Return the records of a sub-agent that killed its servers, and end the turn, which would otherwise start another
-    one.
-    """
+    """Return the records of a sub-agent that killed its servers, and end the turn, which would start another one."""
     last = end_record(state, _with_notice(state, result), at=at)
     *closed, _ = close(
         replace(state, calls=with_result(state.calls, last.result)), TurnStatus.INTERRUPTED, at=at

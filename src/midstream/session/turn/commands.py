@@ -39,9 +39,7 @@ WhenBusyName = Literal["queue", "refuse"]
 
 
 class SendMessage(Struct, frozen=True, gc=False):
-    """A user sends a message. `timeout_s` limits the whole turn, without the time that people need to answer (0: no
-    limit).
-    """
+    """A user sends a message. `timeout_s` limits the turn, without the time for people's answers (0: no limit)."""
 
     message: UserMessage
     tools: tuple[ClientTool, ...] = ()

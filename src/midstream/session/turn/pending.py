@@ -56,9 +56,7 @@ class AwaitClient(Struct, frozen=True, gc=False):
 
 
 class AwaitPerson(Struct, frozen=True, gc=False):
-    """Wait for a person's answer to a question; it expires at `deadline_at`. A question without a deadline is no
-    work.
-    """
+    """Wait for a person's answer; it expires at `deadline_at`. A question without a deadline is no work."""
 
     ref: CallRef
     deadline_at: float

@@ -408,8 +408,7 @@ class EncryptedStore(EncryptedReader, Store):
         self._world = world
         self._writing: dict[str, _Writing] = {}
         self._news = News()
-        """Changes that `watch` received and has not returned: commands that cannot be read yet; all, if it was
-        cancelled."""
+        """Changes that `watch` received and has not returned: unreadable commands; all, if it was cancelled."""
         self._unread_since: dict[int, float] = {}
         """Time of receipt of each of those commands, on the monotonic clock."""
         self._unread_failures = 0

@@ -1,6 +1,4 @@
-"""Writes of key-value entries, each under the condition that the entry's last message is still the one that was
-read.
-"""
+"""Writes of key-value entries, each under the condition that the entry's last message has not changed."""
 
 from __future__ import annotations
 

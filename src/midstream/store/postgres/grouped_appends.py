@@ -131,9 +131,7 @@ class GroupedAppends:
         return len(self._waiting)
 
     def submit(self, session: str, batch: Batch) -> asyncio.Future[int]:
-        """Append in the next matching group; the future has the new end. Cancelling the future does not cancel the
-        append.
-        """
+        """Append in the next matching group; the future has the new end. Cancelling it does not cancel the append."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(QueuedAppend(session, batch, answer))
         if self._working is None:

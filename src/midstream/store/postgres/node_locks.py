@@ -50,8 +50,7 @@ JOIN_WITHIN_S = 5.0
 REJOIN_BACKOFF = Backoff(first_s=0.02, most_s=1.0, jitter=0.5)
 LOCK_CLASS_BITS = 32
 SNAPSHOT_MS = 200
-"""Milliseconds of one snapshot of a node that waits for another one's end: a snapshot prevents the removal of old
-rows."""
+"""Milliseconds of one snapshot of a waiting node: a snapshot prevents the removal of old rows."""
 FOREVER_S = 1e9
 """No limit for the wait for another node's end."""
 

@@ -1,3 +1,1 @@
-"""Conformance scripts of the stream protocol, as data: the frames of one side, and the required answers of the
-other.
-"""
+"""Conformance scripts of the stream protocol, as data: frames of one side, and required answers of the other."""

@@ -113,9 +113,7 @@ class WireTrial:
         self._names: Names = {}
 
     async def run(self, script: Script, way: TransportKind) -> ScriptOutcome:
-        """Run one script over one transport, and return the result; steps that a client cannot show there are
-        passed.
-        """
+        """Run one script over one transport, and return the result; impossible steps are skipped."""
         if "pipelining" in script.needs and way is not TransportKind.WEBSOCKET:
             return ScriptOutcome(script.name, script.clauses, transport=way)  # STREAM-38
         self._session = self._world.new_id(KEPT_ELSEWHERE)
