@@ -102,9 +102,9 @@ CONFIRM_ATTEMPTS_MAX = 3
 """Attempts to confirm in the store that this process still has a session."""
 STORE_ATTEMPTS_MAX = 100
 """Attempts of work that can wait for an unavailable store, with `RECONNECT_BACKOFF`: some 25 minutes."""
-HAND_OVER_S = 10.0
+FORWARDED_WITHIN_S = 10.0
 """Seconds for the node of a session to decide a forwarded command."""
-HAND_OVER_BACKOFF = Backoff(first_s=0.1, most_s=1.0, jitter=0.5)
+FORWARDED_BACKOFF = Backoff(first_s=0.1, most_s=1.0, jitter=0.5)
 """Between attempts to decide a forwarded command while the keys of the store are unavailable."""
 RETURNED_ATTEMPTS_MAX = 6
 """Further attempts to take up an orphan whose node has returned; after that, the store has checked all orphans."""

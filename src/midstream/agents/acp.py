@@ -330,7 +330,7 @@ class _Conversation:
 
     async def _settle(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
         """Stop a run without a reader; return whether its process can be reused."""
-        process.let_go()
+        process.cancel_requests()
         is_in_tool = self._reader.is_in_tool and not prompting.done()
         if not prompting.done():
             with contextlib.suppress(ModelError):

@@ -253,9 +253,9 @@ class AcpProcess:
                 raise UpstreamFailedError(f"{self._name} sends output faster than it can be read")
             yield update
 
-    def let_go(self) -> None:
+    def cancel_requests(self) -> None:
         """Answer all open permission requests as cancelled."""
-        self._listener.let_go()
+        self._listener.cancel_requests()
 
     async def aclose(self) -> None:
         """End the process and its child processes, also if the caller is cancelled."""
@@ -264,7 +264,7 @@ class AcpProcess:
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
-        self.let_go()
+        self.cancel_requests()
         if self._watching is not None:
             self._watching.cancel()
         program = self._program
@@ -346,7 +346,7 @@ class _Listener:
             return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
         return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=chosen[0]))
 
-    def let_go(self) -> None:
+    def cancel_requests(self) -> None:
         for asking in self._asking:
             asking.cancel()
 

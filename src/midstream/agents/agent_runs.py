@@ -114,7 +114,7 @@ class AgentRun:
         leave: PermissionRequests | None = None,
         first_token_s: float = 0.0,
     ) -> None:
-        self.is_left = False
+        self.is_abandoned = False
         """Whether the run did not stop in time; its agent must not be used again in this process."""
         self._events = cast("AsyncGenerator[UpstreamEvent, None]", events)
         self._limits = limits
@@ -124,7 +124,7 @@ class AgentRun:
         self._idle_s = max(limits.idle_s, first_token_s)
         """The limit of a silence while no tool is open."""
         self._line: asyncio.Queue[UpstreamEvent | _Ended] = asyncio.Queue(EVENTS_MAX)
-        self._heard_at = world.monotonic()
+        self._last_event_at = world.monotonic()
         self._open: dict[str, str] = {}
         """Running tools of the upstream, by the ids of their calls."""
         self._is_over = False
@@ -146,8 +146,8 @@ class AgentRun:
         if not self._reading.done():
             self._reading.cancel()
             await asyncio.wait({self._reading}, timeout=self._limits.close_s)
-        self.is_left = not self._reading.done()
-        if self.is_left:
+        self.is_abandoned = not self._reading.done()
+        if self.is_abandoned:
             _log.warning("%s did not stop within %.0f s; it is abandoned", self._name, self._limits.close_s)
 
     async def next(self) -> UpstreamEvent:
@@ -185,7 +185,7 @@ class AgentRun:
             await self._line.put(_Ended(error))
 
     def _note(self, event: UpstreamEvent) -> None:
-        self._heard_at = self._world.monotonic()
+        self._last_event_at = self._world.monotonic()
         if not isinstance(event, MessageTaken | Marked | KeepAlive):
             self._idle_s = self._limits.idle_s
         match event:
@@ -197,12 +197,12 @@ class AgentRun:
                 self._open.clear()
 
     async def _watch(self) -> None:
-        signed_at = self._heard_at
+        signed_at = self._last_event_at
         while True:
             if not self._line.empty() or self._leave.is_asked:  # a slow reader is no silence of the agent
-                self._heard_at = self._world.monotonic()
+                self._last_event_at = self._world.monotonic()
             now = self._world.monotonic()
-            silent_s = now - self._heard_at
+            silent_s = now - self._last_event_at
             limit_s = self._limits.tool_s if self._open else self._idle_s
             if silent_s >= limit_s:
                 self._is_over = True

@@ -376,7 +376,7 @@ class CodexThread:
         A message would join a turn that is running in the thread: with `is_forced` that turn is interrupted first. Once
         a turn has begun, the message stays in the thread.
         """
-        await self._resume_where_lost()
+        await self._resume_if_lost()
         handle: sdk.AsyncTurnHandle | None = None
         leave = self._leave(said.person)
         reading = CodexTurn(leave.refusals if leave is not None else {})
@@ -400,7 +400,7 @@ class CodexThread:
         finally:
             if leave is not None:
                 self._upstream.speaking.pop(self._thread.id, None)
-                leave.let_go()
+                leave.cancel_requests()
             # Any request to a stopped app server starts another one.
             if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
                 await _wait_briefly(self._stop(handle, reading.terminals))
@@ -412,7 +412,7 @@ class CodexThread:
     async def aclose(self) -> None:
         """Do nothing: the app server keeps the thread."""
 
-    async def _resume_where_lost(self) -> None:
+    async def _resume_if_lost(self) -> None:
         """Resume the thread in another app server if its app server has ended since the last answer."""
         if self._upstream.is_open(self._codex):
             return

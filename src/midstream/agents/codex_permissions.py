@@ -141,7 +141,7 @@ class CodexPermissions:
         self.refusals[str(params.get("itemId"))] = answer
         return "decline"
 
-    def let_go(self) -> None:
+    def cancel_requests(self) -> None:
         """Answer all open requests as cancelled."""
         for deciding in self._asking:
             deciding.cancel()

@@ -114,7 +114,7 @@ _CODES: Mapping[str, type[ModelError]] = {
     "timeout": ModelStalledError,
 }
 """Error class for each `error_code` of a failed run; its text is for users."""
-_UNSAID = {"system", "status", "request", "user", "task"}
+_NO_OUTPUT = {"system", "status", "request", "user", "task"}
 """Messages of a run that has not begun to answer: a run that fails after only these has produced no output."""
 
 
@@ -265,7 +265,7 @@ class CursorAgent:
             local=sdk.LocalSendOptions(force=True) if is_forced else None,
             on_delta=_unread,  # requests streamed text, which is read from the run
         )
-        await self._resume_where_lost()
+        await self._resume_if_lost()
         self._is_begun = True
         run: AsyncRun | None = None
         reading = _Reading()
@@ -307,7 +307,7 @@ class CursorAgent:
             await _wait_briefly(self._agent.close())
         self._is_closed = True
 
-    async def _resume_where_lost(self) -> None:
+    async def _resume_if_lost(self) -> None:
         """Resume the agent in another bridge if its bridge has ended since the last answer."""
         if self._bridge.is_open(self._agent.client):
             return
@@ -385,7 +385,7 @@ class _Reading:
             case sdk.SDKThinkingMessage() if not self._is_live:
                 return [ThinkingDelta(message.text)]
         kind = message.get("type") if isinstance(message, Mapping) else getattr(message, "type", "")
-        return [] if kind in _UNSAID else [Working()]
+        return [] if kind in _NO_OUTPUT else [Working()]
 
     def _tool(self, message: sdk.SDKToolUseMessage) -> list[ModelEvent]:
         events: list[ModelEvent] = []

@@ -21,7 +21,7 @@ class Forwarding:
     def __init__(self, name: str, abilities: Abilities) -> None:
         self._name = name
         self._abilities = abilities
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def select(
         self, servers: Iterable[ForwardedMcpServer], transports: Collection[Transport] = TRANSPORTS
@@ -34,7 +34,7 @@ class Forwarding:
             transports=transports,
         )
         for left in skipped:
-            if left.words not in self._told:
-                self._told.add(left.words)
+            if left.words not in self._logged:
+                self._logged.add(left.words)
                 _log.warning("%s: %s", self._name, left.words)
         return kept

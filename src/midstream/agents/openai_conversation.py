@@ -93,33 +93,33 @@ class _NameCheck:
     def __init__(self) -> None:
         self._is_refusing: bool | None = None
 
-    async def refuses_unknown(self, way: _Way) -> bool:
+    async def refuses_unknown(self, endpoint: _Endpoint) -> bool:
         """Return the server's behaviour, after one request; False without an answer."""
         if self._is_refusing is None:
             try:
-                async with await way.openings.answer(self._ask(way)):
+                async with await endpoint.openings.answer(self._ask(endpoint)):
                     self._is_refusing = False
             except openai.APIStatusError as error:
-                self._is_refusing = isinstance(_refusal(error, now=way.world.now()), UpstreamGoneError)
+                self._is_refusing = isinstance(_refusal(error, now=endpoint.world.now()), UpstreamGoneError)
             except openai.OpenAIError:
                 return False
         return self._is_refusing
 
-    async def _ask(self, way: _Way) -> Events:
+    async def _ask(self, endpoint: _Endpoint) -> Events:
         body = {
-            "model": way.model,
+            "model": endpoint.model,
             "input": "ping",
             "stream": True,
             "store": False,
             "max_output_tokens": CHECK_TOKENS,
-            way.named_by: f"{_PREFIXES[way.memory]}_{_digest(way.world.new_id('unknown'))}",
+            endpoint.named_by: f"{_PREFIXES[endpoint.memory]}_{_digest(endpoint.world.new_id('unknown'))}",
         }
-        return await way.client.post(
+        return await endpoint.client.post(
             "/responses", body=body, options=_AS_OURSELVES, cast_to=object, stream=True, stream_cls=Events
         )
 
 
-class _Way(Struct, frozen=True):
+class _Endpoint(Struct, frozen=True):
     """Settings and connections that an upstream and its agents share."""
 
     name: str
@@ -206,7 +206,7 @@ class _ResponsesUpstream:
             grants=grants,
         )
         self._is_ours = client is None
-        self._way = _Way(
+        self._endpoint = _Endpoint(
             name=self.name,
             model=model,
             # The pool decides about retries: a retry by the package would send a message twice.
@@ -227,46 +227,46 @@ class _ResponsesUpstream:
     def identity(self) -> Mapping[str, str]:
         """The model, the address, the account, and the kind of memory."""
         return {
-            "model": self._way.model,
-            "base_url": str(self._way.client.base_url),
-            "account": _digest(self._way.client.api_key),
-            "organization": self._way.client.organization or "",
-            "project": self._way.client.project or "",
-            "memory": self._way.memory,
+            "model": self._endpoint.model,
+            "base_url": str(self._endpoint.client.base_url),
+            "account": _digest(self._endpoint.client.api_key),
+            "organization": self._endpoint.client.organization or "",
+            "project": self._endpoint.client.project or "",
+            "memory": self._endpoint.memory,
         }
 
     async def open(self, setup: Setup, *, resume: str = "") -> OpenAIAgent:
         """Open a fresh conversation, or the one that `resume` names; the first request is made by `send`."""
-        return OpenAIAgent(self._way, setup, came_from=resume, names=resume)
+        return OpenAIAgent(self._endpoint, setup, came_from=resume, names=resume)
 
     async def verify(self) -> bool:
         """Request the model by name: a wrong key is refused for any name."""
         try:
-            path = f"/models/{_quote(self._way.model)}"
-            await self._way.client.get(path, options=_AS_OURSELVES, cast_to=object)
+            path = f"/models/{_quote(self._endpoint.model)}"
+            await self._endpoint.client.get(path, options=_AS_OURSELVES, cast_to=object)
         except (openai.AuthenticationError, openai.PermissionDeniedError):
             return False
         except openai.APIStatusError as error:
             if error.status_code != _NOT_FOUND:
-                raise _refusal(error, now=self._way.world.now()) from error
+                raise _refusal(error, now=self._endpoint.world.now()) from error
         except openai.APIConnectionError as error:
             raise _no_connection(self.name, error) from error
         return True
 
     async def delete(self, agent: str) -> None:
         """Delete the conversation at the server, or its newest response."""
-        kind = "conversations" if self._way.memory == "conversation" else "responses"
+        kind = "conversations" if self._endpoint.memory == "conversation" else "responses"
         with contextlib.suppress(openai.OpenAIError):
             path = f"/{kind}/{_quote(agent)}"
-            await self._way.client.delete(path, options=_AS_OURSELVES, cast_to=object)
+            await self._endpoint.client.delete(path, options=_AS_OURSELVES, cast_to=object)
 
     async def aclose(self) -> None:
         """Stop background responses, and close the connections unless the client is the user's."""
-        self._way.openings.close()
-        for response in [*self._way.running]:
-            await self._way.stop(response)
+        self._endpoint.openings.close()
+        for response in [*self._endpoint.running]:
+            await self._endpoint.stop(response)
         if self._is_ours:
-            await self._way.client.close()
+            await self._endpoint.client.close()
 
 
 class OpenAIChain(_ResponsesUpstream):
@@ -279,7 +279,7 @@ class OpenAIChain(_ResponsesUpstream):
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> OpenAIAgent:
         """Continue from an earlier response (`mark`); later ones stay unchanged."""
-        return OpenAIAgent(self._way, setup, came_from=mark, names=agent)
+        return OpenAIAgent(self._endpoint, setup, came_from=mark, names=agent)
 
 
 class OpenAIConversation(_ResponsesUpstream):
@@ -291,8 +291,8 @@ class OpenAIConversation(_ResponsesUpstream):
 class OpenAIAgent:
     """One conversation, created by the `open` of its upstream."""
 
-    def __init__(self, way: _Way, setup: Setup, *, came_from: str, names: str) -> None:
-        self._way = way
+    def __init__(self, endpoint: _Endpoint, setup: Setup, *, came_from: str, names: str) -> None:
+        self._endpoint = endpoint
         self._setup = setup
         self._came_from = came_from
         """The id of the response to continue; "" for a new conversation."""
@@ -317,15 +317,15 @@ class OpenAIAgent:
             async with contextlib.aclosing(self._read(reader, said, key)) as events:
                 async for event in events:
                     if isinstance(event, Finished):
-                        if self._way.memory == "responses":
+                        if self._endpoint.memory == "responses":
                             self._came_from = reader.response_id
                             yield Marked(reader.response_id)
                         self._names = self._came_from
                     yield event
         finally:
             if reader.is_ended:
-                self._way.running.discard(reader.response_id)
-            await self._way.stop(reader.response_id)
+                self._endpoint.running.discard(reader.response_id)
+            await self._endpoint.stop(reader.response_id)
         if reader.failure is not None:
             raise reader.failure
 
@@ -346,12 +346,12 @@ class OpenAIAgent:
                         events = reader.read_json(piece)
                         if reader.response_id and not is_opened:
                             is_opened = True
-                            if self._way.is_background:
-                                self._way.running.add(reader.response_id)
+                            if self._endpoint.is_background:
+                                self._endpoint.running.add(reader.response_id)
                             yield await self._message_taken_of(piece)
                         for event in events:
                             yield event
-                trouble = ModelUnavailableError(f"the stream of {self._way.name} broke off")
+                trouble = ModelUnavailableError(f"the stream of {self._endpoint.name} broke off")
             except (ModelUnavailableError, ModelStalledError) as error:
                 trouble = error
             if not is_opened and self._is_in_doubt(trouble):
@@ -359,10 +359,10 @@ class OpenAIAgent:
             if reader.is_ended:
                 return
             failures = 1 if reader.sequence > known else failures + 1
-            if not (self._way.is_background and is_opened) or failures > RESPONSE_RECONNECTS_MAX:
+            if not (self._endpoint.is_background and is_opened) or failures > RESPONSE_RECONNECTS_MAX:
                 # The fault is of the connection, not of the provider.
                 raise doubtful(trouble) if is_opened else trouble
-            world = self._way.world
+            world = self._endpoint.world
             await world.sleep(RESPONSE_BACKOFF.wait_s(failures - 1, chance=world.chance()))
 
     def _is_in_doubt(self, trouble: ModelError) -> bool:
@@ -371,7 +371,7 @@ class OpenAIAgent:
         A failed message does not change a chain: the next response names the same previous one.
         """
         cause = trouble.__cause__
-        if self._way.memory == "responses" or not self._is_asked:
+        if self._endpoint.memory == "responses" or not self._is_asked:
             return False
         if isinstance(cause, openai.APIStatusError):
             return cause.status_code not in _NOT_TAKEN
@@ -383,22 +383,22 @@ class OpenAIAgent:
         """Yield the events of one connection as JSON: of a new response, or of one whose id is known."""
         asked = self._resume_response(reader) if reader.response_id else self._begin_response(said, key)
         try:
-            async with await self._way.openings.answer(
+            async with await self._endpoint.openings.answer(
                 asked, functools.partial(self._leave, reader)
             ) as events:
                 async for event in events:
                     yield msgspec.json.encode(event)
         except openai.APIStatusError as error:
-            raise _refusal(error, now=self._way.world.now()) from error
+            raise _refusal(error, now=self._endpoint.world.now()) from error
         except openai.APIConnectionError as error:
-            raise _no_connection(self._way.name, error) from error
+            raise _no_connection(self._endpoint.name, error) from error
         except openai.APIError as error:
             raise _classify_error(error.body, error_of(error.body)) from error
 
     async def _leave(self, reader: ResponsesReader, events: Events) -> None:
         """Drop a response without a reader; cancel one in the background."""
         async with events:
-            if self._way.is_background:
+            if self._endpoint.is_background:
                 with contextlib.suppress(openai.APIError, TimeoutError):
                     async with asyncio.timeout(STOP_S):
                         await self._name(reader, events)
@@ -407,13 +407,13 @@ class OpenAIAgent:
         async for event in events:
             reader.read_json(msgspec.json.encode(event))
             if reader.response_id:
-                self._way.running.add(reader.response_id)
+                self._endpoint.running.add(reader.response_id)
                 return
 
     async def _resume_response(self, reader: ResponsesReader) -> Events:
         path = f"/responses/{_quote(reader.response_id)}"
         after = {"params": {"stream": "true", "starting_after": max(reader.sequence, 0)}}
-        return await self._way.client.get(
+        return await self._endpoint.client.get(
             path, options=_AS_OURSELVES | after, cast_to=object, stream=True, stream_cls=Events
         )
 
@@ -422,7 +422,7 @@ class OpenAIAgent:
         body = await self._body(said)
         self._is_asked = True
         key_told = {"headers": {"Idempotency-Key": _digest(key)}}
-        return await self._way.client.post(
+        return await self._endpoint.client.post(
             "/responses",
             body=body,
             options=_AS_OURSELVES | key_told,
@@ -432,36 +432,38 @@ class OpenAIAgent:
         )
 
     async def _body(self, said: UpstreamMessage) -> dict[str, Any]:
-        way = self._way
-        if way.memory == "conversation" and not self._came_from:
-            made = await way.client.post("/conversations", body={}, options=_AS_OURSELVES, cast_to=object)
+        endpoint = self._endpoint
+        if endpoint.memory == "conversation" and not self._came_from:
+            made = await endpoint.client.post(
+                "/conversations", body={}, options=_AS_OURSELVES, cast_to=object
+            )
             if not isinstance(made, dict) or not isinstance(name := made.get("id"), str) or not name:
-                raise UpstreamFailedError(f"{way.name} made a conversation that has no name")
+                raise UpstreamFailedError(f"{endpoint.name} made a conversation that has no name")
             self._came_from = name
         before = said.before or History()
         history = before.then(said.message) if said.message.parts else before
         words = render(history, "", "responses", form="openai-responses").messages
         body: dict[str, Any] = {
-            "model": way.model,
+            "model": endpoint.model,
             "input": [*(_output(result) for result in said.results), *words],
             "instructions": self._setup.instructions or None,
             "tools": render_tools(self._setup.tools) or None,
             "stream": True,
-            "store": said.settings.only(way.grants).store is not False,
-            "background": way.is_background or None,
-            way.named_by: self._came_from or None,
+            "store": said.settings.only(endpoint.grants).store is not False,
+            "background": endpoint.is_background or None,
+            endpoint.named_by: self._came_from or None,
         }
-        body |= responses_fields(said.settings.only(way.grants))
-        body |= way.extra
+        body |= responses_fields(said.settings.only(endpoint.grants))
+        body |= endpoint.extra
         return {name: value for name, value in body.items() if value is not None}
 
     async def _message_taken_of(self, piece: bytes) -> MessageTaken:
         """Return the conversation that the server continued; this shows an unnoticed new beginning."""
         response = msgspec.json.decode(piece).get("response") or {}
-        is_unnamed = self._came_from and self._way.named_by not in response
-        if is_unnamed and await self._way.names.refuses_unknown(self._way):
-            response[self._way.named_by] = self._came_from
-        if self._way.memory == "conversation":
+        is_unnamed = self._came_from and self._endpoint.named_by not in response
+        if is_unnamed and await self._endpoint.names.refuses_unknown(self._endpoint):
+            response[self._endpoint.named_by] = self._came_from
+        if self._endpoint.memory == "conversation":
             conversation = response.get("conversation")
             echoed = conversation.get("id") if isinstance(conversation, dict) else conversation
             agent = str(echoed or "")

@@ -27,7 +27,7 @@ from midstream.agents.agent_runs import AgentRun, PermissionRequests, SilenceLim
 from midstream.agents.attachments import with_readable_files
 from midstream.agents.live_agents import LiveAgents
 from midstream.agents.pool_counters import PoolCounters
-from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
+from midstream.agents.pool_entries import STORE_FAILURES, Found, PoolEntries
 from midstream.agents.pool_records import PoolRecord
 from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
 from midstream.agents.prior_transcript import TranscriptBudget, without_cut_answers
@@ -92,7 +92,7 @@ CHAINS_MAX = 32
 REPORTS_MAX = 1000
 """Sessions whose last report is in memory."""
 
-TELLING_AGE_S = 60.0
+RETENTION_AGE_MIN_S = 60.0
 """Seconds of silence after which an agent's existence is an observation about the upstream's memory."""
 
 Servers = Callable[[], Sequence[ForwardedMcpServer]]
@@ -316,7 +316,7 @@ class Pooled(StoredModel):
         if not session or request.is_ephemeral:
             return False
         if self._locks.is_held(session):
-            with contextlib.suppress(*OUT_OF_ORDER):
+            with contextlib.suppress(*STORE_FAILURES):
                 found = await self._entries.find(session)
                 if classify(found.record, outline).kind is RequestRelation.SIDE_CALL:
                     return False
@@ -330,7 +330,7 @@ class Pooled(StoredModel):
         try:
             if request.session and not request.is_ephemeral:
                 turn = await self._claim(request, outline, setup)
-        except OUT_OF_ORDER as error:
+        except STORE_FAILURES as error:
             _log.warning(
                 "a turn continues without its record: %s", error.code, extra={"session": request.session}
             )
@@ -348,13 +348,13 @@ class Pooled(StoredModel):
     async def _read_calls(self, turn: PoolTurn) -> None:
         """Read the stored own calls of agents, for an agent without them."""
         if turn.own_calls is not None:
-            with contextlib.suppress(*OUT_OF_ORDER):
+            with contextlib.suppress(*STORE_FAILURES):
                 turn.kept_calls = await self._entries.calls(turn.request.session)
 
     async def _keep_calls(self, turn: PoolTurn, *, is_whole: bool = False) -> None:
         """Store an own call of the agent before it is published."""
         if turn.own_calls:
-            with contextlib.suppress(*OUT_OF_ORDER):
+            with contextlib.suppress(*STORE_FAILURES):
                 await self._entries.keep_calls(
                     turn.request.session, turn.own_calls.collect(is_whole=is_whole)
                 )
@@ -366,7 +366,7 @@ class Pooled(StoredModel):
             judged = classify(found.record, outline)
             age_s = 0.0 if found.record is None else max(0.0, now - found.record.used_at)
             is_open = found.record is not None and self._live.has(setup, found.record.agent)
-            is_of_interest = age_s >= TELLING_AGE_S or (found.record is not None and not is_open)
+            is_of_interest = age_s >= RETENTION_AGE_MIN_S or (found.record is not None and not is_open)
             learned = await self._entries.retention() if is_of_interest else None
             uncut = self._find_uncut(request, setup) if found.record is not None else None
             doing = action(
@@ -375,7 +375,7 @@ class Pooled(StoredModel):
                 found.record,
                 self._upstream.abilities,
                 age_s=age_s,
-                limit_s=None if learned is None or age_s < TELLING_AGE_S else learned.limit_s(now=now),
+                limit_s=None if learned is None or age_s < RETENTION_AGE_MIN_S else learned.limit_s(now=now),
                 is_verifiable=is_open or learned is None or not learned.never_echoes(now=now),
                 uncut=uncut,
             )
@@ -442,7 +442,7 @@ class Pooled(StoredModel):
                     async for event in events:
                         yield event
             except ModelError as error:
-                await self._begin_anew(turn, error)
+                await self._begin_again(turn, error)
             else:
                 return
 
@@ -534,7 +534,7 @@ class Pooled(StoredModel):
                         async for event in events:
                             yield event
                 finally:
-                    turn.current.is_spoiled = run.is_left
+                    turn.current.is_spoiled = run.is_abandoned
             except ModelError as error:
                 if agent_failures.is_refusal(error, is_taken=turn.delivery.is_taken):
                     turn.take_back_send()
@@ -544,7 +544,7 @@ class Pooled(StoredModel):
                 turn.delivery.is_forced = turn.delivery.is_forced or doing.is_forced
                 turn.delivery.repeats += not doing.is_forced
                 self._log_turn(turn, "sent again after %s", error.code)
-                self._close_where_spoiled(turn)
+                self._close_if_spoiled(turn)
                 await self._world.sleep(doing.after_s)
             else:
                 return
@@ -580,7 +580,7 @@ class Pooled(StoredModel):
             and not turn.current.was_used
             and opened.resumed in {asked, ""}
         ):
-            with contextlib.suppress(*OUT_OF_ORDER):
+            with contextlib.suppress(*STORE_FAILURES):
                 await self._entries.note_echo(has_echo=bool(opened.resumed))
         # An agent that this process opened and used before need not repeat the id of its conversation.
         is_itself = turn.current.was_used and opened.agent == asked and not opened.resumed
@@ -605,7 +605,7 @@ class Pooled(StoredModel):
             turn.unneeded.add(opened.agent)  # a new agent that has only the last message
             return
         touched = {opened.agent, opened.resumed}
-        with contextlib.suppress(*OUT_OF_ORDER):
+        with contextlib.suppress(*STORE_FAILURES):
             await self._entries.drop_where(lambda record: record.agent in touched and not record.run)
 
     # --- agents -----------------------------------------------------------------------------------------------
@@ -631,22 +631,22 @@ class Pooled(StoredModel):
             raise UpstreamFailedError(f"{self.name} failed with {type(error).__name__}") from error
         return turn.current.agent
 
-    def _close_where_spoiled(self, turn: PoolTurn) -> None:
+    def _close_if_spoiled(self, turn: PoolTurn) -> None:
         """Close an agent whose run did not stop: its state is unknown."""
         if turn.current.is_spoiled:
-            self._let_go(turn)
+            self._release_agent(turn)
             # The next agent has another conversation.
             if not (turn.current.taken or isinstance(turn.action, ResumeAgent)):
                 turn.current.nonce = self._world.new_id("agent")
 
-    def _let_go(self, turn: PoolTurn, *, forget: str = "") -> None:
+    def _release_agent(self, turn: PoolTurn, *, forget: str = "") -> None:
         if turn.current.agent is not None:
             self._live.close(turn.current.agent, forget=forget)
             turn.current.agent = None
         elif forget:
             self._live.delete(forget)
 
-    async def _begin_anew(self, turn: PoolTurn, error: ModelError) -> None:
+    async def _begin_again(self, turn: PoolTurn, error: ModelError) -> None:
         """Replace this turn's agent by a fresh one, or raise the error if that would not help."""
         doing = agent_failures.remedy(error, turn.situation)
         if (
@@ -667,8 +667,8 @@ class Pooled(StoredModel):
             turn.unneeded.add(turn.current.name)
         if turn.claim is not None and turn.claim.found.record is not None:
             turn.unneeded.add(turn.claim.found.record.agent)
-        self._let_go(turn)
-        turn.begin_anew(error)
+        self._release_agent(turn)
+        turn.begin_again(error)
         if turn.claim is not None:
             fresh = pool_records.create_fresh(turn.outline, upstream=self.name, now=self._world.now())
             asides = turn.claim.record.asides if turn.claim.record is not None else ()
@@ -684,9 +684,9 @@ class Pooled(StoredModel):
             return False
 
     async def _note_retention(self, turn: PoolTurn, *, is_alive: bool) -> None:
-        if turn.idle_s < TELLING_AGE_S:  # a short silence shows nothing about the retention
+        if turn.idle_s < RETENTION_AGE_MIN_S:  # a short silence shows nothing about the retention
             return
-        with contextlib.suppress(*OUT_OF_ORDER):
+        with contextlib.suppress(*STORE_FAILURES):
             await self._entries.note_resume(age_s=turn.idle_s, is_alive=is_alive)
 
     # --- end of a turn ----------------------------------------------------------------------------------------
@@ -704,11 +704,11 @@ class Pooled(StoredModel):
             if turn.current.agent is not None and is_good:
                 self._live.rest(turn.current.name, turn.current.agent, turn.setup)
                 turn.current.agent = None
-            self._let_go(turn)
-        elif not turn.is_untold or turn.current.taken:
-            self._let_go(turn, forget=turn.current.name if self._may_delete(turn) else "")
+            self._release_agent(turn)
+        elif not turn.has_taken_nothing or turn.current.taken:
+            self._release_agent(turn, forget=turn.current.name if self._may_delete(turn) else "")
         else:
-            self._let_go(turn)
+            self._release_agent(turn)
         if not self._upstream.abilities.can_fork:
             for name in turn.unneeded - {turn.current.name, ""}:
                 self._live.delete(name)
@@ -730,7 +730,7 @@ class Pooled(StoredModel):
             if not self._upstream.abilities.takes_tools:
                 await claim.release(claim.record)
                 return False
-        elif turn.is_untold and before is not None and isinstance(turn.action, ResumeAgent):
+        elif turn.has_taken_nothing and before is not None and isinstance(turn.action, ResumeAgent):
             await claim.release(pool_records.with_refusal(before, turn.totals.error))
             return True
         turn.current.is_confirmed = False
@@ -742,7 +742,7 @@ class Pooled(StoredModel):
         return bool(turn.current.name) and (turn.claim is None or not self._upstream.abilities.can_fork)
 
     async def _prune(self) -> None:
-        with contextlib.suppress(*OUT_OF_ORDER):
+        with contextlib.suppress(*STORE_FAILURES):
             gone = await self._entries.prune()
             if not self._upstream.abilities.can_fork:
                 for name in gone:

@@ -45,7 +45,7 @@ RETENTION_NAMESPACE = "pool-retention"
 WRITES_MAX = 5
 """Tries to write an entry with concurrent side calls."""
 
-OUT_OF_ORDER = (UnavailableError, StoreDamagedError)
+STORE_FAILURES = (UnavailableError, StoreDamagedError)
 """Errors of a store that is unavailable. A pool continues without its records then."""
 
 _log = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ class Claim:
                 await self._read_again()
                 if not self.is_lost:
                     await self._kv.kv_delete(POOL_NAMESPACE, self._key, expected=self._version)
-        except OUT_OF_ORDER as error:
+        except STORE_FAILURES as error:
             _log.warning("a record could not be removed: %s", error.code, extra={"entry": self._key})
 
     async def _write(self, record: PoolRecord) -> None:
@@ -296,7 +296,7 @@ class Claim:
             except EntryMovedError:
                 theirs = await self._read_again()
                 record = replace(record, asides=theirs.asides if theirs else ())
-            except OUT_OF_ORDER as error:
+            except STORE_FAILURES as error:
                 _log.warning("a record could not be written: %s", error.code, extra={"entry": self._key})
                 return
             else:
@@ -313,7 +313,7 @@ class Claim:
         """Check whether the entry is still this run's: a side call may have changed it."""
         try:
             kept = await self._kv.kv_get(POOL_NAMESPACE, self._key)
-        except OUT_OF_ORDER:
+        except STORE_FAILURES:
             return None
         record = decode(kept.body) if kept else None
         if kept is None or record is None or record.run != self._run:

@@ -224,7 +224,7 @@ class PoolTurn:
         self.has_spoken = False
         """Whether readers have a part of the answer, so that nothing may be repeated."""
         self.is_answered = False
-        self._was_untold = self.is_untold = True
+        self._had_taken_nothing = self.has_taken_nothing = True
         """Whether the agent certainly has the same memory as before this turn."""
         self.calls: list[str] = []
         """Tools of the client application that the answer requests, by call id."""
@@ -346,11 +346,11 @@ class PoolTurn:
 
     def begin_send(self) -> None:
         """Record that the agent's state is uncertain from now on."""
-        self._was_untold, self.is_untold = self.is_untold, False
+        self._had_taken_nothing, self.has_taken_nothing = self.has_taken_nothing, False
 
     def take_back_send(self) -> None:
         """Record that the agent refused the message."""
-        self.is_untold = self._was_untold
+        self.has_taken_nothing = self._had_taken_nothing
 
     def note_dropped(self) -> None:
         """Record that the agent has removed the message again."""
@@ -358,11 +358,11 @@ class PoolTurn:
         self.current.taken -= 1
         self.current.is_confirmed = False
 
-    def begin_anew(self, error: ModelError) -> None:
+    def begin_again(self, error: ModelError) -> None:
         """Replace an agent that failed with `error` by a fresh one."""
         self.totals.was_perhaps_taken = self.delivery.is_taken or isinstance(error, ModelStalledError)
         self.action = Fresh(is_pooled=True)
-        self.is_untold = False
+        self.has_taken_nothing = False
         self.first_error = error
         self.totals.rebuilt = error.code
 

@@ -239,19 +239,19 @@ def transcript(history: History, budget: TranscriptBudget = TranscriptBudget()) 
     room = budget.total_chars - sum(len(line) + 1 for line in frame)
     shown = _allot(pieces, room, heading_chars=len(fence) + 11)
     lines: list[str] = []
-    untold = _Untold()
+    omitted = _OmittedPieces()
     for piece, kept in zip(pieces, shown, strict=True):
         if kept is None:
-            untold.add(piece)
+            omitted.add(piece)
             continue
-        lines += untold.lines(fence)
+        lines += omitted.lines(fence)
         lines.append(f"--- {fence} {piece.heading} ---")
         lines.append(_cut(piece, kept))
-    lines += untold.lines(fence)
+    lines += omitted.lines(fence)
     return "\n".join([*frame[:2], *lines, frame[2]])
 
 
-class _Untold:
+class _OmittedPieces:
     """Counts adjacent pieces for which there is no room."""
 
     def __init__(self) -> None:

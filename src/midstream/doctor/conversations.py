@@ -17,11 +17,11 @@ from typing import NamedTuple
 from midstream.doctor.index import Index
 from midstream.doctor.jsonl_formats import Facts, MessageLine
 
-NOBODY = -1
+NO_CONVERSATION = -1
 """The conversation of lines above the first message."""
 
 
-class Loose(NamedTuple):
+class LooseLine(NamedTuple):
     """A line whose parent is not in the file: the parent, and the previous line."""
 
     number: int
@@ -86,7 +86,7 @@ class Threads:
         self._line_of = array("i")
         self._latest: UnjudgedConversation | None = None
         self._held: list[tuple[int, list[MessageLine]]] = []
-        self.loose: list[Loose] = []
+        self.loose: list[LooseLine] = []
         self.copies = 0
         """Number of repeated lines, which are skipped."""
 
@@ -118,8 +118,8 @@ class Threads:
         above = self._nodes.get(parent) if parent else None
         if node_id in self._nodes:
             return
-        number = self._note(node_id, line, NOBODY if above is None else self._thread_of[above], -1)
-        self._turn_of[number] = NOBODY if above is None else self._turn_of[above]
+        number = self._note(node_id, line, NO_CONVERSATION if above is None else self._thread_of[above], -1)
+        self._turn_of[number] = NO_CONVERSATION if above is None else self._turn_of[above]
 
     def break_off(self) -> Iterator[list[MessageLine]]:
         """Begin a new conversation; yield the open one."""
@@ -155,9 +155,9 @@ class Threads:
         parent = entry.node.parent
         above = self._nodes.get(parent) if parent else None
         if above is None and parent is not None and self._latest is not None:
-            self.loose.append(Loose(entry.number, parent, self._latest.tip))
+            self.loose.append(LooseLine(entry.number, parent, self._latest.tip))
             return self._find_answered(facts) or self._latest
-        if above is None or self._thread_of[above] == NOBODY:
+        if above is None or self._thread_of[above] == NO_CONVERSATION:
             return self._find_answered(facts) or self._new()
         thread = self._threads[self._thread_of[above]]
         if _is_result(facts) or self._goes_on(thread, above, entry):

@@ -42,7 +42,7 @@ REPLACE = {
     for table in ("message", "part", "session_message")
 }
 """Replaces the document of an unchanged row."""
-LEAVE_OUT = {
+DELETE = {
     table: f"delete from {table} where id = ? and data is ?"  # noqa: S608 - see above
     for table in ("message", "part", "session_message")
 }
@@ -211,7 +211,7 @@ def _apply(db: Database, changes: list[Change]) -> None:
     try:
         for change in changes:
             if change.after is None:
-                db.execute(LEAVE_OUT[change.table], (change.id, change.before))
+                db.execute(DELETE[change.table], (change.id, change.before))
             else:
                 db.execute(REPLACE[change.table], (change.after, change.id, change.before))
             if db.changes() != 1:

@@ -16,7 +16,7 @@ from midstream.doctor.shapes import Json
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.placeholders import UNKNOWN
 
-ITS_OWN = {"dangling-call"}
+CORRECTED_BY_OPENCODE = {"dangling-call"}
 """Faults that opencode corrects itself when it sends."""
 
 
@@ -75,7 +75,7 @@ class StorageFindings:
         self.findings += [
             finding_of(edit, message=edit.at, file=files[edit.at] if 0 <= edit.at < len(files) else "")
             for edit in edits
-            if self._profile is not None or edit.code in ITS_OWN
+            if self._profile is not None or edit.code in CORRECTED_BY_OPENCODE
         ]
 
     def note_orphan(self, file: str) -> None:

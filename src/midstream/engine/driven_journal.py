@@ -35,7 +35,7 @@ Decision = Callable[[Session, int, float], Sequence[Record]]
 """Records to append, for a state, an epoch and a time."""
 
 
-class _Question(Struct):
+class _Request(Struct):
     """A decision that waits for the journal. Without a decision: the claim of a run. No caller awaits deltas."""
 
     decision: Decision | None
@@ -68,7 +68,7 @@ class DrivenJournal:
         self._world = world
         self._node = node
         self._agent = agent
-        self._questions: deque[_Question] = deque()
+        self._requests: deque[_Request] = deque()
         self._is_wanted = True
         self._announced = 0
         """The epoch whose first record is in the journal."""
@@ -94,7 +94,7 @@ class DrivenJournal:
             MidstreamError: The journal cannot be read any more. Nothing was changed.
         """
         self._is_wanted = True
-        await self._ask(_Question(None, self.loop.create_future()))
+        await self._request(_Request(None, self.loop.create_future()))
 
     async def submit(self, decision: Decision, *, is_patient: bool = True) -> Sequence[Record]:
         """Decide and append; return the decided records once they are durable.
@@ -103,12 +103,12 @@ class DrivenJournal:
             MidstreamError: The command was refused, or the journal cannot be written. Nothing of this decision was
                 written.
         """
-        return await self._ask(_Question(decision, self.loop.create_future(), is_patient=is_patient))
+        return await self._request(_Request(decision, self.loop.create_future(), is_patient=is_patient))
 
     def journal_output(self, deltas: tuple[Delta, ...]) -> None:
         """Journal the model's output soon; simultaneous deltas become one record."""
         if self.failed is None:
-            self._put(_Question(decision_of(AddOutput(deltas)), None, deltas))
+            self._put(_Request(decision_of(AddOutput(deltas)), None, deltas))
 
     def hold(self, decision: Decision) -> None:
         """Decide, and append together with the next `submit`, or soon if none follows.
@@ -118,7 +118,7 @@ class DrivenJournal:
         """
         if self.failed is not None:
             raise self.failed
-        self._questions.append(_Question(decision, None))
+        self._requests.append(_Request(decision, None))
         self.loop.call_later(HOLD_S, self._start_working)
 
     @property
@@ -144,36 +144,36 @@ class DrivenJournal:
         if self._working is not None:
             await asyncio.wait([self._working])
 
-    async def _ask(self, question: _Question) -> Sequence[Record]:
-        assert question.answer is not None
+    async def _request(self, request: _Request) -> Sequence[Record]:
+        assert request.answer is not None
         if self.failed is not None:
             raise self.failed
-        self._put(question)
-        return await question.answer
+        self._put(request)
+        return await request.answer
 
-    def _put(self, question: _Question) -> None:
-        self._questions.append(question)
+    def _put(self, request: _Request) -> None:
+        self._requests.append(request)
         self._start_working()
 
     def _start_working(self) -> None:
-        if self._working is None and (self._questions or self._is_surplus):
+        if self._working is None and (self._requests or self._is_surplus):
             self._working = self._world.spawn(self._work(), name=f"driven {self.journal.session_id}")
 
     async def _work(self) -> None:
         try:
-            while self._questions or self._is_surplus:
-                if self._questions:
+            while self._requests or self._is_surplus:
+                if self._requests:
                     await self._step(self._next_batch())
                 else:
                     await self._release()
         finally:
             self._working = None
 
-    def _next_batch(self) -> list[_Question]:
+    def _next_batch(self) -> list[_Request]:
         """Take the decisions before the next claim, or that claim."""
-        batch = [self._questions.popleft()]
-        while batch[0].decision and self._questions and self._questions[0].decision:
-            batch.append(self._questions.popleft())
+        batch = [self._requests.popleft()]
+        while batch[0].decision and self._requests and self._requests[0].decision:
+            batch.append(self._requests.popleft())
         return _merge(batch)
 
     @property
@@ -187,7 +187,7 @@ class DrivenJournal:
             self.failed = self.failed or error
         self.journal.epoch = 0
 
-    async def _step(self, batch: Sequence[_Question]) -> None:
+    async def _step(self, batch: Sequence[_Request]) -> None:
         try:
             if batch[0].decision is None:
                 await self._claim()
@@ -197,44 +197,44 @@ class DrivenJournal:
         except MidstreamError as error:
             if batch[0].decision is not None and not isinstance(error, UnavailableError):
                 self.failed = error
-            for question in batch:
-                self._answer(question, error)
+            for request in batch:
+                self._answer(request, error)
         except (Exception, asyncio.CancelledError) as error:  # no task may wait for its answer for ever
             stopped = UnavailableError(
                 f"session {self.journal.session_id!r} stopped on {type(error).__name__}"
             )
             self.failed = stopped
-            for question in (*batch, *self._questions):
-                self._answer(question, stopped)
-            self._questions.clear()
+            for request in (*batch, *self._requests):
+                self._answer(request, stopped)
+            self._requests.clear()
             raise
 
-    async def _decide(self, batch: Sequence[_Question]) -> None:
+    async def _decide(self, batch: Sequence[_Request]) -> None:
         if not self.journal.epoch:
             await self._claim()
         at = self._world.now()
         records = self.decided = self._announcement(at)
         state = self._fold(self.state, records)
-        taken: list[tuple[_Question, Sequence[Record]]] = []
-        for question in batch:
-            assert question.decision is not None, "a claim is a batch of its own"
+        taken: list[tuple[_Request, Sequence[Record]]] = []
+        for request in batch:
+            assert request.decision is not None, "a claim is a batch of its own"
             try:
-                decided = question.decision(state, self.journal.epoch, at)
+                decided = request.decision(state, self.journal.epoch, at)
             except Refused as refused:
-                self._answer(question, refused.error)
+                self._answer(request, refused.error)
                 continue
             state = self._fold(state, decided)
             records.extend(decided)
-            taken.append((question, decided))
+            taken.append((request, decided))
         if any(decided for _, decided in taken):
             await self._append(records, state, is_patient=any(each.is_patient for each, _ in taken))
             self.state, self._announced, self.decided = state, self.journal.epoch, []
             self.on_records([(self.journal.epoch, record) for record in records])
-        for question, decided in taken:
-            self._answer(question, decided)
+        for request, decided in taken:
+            self._answer(request, decided)
 
-    def _answer(self, question: _Question, answer: Sequence[Record] | MidstreamError) -> None:
-        waiting = question.answer
+    def _answer(self, request: _Request, answer: Sequence[Record] | MidstreamError) -> None:
+        waiting = request.answer
         if isinstance(answer, MidstreamError):
             if waiting is None:
                 self.failed = self.failed or answer  # no task waits for it: the next call raises the error
@@ -298,12 +298,12 @@ def decision_of(command: DrivenCommand) -> Decision:
     return lambda state, epoch, at: decide(state, command, epoch=epoch, at=at)
 
 
-def _merge(questions: Sequence[_Question]) -> list[_Question]:
+def _merge(requests: Sequence[_Request]) -> list[_Request]:
     """Join neighbouring deltas, so that a fast model costs one record and not hundreds."""
-    merged: list[_Question] = []
-    for question in questions:
-        if merged and question.deltas and merged[-1].deltas:
-            deltas = merge_deltas((*merged.pop().deltas, *question.deltas))
-            question = _Question(decision_of(AddOutput(deltas)), None, deltas)
-        merged.append(question)
+    merged: list[_Request] = []
+    for request in requests:
+        if merged and request.deltas and merged[-1].deltas:
+            deltas = merge_deltas((*merged.pop().deltas, *request.deltas))
+            request = _Request(decision_of(AddOutput(deltas)), None, deltas)
+        merged.append(request)
     return merged

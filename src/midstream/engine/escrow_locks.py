@@ -21,7 +21,7 @@ RECHECK_S = 60.0
 """Seconds between two checks of a viewer that follows a session: another node may withdraw its viewer's word."""
 LINGER_S = 5.0
 """Seconds for which a session stays open without a holder, for a client that polls or reconnects."""
-LOOK_S = 0.5
+IDLE_CHECK_S = 0.5
 """Seconds between two checks whether a session without a holder is idle."""
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class LockableSessions(Protocol):
     async def tidy(self, session_id: str) -> None:
         """Prune a session where retention requires it and the session can be read."""
 
-    def carry_on(self, session_id: str) -> None:
+    def resume_unlocked(self, session_id: str) -> None:
         """Resume the work of a session that waited for its client's secret."""
 
 
@@ -85,10 +85,10 @@ class Locks:
         """Sessions that were opened, and not locked since."""
         self._with_client: set[str] = set()
         """Sessions that were opened with a client's own secret, and not locked since."""
-        self._left_at: dict[str, float] = {}
+        self._released_at: dict[str, float] = {}
         """Time at which the last holder left, of each session that is not locked yet."""
         self._locking: dict[str, asyncio.Task[None]] = {}
-        self._looking: set[asyncio.Event] = set()
+        self._viewer_checks: set[asyncio.Event] = set()
         """One event for each viewer that follows a session; set when its access must be checked again."""
         self._forgetting: asyncio.Task[None] | None = None
         self._is_stopped = False
@@ -113,7 +113,7 @@ class Locks:
         self._open.add(place)
         if opened is not None and opened.is_client and place not in self._with_client:
             self._with_client.add(place)
-            self._sessions.carry_on(place)
+            self._sessions.resume_unlocked(place)
         return Held(self, place, opened)
 
     def release(self, session: str) -> None:
@@ -125,7 +125,7 @@ class Locks:
         if session not in self._open:
             self.escrow.lock(session)  # opening was refused
         else:
-            self._left_at[session] = self._world.monotonic()
+            self._released_at[session] = self._world.monotonic()
             locking = self._locking.get(session)
             if (locking is None or locking.done()) and not self._is_stopped:
                 task = self._world.spawn(self._lock(session), name=f"lock {session}")
@@ -135,26 +135,26 @@ class Locks:
     async def withdraw_viewers(self, session: str) -> None:
         """End the access of all viewers of a session: here at once, on other nodes within `RECHECK_S`."""
         await self.escrow.withdraw_viewers(session)
-        for must_look in self._looking:
-            must_look.set()
+        for must_check in self._viewer_checks:
+            must_check.set()
 
     async def until_withdrawn(self, opened: OpenedSession) -> MidstreamError:
         """Wait until a viewer has no access any more, and return the error."""
-        must_look = asyncio.Event()
-        self._looking.add(must_look)
+        must_check = asyncio.Event()
+        self._viewer_checks.add(must_check)
         try:
             while True:
-                must_look.clear()
+                must_check.clear()
                 if not await self._is_good(opened):
                     break
                 wait_s = min(RECHECK_S, max(0.0, opened.expires_at - self._world.now()))
-                timer = self._world.later(wait_s, must_look.set)
+                timer = self._world.later(wait_s, must_check.set)
                 try:
-                    await must_look.wait()
+                    await must_check.wait()
                 finally:
                     timer.cancel()
         finally:
-            self._looking.discard(must_look)
+            self._viewer_checks.discard(must_check)
         return UnauthorizedError("the viewer's word that opened this session is no longer valid")
 
     async def _is_good(self, opened: OpenedSession) -> bool:
@@ -181,13 +181,13 @@ class Locks:
     async def _lock(self, session: str) -> None:
         """Lock a session once it has no holder and is idle."""
         while session not in self._holders:
-            wait_s = self._left_at[session] + LINGER_S - self._world.monotonic()
+            wait_s = self._released_at[session] + LINGER_S - self._world.monotonic()
             if wait_s <= 0 and await self._put_to_sleep(session) and session not in self._holders:
                 self._open.discard(session)
                 self._with_client.discard(session)
                 self.escrow.lock(session)
                 return
-            await self._world.sleep(max(wait_s, LOOK_S))
+            await self._world.sleep(max(wait_s, IDLE_CHECK_S))
 
     async def _put_to_sleep(self, session: str) -> bool:
         try:
@@ -201,4 +201,4 @@ class Locks:
     def _drop_task(self, session: str, task: asyncio.Task[None]) -> None:
         if self._locking.get(session) is task:
             del self._locking[session]
-            self._left_at.pop(session, None)
+            self._released_at.pop(session, None)

@@ -15,8 +15,8 @@ from typing import Protocol, assert_never, cast
 from msgspec.structs import replace
 
 from midstream.engine.agent import Agent, SubAgent
-from midstream.engine.permission_prompts import AgentQuestions, Notes
-from midstream.engine.sub_agents import Nursery, run_child, stop_child
+from midstream.engine.permission_prompts import AgentQuestions, QuestionJournal
+from midstream.engine.sub_agents import ChildSessions, run_child, stop_child
 from midstream.engine.timers import Work
 from midstream.engine.toolset import Toolset, read_toolset
 from midstream.engine.watchdog import Watch
@@ -115,7 +115,7 @@ _NEVER = threading.Event()
 _log = logging.getLogger(__name__)
 
 
-class Reports(Notes, Protocol):
+class Reports(QuestionJournal, Protocol):
     """Receiver of the executors' reports: the session's runner."""
 
     session_id: str
@@ -152,11 +152,11 @@ class Reports(Notes, Protocol):
 class Executor:
     """Executes the pending work of one session."""
 
-    def __init__(self, agent: Agent, world: World, reports: Reports, nursery: Nursery) -> None:
+    def __init__(self, agent: Agent, world: World, reports: Reports, children: ChildSessions) -> None:
         self._agent = agent
         self._world = world
         self._reports = reports
-        self._nursery = nursery
+        self._children = children
         self._toolset = Toolset(agent.tools)
         """The tools of this process's last model call."""
         self._questions = AgentQuestions(world, reports)
@@ -192,7 +192,7 @@ class Executor:
 
     async def _request_response(self, pending_work: CallModel, session: Session) -> None:
         assert isinstance(session.turn, AwaitingModel)
-        kept = _Kept(session.turn.token if pending_work.continued else "")
+        kept = _ResponseToken(session.turn.token if pending_work.continued else "")
         try:
             await self._until(pending_work.not_before)
             await self._attempt(pending_work, session, session.turn, kept)
@@ -205,7 +205,7 @@ class Executor:
             self._questions.end(pending_work)
 
     async def _attempt(
-        self, pending_work: CallModel, session: Session, turn: AwaitingModel, kept: _Kept
+        self, pending_work: CallModel, session: Session, turn: AwaitingModel, kept: _ResponseToken
     ) -> None:
         asked = turn.terms.request
         own = await self._read_tools(pending_work)
@@ -292,7 +292,7 @@ class Executor:
         pending_work: CallModel,
         request: ModelRequest,
         builder: ResponseBuilder,
-        kept: _Kept,
+        kept: _ResponseToken,
         watch: Watch,
     ) -> Response:
         """Journal the model's output as it comes, and return the whole response."""
@@ -433,14 +433,14 @@ class Executor:
             return
         try:
             finished = await run_child(
-                self._nursery, self._world, self._reports, pending_work, session, state, found
+                self._children, self._world, self._reports, pending_work, session, state, found
             )
         except asyncio.CancelledError:
             if self._reports.is_closing:
                 raise
             try:
                 finished = await stop_child(
-                    self._nursery, self._world, self._reports, pending_work, session, state, found
+                    self._children, self._world, self._reports, pending_work, session, state, found
                 )
             except MidstreamError as error:  # the cancellation proceeds without it at its deadline
                 _log.warning(
@@ -524,7 +524,7 @@ class Executor:
         return CallContext(session_id, ref.turn, ref.response_no, ref.call_id, run, report_progress, _NEVER)
 
 
-class _Kept:
+class _ResponseToken:
     """The provider's token for the current response; "" if the provider does not store it."""
 
     __slots__ = ("token",)

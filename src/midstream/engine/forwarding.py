@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from midstream.environment import World
 from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError, error_of
 from midstream.protocol.frames import secret_digest_of
-from midstream.retries import HAND_OVER_S
+from midstream.retries import FORWARDED_WITHIN_S
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import (
     Answer,
@@ -30,17 +30,17 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.states import Idle
 
 
-class _Said(Struct, frozen=True):
+class _PackedCommand(Struct, frozen=True):
     """A command, with the name of its type."""
 
     kind: str
     command: msgspec.Raw
 
 
-class _Handed(Struct, frozen=True, omit_defaults=True):
+class _ForwardedMessage(Struct, frozen=True, omit_defaults=True):
     """A forwarded command, with its stream if it has one."""
 
-    said: _Said | None = None
+    said: _PackedCommand | None = None
     stream: str = ""
     secret_digest: str = ""
     seqno: int = 0
@@ -89,7 +89,7 @@ CLIENT_COMMANDS: tuple[type[Command], ...] = (
 _KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in CLIENT_COMMANDS}
 
 
-def once(command: Command | Received, seen: Session, world: World) -> Command | Received | None:
+def make_idempotent(command: Command | Received, seen: Session, world: World) -> Command | Received | None:
     """Return an idempotent form of a command (TURN-74), or None if the command has no effect.
 
     A command without a stream gets one of its own, so that the journal has its number.
@@ -137,17 +137,17 @@ class Forwarder:
         Raises:
             MidstreamError: The command was refused, or the node does not answer.
         """
-        lasting = once(command, seen, self._world)
+        lasting = make_idempotent(command, seen, self._world)
         return None if lasting is None else await self.request(session_id, encode_command(lasting))
 
     async def request(self, session_id: str, body: bytes) -> Accepted:
         """Forward an encoded command, and return the answer.
 
         Raises:
-            UnavailableError: The node does not answer within `HAND_OVER_S`.
+            UnavailableError: The node does not answer within `FORWARDED_WITHIN_S`.
             MidstreamError: The node refused the command.
         """
-        limit = asyncio.timeout(HAND_OVER_S)
+        limit = asyncio.timeout(FORWARDED_WITHIN_S)
         self._limits.add(limit)
         try:
             async with limit:
@@ -172,10 +172,10 @@ class Forwarder:
 def encode_command(command: Command | Received) -> bytes:
     """Encode a client's command."""
     if not isinstance(command, Received):
-        return msgspec.json.encode(_Handed(_pack_command(command)))
+        return msgspec.json.encode(_ForwardedMessage(_pack_command(command)))
     said = None if command.command is None else _pack_command(command.command)
     return msgspec.json.encode(
-        _Handed(
+        _ForwardedMessage(
             said,
             command.stream,
             command.secret_digest,
@@ -195,7 +195,7 @@ def decode_command(body: bytes) -> Command | Received:
         UnavailableError: The command is unknown to this version, or clients may not send it.
     """
     try:
-        handed = msgspec.json.decode(body, type=_Handed)
+        handed = msgspec.json.decode(body, type=_ForwardedMessage)
         command = None if handed.said is None else _command(handed.said)
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, RecursionError) as error:
         raise UnavailableError("another version of this server runs the session; retry later") from error
@@ -255,9 +255,9 @@ def read_answer(body: bytes) -> Accepted:
     raise error_of(answer.code, answer.message, answer.retry_after_s)
 
 
-def _pack_command(command: Command) -> _Said:
-    return _Said(type(command).__name__, msgspec.Raw(msgspec.json.encode(command)))
+def _pack_command(command: Command) -> _PackedCommand:
+    return _PackedCommand(type(command).__name__, msgspec.Raw(msgspec.json.encode(command)))
 
 
-def _command(said: _Said) -> Command:
+def _command(said: _PackedCommand) -> Command:
     return msgspec.json.decode(said.command, type=_KINDS[said.kind])

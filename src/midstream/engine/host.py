@@ -49,7 +49,7 @@ from midstream.store.guard.guarded_store import guard_store
 from midstream.store.store_registry import open_store
 from midstream.tools.function_tools import ToolSource
 
-HAND_ON_S = 1.0
+RELEASE_WITHIN_S = 1.0
 """Seconds for a cut session to be released. If the store takes longer, all sessions are released when it is closed."""
 OPENING_S = 2.0
 """Seconds for sessions that are being opened while the host stops."""
@@ -294,7 +294,7 @@ class Host:
             self._paths[session_id] = path
         return await self.awaken(session_id)
 
-    async def is_wanted(self, parent: Parent) -> bool:
+    async def is_child_awaited(self, parent: Parent) -> bool:
         """Whether the call of a child session is still running. Neither session is woken for this check."""
         turn = (await self.glance(parent.session)).turn
         return (
@@ -307,7 +307,7 @@ class Host:
         """Return the number of deaths that a session is suspected of, before it is claimed (TURN-84)."""
         return self._trials.count_suspected_deaths(runner)
 
-    def note_left(self, runner: Runner) -> bool:
+    def defer_suspect(self, runner: Runner) -> bool:
         """Return whether a session is a suspect, which is claimed after all sessions of its dead node were read."""
         if not self._trials.is_suspect(runner):
             return False
@@ -386,7 +386,7 @@ class Host:
         """
         await self._resources.set_sources(session_id, sources)
 
-    def carry_on(self, session_id: str) -> None:
+    def resume_unlocked(self, session_id: str) -> None:
         """Resume the work of a session and its sub-agents that waited for the client's secret."""
         left = self._caretaker.note_unlocked(session_id)
         left.update(each.session_id for each in self.awake_with_children(session_id) if each.is_following)
@@ -528,7 +528,7 @@ class Host:
             task.cancel()
         if pending := [*opening, *self._failed.stop()]:
             await asyncio.wait(pending, timeout=OPENING_S)
-        await self._hand_on(grace_s)
+        await self._release_all(grace_s)
         await self._caretaker.stop()
         if self.locks is not None:
             await self.locks.stop()
@@ -538,15 +538,15 @@ class Host:
             await self.store.close()
         await self._resources.close()
 
-    async def _hand_on(self, grace_s: float) -> None:
+    async def _release_all(self, grace_s: float) -> None:
         """Release each session once nothing runs in it, and all remaining ones at the end of the grace."""
         # With a peer the service continues meanwhile, so responses may be completed. Without one, all clients wait for
         # the next start, so responses are cut.
         finishing = StopMode.FINISH_RESPONSE if self.has_peers else StopMode.FINISH_TOOLS
 
-        until = asyncio.get_running_loop().time() + grace_s + HAND_ON_S
+        until = asyncio.get_running_loop().time() + grace_s + RELEASE_WITHIN_S
 
-        async def hand_on(runner: Runner) -> None:
+        async def release_one(runner: Runner) -> None:
             try:
                 async with asyncio.timeout(grace_s):
                     await runner.stop(finishing)
@@ -563,7 +563,7 @@ class Host:
         if self._awake:
             _log.info("releasing %d sessions, with %d peers", len(self._awake), self._caretaker.peers)
         tasks = [
-            self.world.spawn(hand_on(runner), name=f"hand on {runner.session_id}")
+            self.world.spawn(release_one(runner), name=f"hand on {runner.session_id}")
             for runner in self._awake.values()
         ]
         if tasks:

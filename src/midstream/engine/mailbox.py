@@ -30,7 +30,7 @@ from midstream.store.contract import Attempt
 
 MAILBOX_MAX = 64
 """Model tokens that may wait for their append; at this number, the executor stops reading the model."""
-WORDS_EVERY_S = 0.005
+OUTPUT_EVERY_S = 0.005
 """Seconds between writing the output of one append to its readers and the next append of output. A token that comes
 later is appended at once. Tokens that come sooner share the next append: one record, one commit and one frame for each
 reader. The time begins after the writes, because writes to 500 readers take longer than this."""
@@ -78,11 +78,11 @@ class Envelope:
             self.done.set_result(answer)
 
 
-class _Taken(Enum):
+class _TakenBatch(Enum):
     """The kind of the batch that was taken and is not durable yet."""
 
     NOTHING = "nothing"
-    WORDS = "words"
+    OUTPUT = "output"
     """A batch that ends with output of a model."""
     OTHERS = "others"
 
@@ -93,27 +93,27 @@ class Mailbox:
 
     Args:
         world: The clock.
-        say_at_once: Appends output without the receiver, if possible, and returns whether it did. It is called only
+        append_at_once: Appends output without the receiver, if possible, and returns whether it did. It is called only
             while no batch is taken. Otherwise the receiver takes the output.
     """
 
-    def __init__(self, world: World, say_at_once: Callable[[list[Envelope]], bool]) -> None:
+    def __init__(self, world: World, append_at_once: Callable[[list[Envelope]], bool]) -> None:
         self._world = world
-        self._say_at_once = say_at_once
+        self._append_at_once = append_at_once
         self._waiting: deque[Envelope] = deque()
         self._is_due = False
         """Whether the receiver should take the commands now: they are not only output that must wait."""
-        self._taken = _Taken.NOTHING
+        self._taken = _TakenBatch.NOTHING
         self.failure: MidstreamError | None = None
         """The error for all later commands."""
-        self._is_in_company = True
+        self._expects_more_output = True
         """Whether the next output probably comes together with more, as the last output did."""
-        self._next_words_at = -math.inf
+        self._next_output_at = -math.inf
         self._held: Cancellable | None = None
         """The timer that holds output back: for simultaneous output, for writes to readers, or for the pause."""
         self._arrival: asyncio.Future[None] | None = None
         """The future on which the receiver waits for a batch."""
-        self._resters: list[asyncio.Future[None]] = []
+        self._idle_waiters: list[asyncio.Future[None]] = []
         """Callers of `wait_until_idle`."""
         self._room = asyncio.Event()
 
@@ -125,7 +125,7 @@ class Mailbox:
     @property
     def is_idle(self) -> bool:
         """Whether no command waits or is being appended."""
-        return not self._waiting and self._taken is _Taken.NOTHING
+        return not self._waiting and self._taken is _TakenBatch.NOTHING
 
     def put(self, envelope: Envelope) -> bool:
         """Add a command at the end; return whether it was appended in this call, as isolated output is."""
@@ -133,13 +133,13 @@ class Mailbox:
         if self._is_due:
             return False
         if not isinstance(envelope.command, ModelStreamed) or self.is_full:
-            self._hurry()
+            self._wake_receiver()
         elif self._held is None:
-            early_s = self._next_words_at - self._world.monotonic()
+            early_s = self._next_output_at - self._world.monotonic()
             if early_s > 0:
                 self._held = self._world.later(early_s, self._release_output)
-            elif self._is_in_company:
-                self._held = _soon(self._release_output)
+            elif self._expects_more_output:
+                self._held = _call_soon(self._release_output)
             else:
                 self._release_output()
         return not self._waiting
@@ -179,15 +179,15 @@ class Mailbox:
                 break
         self._is_due = bool(self._waiting)
         if batch:
-            has_words = isinstance(batch[-1].command, ModelStreamed)
-            self._taken = _Taken.WORDS if has_words else _Taken.OTHERS
+            is_output = isinstance(batch[-1].command, ModelStreamed)
+            self._taken = _TakenBatch.OUTPUT if is_output else _TakenBatch.OTHERS
         self._room.set()
         return batch
 
     def settle(self) -> None:
         """Mark the taken batch as done."""
-        taken, self._taken = self._taken, _Taken.NOTHING
-        if taken is _Taken.WORDS:
+        taken, self._taken = self._taken, _TakenBatch.NOTHING
+        if taken is _TakenBatch.OUTPUT:
             self._hold_output()
         self._wake_if_idle()
 
@@ -199,10 +199,10 @@ class Mailbox:
     async def wait_until_idle(self) -> None:
         """Wait until no command waits or is being appended; output is not held back meanwhile."""
         if self._waiting:
-            self._hurry()
+            self._wake_receiver()
         while not self.is_idle:
-            self._resters.append(asyncio.get_running_loop().create_future())
-            await self._resters[-1]
+            self._idle_waiters.append(asyncio.get_running_loop().create_future())
+            await self._idle_waiters[-1]
 
     def refuse_clients(self, error: MidstreamError) -> None:
         """Refuse the waiting commands of clients, which can send them again. The others wait for the store."""
@@ -224,23 +224,23 @@ class Mailbox:
         if self._held is not None:
             self._held.cancel()
         self._room.set()
-        self._taken = _Taken.NOTHING
+        self._taken = _TakenBatch.NOTHING
         self._wake_if_idle()
 
     def close(self) -> None:
         """Append no more output."""
-        self._say_at_once = _take_none
+        self._append_at_once = _append_nothing
 
     def _release_output(self) -> None:
         """Append the held-back output in this call, or let the receiver take it."""
         self._held = None
-        self._is_in_company = len(self._waiting) > 1
-        if self._taken is not _Taken.NOTHING or not self._say_at_once([*self._waiting]):
-            self._hurry()
+        self._expects_more_output = len(self._waiting) > 1
+        if self._taken is not _TakenBatch.NOTHING or not self._append_at_once([*self._waiting]):
+            self._wake_receiver()
             return
         self._waiting.clear()
         self._room.set()
-        if self._resters:
+        if self._idle_waiters:
             self._wake_if_idle()
         self._hold_output()
 
@@ -251,26 +251,26 @@ class Mailbox:
         """
         if self._held is not None:  # the writes of the new output must also be awaited
             self._held.cancel()
-        self._held = _soon(self._wait_for_writes)
+        self._held = _call_soon(self._wait_for_writes)
 
     def _wait_for_writes(self) -> None:
-        self._is_in_company = self._is_in_company or bool(self._waiting)
-        self._held = _soon(self._pause)
+        self._expects_more_output = self._expects_more_output or bool(self._waiting)
+        self._held = _call_soon(self._pause)
 
     def _pause(self) -> None:
         """Begin the pause between two appends of output."""
         self._held = None
-        self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
+        self._next_output_at = self._world.monotonic() + OUTPUT_EVERY_S
         if self._waiting:
-            self._held = self._world.later(WORDS_EVERY_S, self._release_output)
+            self._held = self._world.later(OUTPUT_EVERY_S, self._release_output)
 
     def _wake_if_idle(self) -> None:
-        while self._resters and self.is_idle:
-            waiting = self._resters.pop()
+        while self._idle_waiters and self.is_idle:
+            waiting = self._idle_waiters.pop()
             if not waiting.done():
                 waiting.set_result(None)
 
-    def _hurry(self) -> None:
+    def _wake_receiver(self) -> None:
         self._is_due = True
         if self._held is not None:
             self._held.cancel()
@@ -279,11 +279,11 @@ class Mailbox:
             self._arrival.set_result(None)
 
 
-def _take_none(_words: list[Envelope]) -> bool:
+def _append_nothing(_words: list[Envelope]) -> bool:
     return False
 
 
-def _soon(do: Callable[[], None]) -> Cancellable:
+def _call_soon(do: Callable[[], None]) -> Cancellable:
     return asyncio.get_running_loop().call_soon(do)
 
 

@@ -40,8 +40,8 @@ from midstream.errors import (
 from midstream.observability.observers import Observers
 from midstream.protocol.frames import EventId
 from midstream.retries import (
-    HAND_OVER_BACKOFF,
-    HAND_OVER_S,
+    FORWARDED_BACKOFF,
+    FORWARDED_WITHIN_S,
     RECONNECT_BACKOFF,
     RETURNED_ATTEMPTS_MAX,
     RETURNED_BACKOFF,
@@ -169,7 +169,7 @@ class Caretaker:
 
     async def prune(self, session_id: str) -> None:
         """Prune one session where retention requires it."""
-        await self._pruner.tend(session_id)
+        await self._pruner.prune_due(session_id)
 
     def is_locked(self, info: SessionInfo) -> bool:
         """Whether the open turn of a session waits for its client's secret, and no node has claimed it since."""
@@ -335,12 +335,12 @@ class Caretaker:
 
     async def _with_keys(self, work: Callable[[], Awaitable[T]]) -> T:
         """Retry while the keys of the store are unavailable, for as long as the sender of a command waits."""
-        until = self._world.monotonic() + HAND_OVER_S
+        until = self._world.monotonic() + FORWARDED_WITHIN_S
         for failures in count(1):
             try:
                 return await work()
             except KeysUnavailableError:
-                pause_s = HAND_OVER_BACKOFF.wait_s(failures, chance=self._world.chance())
+                pause_s = FORWARDED_BACKOFF.wait_s(failures, chance=self._world.chance())
                 if self._world.monotonic() + pause_s > until:
                     raise
                 await self._world.sleep(pause_s)

@@ -10,7 +10,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, UnavailableError
 from midstream.retries import APPEND_ATTEMPTS_MAX, APPEND_BACKOFF
 
-OUTAGE_TOLD_S = 5.0
+OUTAGE_REPORTED_AFTER_S = 5.0
 """Seconds without a successful append after which connections of the session end with the store's error."""
 
 _log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ class Outages:
 
     @property
     def error(self) -> MidstreamError | None:
-        """The store's error, if no append succeeded for `OUTAGE_TOLD_S`; None otherwise."""
-        if self._since is None or self._world.monotonic() - self._since < OUTAGE_TOLD_S:
+        """The store's error, if no append succeeded for `OUTAGE_REPORTED_AFTER_S`; None otherwise."""
+        if self._since is None or self._world.monotonic() - self._since < OUTAGE_REPORTED_AFTER_S:
             return None
         return self._error
 

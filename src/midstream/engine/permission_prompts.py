@@ -29,7 +29,7 @@ TOO_LONG = (
 )
 
 
-class Notes(Protocol):
+class QuestionJournal(Protocol):
     """Journal of an agent's questions: the session's runner."""
 
     async def show(self, command: PermissionRequested) -> None:
@@ -39,7 +39,7 @@ class Notes(Protocol):
             MidstreamError: The question was refused, or the session has failed. Nothing was written.
         """
 
-    async def insist(self, command: UseAnswer | PermissionWithdrawn) -> None:
+    async def append_first(self, command: UseAnswer | PermissionWithdrawn) -> None:
         """Journal a command before the act that it announces; its decision may end pending work.
 
         Raises:
@@ -56,7 +56,7 @@ class Notes(Protocol):
 class AgentQuestions:
     """Open questions of upstream agents of one session in this process."""
 
-    def __init__(self, world: World, notes: Notes) -> None:
+    def __init__(self, world: World, notes: QuestionJournal) -> None:
         self._world = world
         self._notes = notes
         self._waiting: dict[tuple[CallModel, str], asyncio.Future[Decision]] = {}
@@ -76,9 +76,11 @@ class AgentQuestions:
         )
         try:
             if waiting is None:  # the agent has stopped waiting
-                await self._notes.insist(PermissionWithdrawn(pending_work.ref, pending_work.question_id))
+                await self._notes.append_first(
+                    PermissionWithdrawn(pending_work.ref, pending_work.question_id)
+                )
                 return
-            await self._notes.insist(UseAnswer(pending_work.ref, pending_work.question_id))
+            await self._notes.append_first(UseAnswer(pending_work.ref, pending_work.question_id))
         except MidstreamError:
             return  # the attempt has ended, and with it the waiting agent
         # As before a tool (TURN-53): a node that has claimed the session asks again itself.

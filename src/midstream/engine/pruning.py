@@ -45,7 +45,7 @@ SWEEP_SESSIONS_MAX = 250
 not depend on the size of the store."""
 RETENTION, PLACE = "retention", "place"
 """Entry with the progress of the round over all sessions, which the nodes of a store share."""
-SEEN_MAX = 100_000
+SURVEYS_MAX = 100_000
 """Journals whose last survey is kept in memory, about 20 MiB. Others are read again."""
 SWEEP_RECORDS_MAX = 50_000
 """Records that one sweep reads at most, about a second of work, plus the rest of the last journal."""
@@ -53,7 +53,7 @@ PAUSE_S = 0.005
 """Seconds of rest after each page, so that other readers do not wait."""
 LOCKED_S = 600.0
 """Seconds until the next look at a locked session, which is also checked when its client leaves."""
-LOOKS = 8
+SURVEYS = 8
 """How many times a journal is read while it doubles, and within `events_for_s`."""
 UNREAD_MAX = 256
 """Events that a journal may always gain before its next survey."""
@@ -77,12 +77,12 @@ class PrunableSessions(Protocol):
         """Notify the readers of a session that its events up to this one were pruned."""
 
 
-class _Seen(Struct, frozen=True):
+class _Survey(Struct, frozen=True):
     """The results of the last survey of a journal."""
 
     end: int
     count: int
-    look_at: float
+    next_at: float
     """The time of its next survey, if it does not grow."""
     is_locked: bool = False
     """Whether it could not be read without its client."""
@@ -96,9 +96,9 @@ class Pruner:
         self._store = store
         self._world = world
         self._retention = retention
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._surveys: OrderedDict[str, _Survey] = OrderedDict()
         """Surveys by session; the longest unread first."""
-        self._left = 0
+        self._records_left = 0
         """Records that this sweep may still read."""
 
     async def run(self) -> None:
@@ -116,11 +116,11 @@ class Pruner:
         Raises:
             UnavailableError: The store is busy or full. Earlier prunings of the sweep are complete.
         """
-        self._left = SWEEP_RECORDS_MAX
-        newest = await self._look_behind(None)
+        self._records_left = SWEEP_RECORDS_MAX
+        newest = await self._check_after(None)
         if newest is not None:
             version, place = await self._read_place()
-            place = await self._look_behind(place or newest)
+            place = await self._check_after(place or newest)
             body = msgspec.json.encode(place)
             with suppress(EntryMovedError):  # another node checks the same sessions at this moment
                 await self._store.kv_put(RETENTION, PLACE, body, expected=version, at=self._world.now())
@@ -137,19 +137,19 @@ class Pruner:
             return found.version, msgspec.json.decode(found.body, type=ListPlace | None)
         return found.version, None
 
-    async def _look_behind(self, place: ListPlace | None) -> ListPlace | None:
+    async def _check_after(self, place: ListPlace | None) -> ListPlace | None:
         """Check some sessions after a place; return the next place, or None at the end of the list."""
         count = 0
         async for info in self._store.list(after=place, limit=SWEEP_SESSIONS_MAX):
-            if self._left <= 0:
+            if self._records_left <= 0:
                 return place  # the next sweep continues here
             count += 1
             place = ListPlace(info.mark.at, info.session)
             if is_session(info.session):
-                await self._tend(info)
+                await self._check(info)
         return place if count == SWEEP_SESSIONS_MAX else None
 
-    async def tend(self, session: str) -> None:
+    async def prune_due(self, session: str) -> None:
         """Prune or delete one session where retention requires it.
 
         Raises:
@@ -157,34 +157,36 @@ class Pruner:
         """
         info = None if self._retention.is_endless else await self._store.find(session)
         if info is not None:
-            self._left = max(self._left, SWEEP_RECORDS_MAX)
-            if (seen := self._seen.get(session)) is not None and seen.is_locked:
-                del self._seen[session]
-            await self._tend(info)
+            self._records_left = max(self._records_left, SWEEP_RECORDS_MAX)
+            if (seen := self._surveys.get(session)) is not None and seen.is_locked:
+                del self._surveys[session]
+            await self._check(info)
 
-    async def _tend(self, info: SessionInfo) -> None:
+    async def _check(self, info: SessionInfo) -> None:
         try:
-            await self._tend_session(info)
+            await self._check_session(info)
         except UnavailableError:
             raise
         except SessionLockedError:
-            look_at = self._world.now() + LOCKED_S
-            self._note_seen(info.session, _Seen(info.end, info.end - info.oldest, look_at, is_locked=True))
+            next_at = self._world.now() + LOCKED_S
+            self._store_survey(
+                info.session, _Survey(info.end, info.end - info.oldest, next_at, is_locked=True)
+            )
         except MidstreamError as error:
             _log.error("not pruned: %s", error.message, extra={"session": info.session})
             self._postpone(info.session, info.end, info.end - info.oldest)
 
-    async def _tend_session(self, info: SessionInfo) -> None:
+    async def _check_session(self, info: SessionInfo) -> None:
         now = self._world.now()
-        if self._is_outlived(info, now):
+        if self._is_expired(info, now):
             await self._delete(info.session)
-        elif self._left > 0 and self._is_due(info, now):
+        elif self._records_left > 0 and self._is_due(info, now):
             while await self._prune(info.session):
-                if self._left <= 0:
-                    del self._seen[info.session]  # the next sweep continues with it
+                if self._records_left <= 0:
+                    del self._surveys[info.session]  # the next sweep continues with it
                     return
 
-    def _is_outlived(self, info: SessionInfo, now: float) -> bool:
+    def _is_expired(self, info: SessionInfo, now: float) -> bool:
         limit = self._retention.sessions_for_s
         is_open = info.mark.is_live or info.mark.status in OPEN_STATUSES
         is_open = is_open and not self._sessions.is_locked(info)  # its client has had that long to come
@@ -201,13 +203,13 @@ class Pruner:
     def _is_due(self, info: SessionInfo, now: float) -> bool:
         """Whether a journal must be read, as far as its line in a listing shows."""
         count = info.end - info.oldest
-        seen = self._seen.get(info.session)
+        seen = self._surveys.get(info.session)
         most = self._retention.events_max or 2 * UNREAD_MAX
         step = min(UNREAD_MAX, max(1, most // 2))
         if count <= 0:
             return False
         if seen is not None and seen.end <= info.end:  # otherwise the session was deleted and created again
-            return info.end - seen.end >= max(step, seen.count // LOOKS) or now >= seen.look_at
+            return info.end - seen.end >= max(step, seen.count // SURVEYS) or now >= seen.next_at
         limit = self._retention.events_for_s
         return count >= step or (limit is not None and info.created_at <= now - limit)
 
@@ -243,14 +245,14 @@ class Pruner:
     def _postpone(self, session: str, end: int, count: int, *, until: float = 0.0) -> None:
         """Set the next survey of a journal."""
         limit = self._retention.events_for_s
-        rest_s = math.inf if limit is None else max(SWEEP_S, limit / LOOKS)
-        self._note_seen(session, _Seen(end, count, max(until, self._world.now() + rest_s)))
+        rest_s = math.inf if limit is None else max(SWEEP_S, limit / SURVEYS)
+        self._store_survey(session, _Survey(end, count, max(until, self._world.now() + rest_s)))
 
-    def _note_seen(self, session: str, seen: _Seen) -> None:
-        self._seen[session] = seen
-        self._seen.move_to_end(session)
-        if len(self._seen) > SEEN_MAX:
-            self._seen.popitem(last=False)
+    def _store_survey(self, session: str, seen: _Survey) -> None:
+        self._surveys[session] = seen
+        self._surveys.move_to_end(session)
+        if len(self._surveys) > SURVEYS_MAX:
+            self._surveys.popitem(last=False)
 
     async def _fold_to(self, session: str, position: int) -> Session | None:
         """Return the session as it was at a position; None if a journal must not begin with this state."""
@@ -280,5 +282,5 @@ class Pruner:
         while page := await self._store.read(session, after=after, limit=PAGE_RECORDS):
             yield page
             after = page[-1].position
-            self._left -= len(page)
+            self._records_left -= len(page)
             await self._world.sleep(PAUSE_S)

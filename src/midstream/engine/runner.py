@@ -31,7 +31,7 @@ from midstream.engine.listing import batch_of, without_starts
 from midstream.engine.mailbox import Effect, Envelope, Mailbox, is_mere_result, is_model_output, merge
 from midstream.engine.outages import Outages
 from midstream.engine.session_work import Drain, SessionWork
-from midstream.engine.sub_agents import Nursery
+from midstream.engine.sub_agents import ChildSessions
 from midstream.environment import World
 from midstream.errors import (
     AgentMismatchError,
@@ -80,10 +80,10 @@ class StopMode(Enum):
     """Stop at once and keep the lease. Running work is in doubt for the next runner."""
 
 
-class Family(Nursery, Protocol):
+class Family(ChildSessions, Protocol):
     """The parent and the child sessions of a session, and its trials: the host."""
 
-    async def is_wanted(self, parent: Parent) -> bool:
+    async def is_child_awaited(self, parent: Parent) -> bool:
         """Whether the call of a child session is still running."""
 
     def refuse_while_deleting(self, session_id: str) -> None:
@@ -96,7 +96,7 @@ class Family(Nursery, Protocol):
     def count_suspected_deaths(self, runner: Runner) -> int:
         """Return the number of deaths that a session is suspected of, before it is claimed (TURN-84)."""
 
-    def note_left(self, runner: Runner) -> bool:
+    def defer_suspect(self, runner: Runner) -> bool:
         """Return whether a session is a suspect, which the host claims later."""
 
     def hold(self, runner: Runner) -> None:
@@ -138,7 +138,7 @@ class Runner:
         self._forwarder = Forwarder(lambda _, body: journal.forward(body), world)
         self._outages = Outages(world, self.session_id, self._mailbox.refuse_clients)
         self._task: asyncio.Task[None] | None = None
-        self._parted: MidstreamError | None = None
+        self._draining_error: MidstreamError | None = None
         """The error for new commands of clients while this process drains."""
         self._unclaimed = asyncio.Lock()
         """Held in phase FOLLOWING while records of other nodes are folded."""
@@ -163,8 +163,8 @@ class Runner:
             MidstreamError: The command was refused and nothing was written, or the session failed and the outcome is
                 unknown.
         """
-        if self._parted is not None:
-            raise self._parted.again()
+        if self._draining_error is not None:
+            raise self._draining_error.again()
         try:
             return await self.decide(command)
         except LeaseHeldError:
@@ -264,10 +264,10 @@ class Runner:
         self.journal.introduce(self._agent.name, self._agent.model.name)
         self._work.begin(Executor(self._agent, self._world, self._work, self._family))
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
-        self._task.add_done_callback(self._untie)
+        self._task.add_done_callback(self._drop_references)
         if self.waits_for_agent:
             agent_guard.warn(self.session_id, self.state, self._agent)
-        elif self.state.needs_node and not self._family.note_left(self):
+        elif self.state.needs_node and not self._family.defer_suspect(self):
             try:
                 await self._mailbox.post(await self._first_command())
             except LeaseHeldError:
@@ -276,7 +276,7 @@ class Runner:
     async def _first_command(self) -> Cancel | None:
         """Return the command that resumes an open turn; a cancellation, if no parent awaits the child session."""
         parent = self.state.parent
-        return None if parent is None or await self._family.is_wanted(parent) else Cancel()
+        return None if parent is None or await self._family.is_child_awaited(parent) else Cancel()
 
     async def take_up(self) -> None:
         """Claim the session if a turn is open in it that this process does not run. A second call has no effect.
@@ -335,7 +335,7 @@ class Runner:
 
     def part(self, error: MidstreamError) -> None:
         """End the readers with `error` and refuse new commands of clients; the turn continues."""
-        self._parted = error
+        self._draining_error = error
         self.journal.close(error)
 
     async def release(self) -> None:
@@ -649,7 +649,7 @@ class Runner:
         self._mailbox.refuse_all(error)
         self._forwarder.refuse(self._mailbox.failure)
 
-    def _untie(self, _ended: asyncio.Task[None]) -> None:
+    def _drop_references(self, _ended: asyncio.Task[None]) -> None:
         """Drop the references to this runner, so that its memory is freed with its last user."""
         self._task = None
         self._mailbox.close()

@@ -101,7 +101,7 @@ class SessionWork:
         """
         await self._mailbox.post(command)
 
-    async def insist(self, command: commands.UseAnswer | commands.PermissionWithdrawn) -> None:
+    async def append_first(self, command: commands.UseAnswer | commands.PermissionWithdrawn) -> None:
         """Journal a command before the act that it announces; its decision may end pending work.
 
         Raises:

@@ -38,7 +38,7 @@ DEPTH_MAX = 3
 """Levels of sub-agents within sub-agents."""
 POLL_S = 0.5
 """Seconds between two tries to claim a child that another process still has."""
-RECORDS_PER_LOOK = 200
+RECORDS_PER_READ = 200
 _OF_NODES = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
 """Records without meaning for a reader of the parent."""
 _AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
@@ -66,14 +66,14 @@ class ChildRunner(Protocol):
         """Undo `attach`."""
 
 
-class Nursery(Protocol):
+class ChildSessions(Protocol):
     """Source of child sessions: the host."""
 
     async def child(self, session_id: str, path: tuple[str, ...]) -> ChildRunner:
         """Return the child session, awake, with the agent at `path`."""
 
 
-class Shows(Protocol):
+class ParentJournal(Protocol):
     """Receiver of the child's records: the parent's runner."""
 
     session_id: str
@@ -83,9 +83,9 @@ class Shows(Protocol):
 
 
 async def run_child(
-    nursery: Nursery,
+    children: ChildSessions,
     world: World,
-    shows: Shows,
+    shown_in: ParentJournal,
     pending_work: RunChild,
     parent: Session,
     state: CallState,
@@ -95,7 +95,7 @@ async def run_child(
 
     A cancellation of this coroutine does not stop the child; see `stop_child`.
     """
-    place = _place(shows.session_id, pending_work, parent, state, found)
+    place = _place(shown_in.session_id, pending_work, parent, state, found)
     if len(place.path) > DEPTH_MAX:
         return _finished_call(
             pending_work,
@@ -105,7 +105,7 @@ async def run_child(
     shown = state.child_position
     while True:
         try:
-            child = await nursery.child(_child_id(place, state, parent), place.path)
+            child = await children.child(_child_id(place, state, parent), place.path)
             if not child.state.turns:
                 said = SendMessage(
                     UserMessage.of(task),
@@ -114,7 +114,7 @@ async def run_child(
                     parent=place,
                 )
                 await child.submit(said)
-            shown = await _follow(child, shows, pending_work, _child_id(place, state, parent), shown)
+            shown = await _follow(child, shown_in, pending_work, _child_id(place, state, parent), shown)
             end = child.state.last_turn
             is_suspect = end is not None and end.code == SUSPECTED_CODE
             return _finished_call(
@@ -142,9 +142,9 @@ def children_at_work(session_id: str, parent: Session) -> list[str]:
 
 
 async def stop_child(
-    nursery: Nursery,
+    children: ChildSessions,
     world: World,
-    shows: Shows,
+    shown_in: ParentJournal,
     pending_work: RunChild,
     parent: Session,
     state: CallState,
@@ -156,11 +156,11 @@ async def stop_child(
         MidstreamError: The child cannot be reached, or this session has failed. A child that still runs is cancelled
             when it is opened, because its call is closed.
     """
-    place = _place(shows.session_id, pending_work, parent, state, found)
+    place = _place(shown_in.session_id, pending_work, parent, state, found)
     name = _child_id(place, state, parent)
     for tries in itertools.count(1):
         try:
-            child = await nursery.child(name, place.path)
+            child = await children.child(name, place.path)
             await child.submit(Cancel())
             break
         except _AWAY:
@@ -168,7 +168,7 @@ async def stop_child(
                 raise
             await world.sleep(POLL_S)
     with contextlib.suppress(*_AWAY):
-        await _follow(child, shows, pending_work, name, state.child_position)
+        await _follow(child, shown_in, pending_work, name, state.child_position)
     return _finished_call(pending_work, result_of(pending_work.ref.call_id, child.state))
 
 
@@ -193,25 +193,29 @@ def result_of(call_id: str, child: Session) -> ToolResult:
             )
 
 
-async def _follow(child: ChildRunner, shows: Shows, pending_work: RunChild, name: str, after: int) -> int:
+async def _follow(
+    child: ChildRunner, shown_in: ParentJournal, pending_work: RunChild, name: str, after: int
+) -> int:
     """Copy the child's records to the parent until its turn has ended; return the last copied position."""
     child.attach()
     try:
-        return await _show_all(child, shows, pending_work, name, after)
+        return await _copy_records(child, shown_in, pending_work, name, after)
     finally:
         child.detach()
 
 
-async def _show_all(child: ChildRunner, shows: Shows, pending_work: RunChild, name: str, after: int) -> int:
+async def _copy_records(
+    child: ChildRunner, shown_in: ParentJournal, pending_work: RunChild, name: str, after: int
+) -> int:
     while True:
         is_live = child.state.turns == 0 or child.state.is_live
-        page = await child.read(after=after, limit=RECORDS_PER_LOOK)
+        page = await child.read(after=after, limit=RECORDS_PER_READ)
         if page:
             after = page[-1].position
             told = tuple(
                 (each.position, each.body) for each in page if not isinstance(decode(each.body), _OF_NODES)
             )
-            await shows.show(ChildStreamed(pending_work.ref, name, told))
+            await shown_in.show(ChildStreamed(pending_work.ref, name, told))
         elif not is_live:
             return after
         else:

@@ -77,7 +77,7 @@ class Watch:
 
     Args:
         place: The session, the numbers of turn and response, and for a tool the id of the call.
-        tell: Receives the records for readers.
+        send_record: Receives the records for readers.
         on_stall: The agent's callback.
     """
 
@@ -86,13 +86,13 @@ class Watch:
         world: World,
         budgets: StallBudgets,
         place: tuple[str, int, int, str],
-        tell: Callable[[Stalled | StallFinished], None],
+        send_record: Callable[[Stalled | StallFinished], None],
         on_stall: OnStall | None = None,
     ) -> None:
         self._world = world
         self._budgets = budgets
         self._session, self._turn, self._response, self._call_id = place
-        self._tell = tell
+        self._send_record = send_record
         self._on_stall = on_stall
         self._waiting_for = StalledOn.TOOL if self._call_id else StalledOn.FIRST_TOKEN
         self._since = world.monotonic()
@@ -129,7 +129,7 @@ class Watch:
             self._timer.cancel()
         if self._call_id and self._warnings:  # the end of a tool is its only further sign
             self._end_episode(self._world.monotonic() - self._since)
-        self._tell = _ignore  # a request that is kept must not keep a session in memory
+        self._send_record = _ignore  # a request that is kept must not keep a session in memory
         if self._cut is not None:
             await self._cut.__aexit__(kind, error, trace)
 
@@ -222,7 +222,7 @@ class Watch:
         try:
             _log.log(*_WORDS[level], self._waiting_for, silent_s, extra=self._ids() | self._what(silent_s))
             if level is not Level.FAIL:  # the failed attempt is in the journal itself
-                self._tell(Stalled(*place) if level is Level.ADVISORY else StallFinished(*place))
+                self._send_record(Stalled(*place) if level is Level.ADVISORY else StallFinished(*place))
             if self._on_stall is not None:
                 seen = StallSeen(
                     level,

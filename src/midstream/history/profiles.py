@@ -22,7 +22,7 @@ _ID_SIZE_LIMIT = 1 << 20
 """A limit for providers that document none, in characters."""
 _ANYTHING = r"(?s:.+)"
 _WORD = r"[a-zA-Z0-9_-]+"
-_CLAUDES_TOLD_LATER = r"claude-(opus-(4-8|[5-9])|sonnet-[5-9]|haiku-(5-5|[6-9])|fable|mythos).*"
+_CLAUDES_WITH_LATER_SYSTEM = r"claude-(opus-(4-8|[5-9])|sonnet-[5-9]|haiku-(5-5|[6-9])|fable|mythos).*"
 """From Opus 4.8 on, only at Anthropic itself; elsewhere the role is refused."""
 _ALNUM = r"[a-zA-Z0-9]+"
 
@@ -146,7 +146,7 @@ _PROFILES = (
         name="anthropic",
         trims_prefill=True,
         result_files="unless-failed",
-        system_models=_CLAUDES_TOLD_LATER,
+        system_models=_CLAUDES_WITH_LATER_SYSTEM,
         speaks="anthropic",
         files="any",
         signs="anthropic",

@@ -53,7 +53,7 @@ class _Session(Struct):
         return self.records[0].position if self.records else 0
 
 
-class _Handed(Struct):
+class _StoredCommand(Struct):
     sender: str
     forwarded: ForwardedCommand
     answer: asyncio.Future[bytes]
@@ -113,7 +113,7 @@ class Memory(MemoryKeyValue):
         self.epochs_spent = 0
         """The highest epoch of any deleted session: a new one starts above it."""
         self.numbers = 0
-        self.forwarded_commands: dict[int, _Handed] = {}
+        self.forwarded_commands: dict[int, _StoredCommand] = {}
         self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, node: str) -> None:
@@ -129,12 +129,12 @@ class Memory(MemoryKeyValue):
 
     async def change(self) -> None:
         """Wait until `wake_watchers` is called."""
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watching.add(told)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching.add(waiter)
         try:
-            await told
+            await waiter
         finally:
-            self._watching.discard(told)
+            self._watching.discard(waiter)
 
 
 class MemoryStore(Store):
@@ -149,9 +149,9 @@ class MemoryStore(Store):
         self.node = ""
         self._memory = Memory() if memory is None else memory
         self._world = world
-        self._told: set[tuple[str | int, int]] = set()
+        self._reported: set[tuple[str | int, int]] = set()
         """Orphans and forwarded commands, each with the epoch under which it was reported."""
-        self._peers_told = -1
+        self._peers_reported = -1
 
     @override
     async def open(self) -> None:
@@ -306,16 +306,16 @@ class MemoryStore(Store):
                 if each.sender in self._memory.living
             }
             forwarded_commands = {each for each in forwarded_commands if each[1] >= 0}
-            new_letters = sorted(forwarded_commands - self._told)
+            new_commands = sorted(forwarded_commands - self._reported)
             news = News(
                 frozenset(name for name, end in followed.items() if self._end_of(name) != end),
-                tuple(self._memory.forwarded_commands[number].forwarded for number, _ in new_letters),
-                tuple(sorted(name for name, _ in orphans - self._told)),
+                tuple(self._memory.forwarded_commands[number].forwarded for number, _ in new_commands),
+                tuple(sorted(name for name, _ in orphans - self._reported)),
                 len(self._memory.living - {self.node}),
             )
-            if news != News(peers=self._peers_told):
-                self._told = {*forwarded_commands, *orphans}
-                self._peers_told = news.peers
+            if news != News(peers=self._peers_reported):
+                self._reported = {*forwarded_commands, *orphans}
+                self._peers_reported = news.peers
                 return news
             await self._memory.change()
 
@@ -329,7 +329,7 @@ class MemoryStore(Store):
         self._require_open().numbers += 1
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._memory.forwarded_commands[number] = _Handed(
+        self._memory.forwarded_commands[number] = _StoredCommand(
             self.node, ForwardedCommand(number, session, body, self.node), answer
         )
         self._memory.wake_watchers()

@@ -216,7 +216,7 @@ class PoolPeer(Protocol):
         """Accept the credential again."""
 
 
-class _Hurried(World):
+class _FastWorld(World):
     """The real world, in which a test can advance time; a pause before a retry takes no time."""
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class _Host:
 
     def __init__(self, peer: PoolPeer, kv: KeyValue) -> None:
         self.peer = peer
-        self.world = _Hurried()
+        self.world = _FastWorld()
         self.kv = kv
         self.history = History()
         self.system = ""

@@ -121,7 +121,7 @@ class McpServer:
         self._parting: set[_Link] = set()
         self._failures = 0
         self._retry_at = 0.0
-        self._made: dict[str, tuple[wire.Tool, Tool | None]] = {}
+        self._tool_cache: dict[str, tuple[wire.Tool, Tool | None]] = {}
         """The tool for each entry of the server's last list."""
 
     @classmethod
@@ -199,7 +199,7 @@ class McpServer:
                     listed = await _list_tools(await link.client())
             except TimeoutError as error:
                 if link.calls:
-                    return tuple(made for _, made in self._made.values() if made is not None)
+                    return tuple(made for _, made in self._tool_cache.values() if made is not None)
                 raise self._fail(link, f"did not list its tools within {LIST_S:g} s") from error
             except Exception as error:  # there is no list after any error
                 if is_last_try:
@@ -261,12 +261,12 @@ class McpServer:
     # --- its tools --------------------------------------------------------------------------------------------
 
     def _take(self, listed: Sequence[wire.Tool]) -> tuple[Tool, ...]:
-        before, self._made = self._made, {}
+        before, self._tool_cache = self._tool_cache, {}
         for remote in listed:
             known = before.get(remote.name)
             made = known[1] if known and known[0] == remote else self._tool_of(remote)
-            self._made[remote.name] = (remote, made)
-        return tuple(made for _, made in self._made.values() if made is not None)
+            self._tool_cache[remote.name] = (remote, made)
+        return tuple(made for _, made in self._tool_cache.values() if made is not None)
 
     def _tool_of(self, remote: wire.Tool) -> Tool | None:
         """Create a tool; None if providers would refuse every request because of its schema."""

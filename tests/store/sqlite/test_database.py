@@ -77,7 +77,7 @@ def test_tables_that_another_process_makes_meanwhile_are_ours(folder: Path) -> N
             return True
 
         us.exec_trace = be_slow
-        assert [file.require_ours(us), file.require_ours(us)] == [False, True]
+        assert [file.is_prepared(us), file.is_prepared(us)] == [False, True]
 
 
 async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:

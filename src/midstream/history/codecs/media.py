@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.history.codecs.codec_spec import Format, Json, Media, Part, PartKind
 
-_UNSAID = "auto"
+_DEFAULT_DETAIL = "auto"
 """The default of an image's `detail`."""
 
 
@@ -46,7 +46,7 @@ def _of_url(raw: Json) -> Media | None:
     if isinstance(url, dict):
         detail = url.get("detail")
         url = url.get("url")
-    if not isinstance(detail, str) or detail == _UNSAID:
+    if not isinstance(detail, str) or detail == _DEFAULT_DETAIL:
         detail = None
     if not isinstance(url, str):
         return None

@@ -353,7 +353,8 @@ def _is_kept(turn: MessageTurn, task: Task) -> bool:
             if fault != "null-content" or turn.parts:
                 task.report.note(fault, turn.at, _DID.get(fault, "left out"))
     if turn.parts:
-        return _is_hollow_kept(turn, task)
+        _fill_hollow(turn, task)
+        return True
     is_refused = is_refused_empty(turn, task)
     if is_refused:
         task.report.note("empty-message", turn.at, "dropped: it is empty")
@@ -372,20 +373,18 @@ def is_refused_empty(turn: MessageTurn, task: Task) -> bool:
     return turn.source is not None and turn.source.get("content") != ""
 
 
-def _is_hollow_kept(turn: MessageTurn, task: Task) -> bool:
-    """Whether a response of only thinking was kept, with an added text."""
-    is_hollow = (
+def _fill_hollow(turn: MessageTurn, task: Task) -> None:
+    """Add a text to a response of only thinking, where it is refused, so that the thinking is kept."""
+    if (
         turn.role is Role.ASSISTANT
         and turn.has_only(PartKind.THINKING)
         and not task.is_flat
         and task.profile.is_hollow_refused
         and (task.form.spec.is_thought_hollow or task.profile.alternates == "spoken")
-    )
-    if is_hollow:
+    ):
         turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
         turn.is_changed = True
         task.report.note("empty-message", turn.at, "kept its thinking and added a word")
-    return True
 
 
 def _close_thinking(turn: MessageTurn, task: Task) -> None:

@@ -39,7 +39,7 @@ from midstream.errors import (
     StoreDamagedError,
     UsageError,
 )
-from midstream.retries import HAND_OVER_BACKOFF, HAND_OVER_S
+from midstream.retries import FORWARDED_BACKOFF, FORWARDED_WITHIN_S
 from midstream.session.blobs import Blob
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import Sync, is_pruned
@@ -564,7 +564,9 @@ class EncryptedStore(EncryptedReader, Store):
                 forwarded_commands.append(replace(forwarded, body=body))
         news, now = self._news, self._world.monotonic()
         self._unread_since = {number: self._unread_since.get(number, now) for number in unread}
-        for number in [number for number, since in self._unread_since.items() if since <= now - HAND_OVER_S]:
+        for number in [
+            number for number, since in self._unread_since.items() if since <= now - FORWARDED_WITHIN_S
+        ]:
             del self._unread_since[number]
             session = unread.pop(number).session
             _log.error("a command cannot be read: its sender no longer waits", extra={"session": session})
@@ -576,7 +578,7 @@ class EncryptedStore(EncryptedReader, Store):
         news, limit = self._news, None
         if self._unread_since:
             self._unread_failures += 1
-            limit = HAND_OVER_BACKOFF.wait_s(self._unread_failures, chance=self._world.chance())
+            limit = FORWARDED_BACKOFF.wait_s(self._unread_failures, chance=self._world.chance())
         else:
             self._unread_failures = 0
             if news.moved or news.forwarded_commands or news.orphans:

@@ -54,7 +54,7 @@ VIEWERS_MAX = 100
 """Valid viewers' secrets of one session."""
 BEGINNING_S = 3600.0
 """Seconds after which a row without a session is not of a session that is just beginning."""
-NOBODY = ""
+NO_SESSION = ""
 """Name of a row without a session. Secrets for unknown sessions are tried on it, so that they take as long. It also
 shows whether the operator's keys are those of this store."""
 
@@ -82,7 +82,7 @@ class _Row(Struct, frozen=True):
     viewers: tuple[_Viewer, ...] = ()
 
 
-class _Kept(Struct, frozen=True):
+class _FoundRow(Struct, frozen=True):
     """A row as it was read; version 0 if there is none."""
 
     version: int
@@ -135,7 +135,7 @@ class ClientKeys(SessionKeys, Escrow):
         self._world = world
         self._is_mixed = is_mixed
         self._roots: dict[str, _Root] = {}
-        self._nobody: _Row | None = None
+        self._no_session: _Row | None = None
 
     # --- opening
 
@@ -214,7 +214,7 @@ class ClientKeys(SessionKeys, Escrow):
         there = {info.session async for info in self._store.list()}
         before = self._world.now() - BEGINNING_S
         for kept in await self._store.kv_list(ESCROW):
-            if kept.key in there or kept.key in self._roots or kept.key == NOBODY or kept.at > before:
+            if kept.key in there or kept.key in self._roots or kept.key == NO_SESSION or kept.at > before:
                 continue
             if await self._store.find(kept.key) is None:
                 await self._store.kv_delete(ESCROW, kept.key, expected=kept.version)
@@ -232,7 +232,7 @@ class ClientKeys(SessionKeys, Escrow):
         self._roots.pop(place, None)
         self.on_locked(place)
 
-    def _row_here(self, place: str, kept: _Kept, *, has_records: bool) -> _Row | None:
+    def _row_here(self, place: str, kept: _FoundRow, *, has_records: bool) -> _Row | None:
         """Return the current row: before the first record, the one that will be written with it."""
         root = self._roots.get(place)
         if root is None or root.unwritten is None:
@@ -263,8 +263,8 @@ class ClientKeys(SessionKeys, Escrow):
 
     def _wrap_for(self, place: str, row: _Row | None, secret: str) -> tuple[_Wrap, _Holder]:
         """Return the wrap for a secret; if there is none, one that no secret opens."""
-        assert self._nobody is not None, "the store is opened first"
-        found = self._nobody.client, _Holder(NOBODY)
+        assert self._no_session is not None, "the store is opened first"
+        found = self._no_session.client, _Holder(NO_SESSION)
         if row is not None and not secret.startswith(f"{VIEWER}-"):
             found = row.client, _Holder(place)
         elif row is not None:
@@ -284,7 +284,7 @@ class ClientKeys(SessionKeys, Escrow):
         root.is_client = True
         return OpenedSession(place, is_client=True, stream_digest=root.stream_digest)
 
-    async def _rewrap(self, place: str, kept: _Kept, secret: str) -> bool:
+    async def _rewrap(self, place: str, kept: _FoundRow, secret: str) -> bool:
         """Replace the old secret by a new one; return False if the row was changed meanwhile."""
         root = self._roots.get(place)
         if root is None:
@@ -304,9 +304,11 @@ class ClientKeys(SessionKeys, Escrow):
 
     # --- the rows
 
-    async def _read_row(self, place: str) -> _Kept:
+    async def _read_row(self, place: str) -> _FoundRow:
         found = await self._store.kv_get(ESCROW, place)
-        return _Kept(0, None) if found is None else _Kept(found.version, _decode_row(found.body, place))
+        return (
+            _FoundRow(0, None) if found is None else _FoundRow(found.version, _decode_row(found.body, place))
+        )
 
     async def _keep(self, place: str, row: _Row, version: int) -> bool:
         """Write a row; return False if its version has changed."""
@@ -323,14 +325,14 @@ class ClientKeys(SessionKeys, Escrow):
     @override
     async def prepare(self, store: Store) -> None:
         self._store = store  # the guarded store, from here on
-        kept = await self._read_row(NOBODY)
+        kept = await self._read_row(NO_SESSION)
         if kept.row is None:
             key, secret = ciphers.fresh_key(self._world), self._world.new_secret()
-            await self._keep(NOBODY, _Row(await self._wrap_key(key, secret, _Holder(NOBODY))), 0)
-            kept = await self._read_row(NOBODY)
+            await self._keep(NO_SESSION, _Row(await self._wrap_key(key, secret, _Holder(NO_SESSION))), 0)
+            kept = await self._read_row(NO_SESSION)
         assert kept.row is not None, "it was just written, here or by another process"
-        await self.house.unwrap(kept.row.client.share, context=_Holder(NOBODY).place_of_share)
-        self._nobody = kept.row
+        await self.house.unwrap(kept.row.client.share, context=_Holder(NO_SESSION).place_of_share)
+        self._no_session = kept.row
 
     @override
     def close(self) -> None:

@@ -74,10 +74,10 @@ class ChangeWatcher:
         self._follows: dict[str, Subscription] = {}
         self._turn = itertools.count()
         self._looked_at = 0.0
-        self._others_told: frozenset[str] = frozenset()
-        self._peers_told = -1
-        self._commands_told: set[tuple[int, int]] = set()
-        self._orphans_told: set[tuple[str, int]] = set()
+        self._others_reported: frozenset[str] = frozenset()
+        self._peers_reported = -1
+        self._commands_reported: set[tuple[int, int]] = set()
+        self._orphans_reported: set[tuple[str, int]] = set()
 
     async def start(self, routes: CommandRoutes) -> None:
         """Begin to receive signals.
@@ -139,29 +139,29 @@ class ChangeWatcher:
         if Sign.NODES in signs or self._routes.has_unknown_sender():
             await self._presence.look()
         others = self._presence.others
-        if others != self._others_told:
+        if others != self._others_reported:
             signs.add(Sign.FREE)
             self._routes.note()
         moved = await self._find_moved(followed, is_due=is_due)
-        orphans = self._orphans_told
+        orphans = self._orphans_reported
         if Sign.FREE in signs or Sign.NODES in signs:
             orphans = await self._find_orphans()
         waiting = self._routes.waiting()
         commands: list[tuple[int, ForwardedCommand]] = [
-            each for each in waiting if (each[1].number, each[0]) not in self._commands_told
+            each for each in waiting if (each[1].number, each[0]) not in self._commands_reported
         ][:FORWARDED_MAX]
-        fresh = orphans - self._orphans_told
+        fresh = orphans - self._orphans_reported
         # There is no await from here on, so that a cancelled call consumes nothing.
         if is_due:
             self._looked_at = self._world.monotonic()
         known = {(each.number, epoch) for epoch, each in waiting}
-        self._commands_told &= known
-        self._orphans_told = orphans
-        self._others_told = others
-        if not (moved or commands or fresh or len(others) != self._peers_told):
+        self._commands_reported &= known
+        self._orphans_reported = orphans
+        self._others_reported = others
+        if not (moved or commands or fresh or len(others) != self._peers_reported):
             return None
-        self._commands_told |= {(each.number, epoch) for epoch, each in commands}
-        self._peers_told = len(others)
+        self._commands_reported |= {(each.number, epoch) for epoch, each in commands}
+        self._peers_reported = len(others)
         if len(commands) == FORWARDED_MAX:
             self._nudged.set()
         return News(
@@ -219,7 +219,7 @@ class ChangeWatcher:
         await lines.refresh()
         living = self._presence.others | {self._presence.node}
         left = [line for line in lines.live() if line.node not in living]
-        found = {(line.session, line.epoch) for line in left} & self._orphans_told
+        found = {(line.session, line.epoch) for line in left} & self._orphans_reported
         fresh = [line.session for line in left if (line.session, line.epoch) not in found]
         for start in range(0, len(fresh), EXAMINED_AT_ONCE):
             epochs = await asyncio.gather(*map(self._examine, fresh[start : start + EXAMINED_AT_ONCE]))

@@ -48,7 +48,7 @@ from midstream.store.jetstream.session_reader import NewestMessage, SessionReade
 from midstream.store.jetstream.stored_values import write_value
 from midstream.store.jetstream.stream_subjects import SessionPlace, StreamSubjects
 
-LANES_MAX = 20_000
+JOURNALS_KNOWN_MAX = 20_000
 """Sessions whose last message is in memory."""
 TRIES_MAX = 30
 """Times that a write is decided again because of concurrent writes."""
@@ -57,7 +57,7 @@ UNKNOWN_PAUSE_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class _Lane(Struct, eq=False):
+class _JournalLane(Struct, eq=False):
     """Writes of this process to one session, one after another."""
 
     lock: asyncio.Lock
@@ -91,7 +91,7 @@ class JournalWrites:
         self._world = world
         self._on_moved = on_moved
         self._on_freed = on_freed
-        self._lanes: OrderedDict[str, _Lane] = OrderedDict()
+        self._journals: OrderedDict[str, _JournalLane] = OrderedDict()
         self._ops = itertools.count(1)
 
     def new_op(self) -> str:
@@ -105,7 +105,7 @@ class JournalWrites:
         for body in batch.bodies:
             if not isinstance(body, bytes):
                 raise UsageError("a record's body is bytes")
-        lane = self._lane(session)
+        lane = self._journal_lane(session)
         async with lane.lock:
             newest, lane.newest = lane.newest, None
             for _ in range(TRIES_MAX):
@@ -165,7 +165,7 @@ class JournalWrites:
 
     async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         """See `Store.claim`."""
-        lane, place = self._lane(session), self._subjects.session(session)
+        lane, place = self._journal_lane(session), self._subjects.session(session)
         async with lane.lock:
             lane.newest = None
             for _ in range(TRIES_MAX):
@@ -224,7 +224,7 @@ class JournalWrites:
 
     async def release(self, session: str, *, epoch: int) -> None:
         """See `Store.release`."""
-        lane, place = self._lane(session), self._subjects.session(session)
+        lane, place = self._journal_lane(session), self._subjects.session(session)
         async with lane.lock:
             for _ in range(TRIES_MAX):
                 newest = lane.newest or await self._reader.present(session)
@@ -354,15 +354,15 @@ class JournalWrites:
                 _log.debug("still unknown: %s", error)
                 failures += 1
 
-    def _lane(self, session: str) -> _Lane:
-        lane = self._lanes.get(session)
+    def _journal_lane(self, session: str) -> _JournalLane:
+        lane = self._journals.get(session)
         if lane is None:
-            lane = self._lanes[session] = _Lane(asyncio.Lock())
-            if len(self._lanes) > LANES_MAX:
-                idle = next((name for name, each in self._lanes.items() if not each.lock.locked()), None)
+            lane = self._journals[session] = _JournalLane(asyncio.Lock())
+            if len(self._journals) > JOURNALS_KNOWN_MAX:
+                idle = next((name for name, each in self._journals.items() if not each.lock.locked()), None)
                 if idle is not None:
-                    del self._lanes[idle]
-        self._lanes.move_to_end(session)
+                    del self._journals[idle]
+        self._journals.move_to_end(session)
         return lane
 
 

@@ -110,7 +110,7 @@ class NodeWatcher:
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
         self.answers_reported = 0
         """Number of times that answers may have arrived."""
-        self._told = _Found(News(peers=-1), frozenset(), frozenset())
+        self._reported = _Found(News(peers=-1), frozenset(), frozenset())
         self._all_looked_at = 0.0
         self._looking: asyncio.Task[None] | None = None
 
@@ -134,11 +134,11 @@ class NodeWatcher:
         waiting = self._waiting = _Waiting(followed)
         self._nudged.set()
         try:
-            self._told = await waiting.found  # only now, so that a cancelled call consumes nothing
+            self._reported = await waiting.found  # only now, so that a cancelled call consumes nothing
         finally:
             if self._waiting is waiting:
                 self._waiting = None
-        return self._told.news
+        return self._reported.news
 
     async def answer_to(self, number: int, *, answers_reported: int) -> bytes:
         """Wait for the answer to a forwarded command.
@@ -224,8 +224,8 @@ class NodeWatcher:
         except BaseException:
             self._signs |= signs
             raise
-        if found.news == News(peers=self._told.news.peers):
-            self._told = found
+        if found.news == News(peers=self._reported.news.peers):
+            self._reported = found
         elif not waiting.found.done():
             waiting.found.set_result(found)
             return
@@ -237,7 +237,7 @@ class NodeWatcher:
         """Return new changes, and the marks for them."""
         node, lock_class = self._lock.last_number, self._lock.lock_class
         frozen = [*self._neighbours.frozen]
-        commands, orphans = self._told.forwarded_commands, self._told.orphans
+        commands, orphans = self._reported.forwarded_commands, self._reported.orphans
         fresh: list[Any] = []
         if Kind.INBOX in signs or Kind.NODES in signs:
             rows = await self._pool.run(lambda db, _: db.fetch(FIND_UNDECIDED, node, frozen, lock_class))

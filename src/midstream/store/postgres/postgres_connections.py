@@ -235,7 +235,7 @@ class ConnectionPool:
                 max_size=POOL_MAX,
                 connect=lambda *_, **__: postgres.connect("pool"),
                 init=postgres.prepare_to_write,
-                reset=_leave_as_it_is,
+                reset=_keep_settings,
             )
             async with pool.acquire(timeout=CONNECT_S):
                 pass
@@ -282,5 +282,5 @@ class _LostError(Exception):
         self.cause = cause
 
 
-async def _leave_as_it_is(_connection: asyncpg.Connection) -> None:
+async def _keep_settings(_connection: asyncpg.Connection) -> None:
     """Keep the settings of a connection, which no code here changes."""

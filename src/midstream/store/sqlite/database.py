@@ -70,7 +70,7 @@ class DatabaseFile:
         self._vfs = vfs
 
     @contextlib.contextmanager
-    def open_for_watcher(self) -> Iterator[inbox.Sight]:
+    def open_for_watcher(self) -> Iterator[inbox.WatcherView]:
         """Open a read-only connection for the watcher, in its thread."""
         with self.convert_errors():
             db = self.connect(flags=apsw.SQLITE_OPEN_READONLY)
@@ -81,7 +81,7 @@ class DatabaseFile:
                 return db.execute(query, values).fetchall()
 
         try:
-            yield inbox.Sight(rows)
+            yield inbox.WatcherView(rows)
         finally:
             db.close()
 
@@ -107,7 +107,7 @@ class DatabaseFile:
             UsageError: They belong to another program, or have a newer version. Nothing was changed.
         """
         db.execute(f"pragma page_size = {PAGE_BYTES}")  # only for a new file
-        self.retry_while_busy(partial(self.require_ours, db))
+        self.retry_while_busy(partial(self.is_prepared, db))
         self.retry_while_busy(partial(db.execute, "pragma journal_mode = wal"))
         db.execute(f"pragma journal_size_limit = {LOG_BYTES_MAX}")
         db.execute("pragma secure_delete = on")  # deleted content is overwritten
@@ -115,7 +115,7 @@ class DatabaseFile:
         db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
         self.retry_while_busy(partial(db.execute, BEGIN))
         try:
-            if not self.require_ours(db):
+            if not self.is_prepared(db):
                 db.execute(schema())
                 db.execute(f"pragma application_id = {APPLICATION_ID}")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
@@ -165,7 +165,7 @@ class DatabaseFile:
         db.execute(UPGRADE)
         db.execute(f"pragma user_version = {SCHEMA_VERSION}")
 
-    def require_ours(self, db: apsw.Connection) -> bool:
+    def is_prepared(self, db: apsw.Connection) -> bool:
         """Return whether the tables exist; raise `UsageError` for those of another program."""
         with _one_moment(db):  # another process may be creating the tables
             application = number_of(db.execute("pragma application_id"))

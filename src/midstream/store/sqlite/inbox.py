@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-LETTERS_MAX = 100
+FORWARDED_MAX = 100
 """Commands of one result; further ones wait for the next check."""
 
 PUT = "insert into inbox (session, sender, body) values (?, ?, ?) returning number"
-FIND_LETTER = """
+FIND_FORWARDED = """
 select inbox.session, sender, node from inbox left join session on session.name = inbox.session where number = ?
 """
 ANSWER = "update inbox set answer = ? where number = ? and answer is null"
@@ -72,7 +72,7 @@ def answer(db: SqlConnection, number: int, body: bytes, *, us: str, may_hold: Ca
         us: This node.
         may_hold: Whether another node may still have a session.
     """
-    row = db.execute(FIND_LETTER, (number,)).fetchone()
+    row = db.execute(FIND_FORWARDED, (number,)).fetchone()
     if row is None:
         return
     _, sender, node = row
@@ -99,7 +99,7 @@ def clear(db: SqlConnection, *, is_alive: Callable[[str], bool]) -> None:
 # --- reads ----------------------------------------------------------------------------------------------------------
 
 
-class Sight:
+class WatcherView:
     """The watcher's view of the database, for use in its thread."""
 
     def __init__(self, rows: Callable[[str, tuple[Any, ...]], list[Any]]) -> None:

@@ -92,7 +92,7 @@ class NodeLock:
             ) from error
         _locks_of_this_process.add(self)
 
-    def show_liveness(self) -> None:
+    def beat(self) -> None:
         """Touch the lock file, as a heartbeat."""
         if self._descriptor >= 0:
             # A full disk must not end the node; observers wait for a whole lease.
@@ -182,7 +182,7 @@ class Peers:
             {node: beat for node, beat in self._beats() if is_alive(self._folder, node)}, now=now
         )
         if self._silences.known and now - self._beaten_at >= self._beat_s:
-            self._lock.show_liveness()
+            self._lock.beat()
             self._beaten_at = now
         return self._judge()
 

@@ -225,7 +225,7 @@ def reading(path: str | Path, *, world: World = World()) -> Iterator[ReadConnect
         db = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
     try:
         with file.convert_errors(db):
-            if not file.retry_while_busy(partial(file.require_ours, db)):
+            if not file.retry_while_busy(partial(file.is_prepared, db)):
                 raise NotFoundError(f"nothing was stored in {str(file.path)!r} yet")
         yield ReadConnection(file, db)
     finally:

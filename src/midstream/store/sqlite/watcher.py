@@ -19,7 +19,7 @@ from msgspec import Struct
 from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.store.contract import ForwardedCommand, News
-from midstream.store.sqlite.inbox import LETTERS_MAX, Sight
+from midstream.store.sqlite.inbox import FORWARDED_MAX, WatcherView
 from midstream.store.sqlite.liveness import Peers
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ BACKSTOP_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class _Told(Struct):
+class _Reported(Struct):
     """Changes, and the marks of returned ones after the caller has received them."""
 
     news: News
@@ -52,7 +52,7 @@ class _Waiting:
 
     def __init__(self, followed: Mapping[str, int]) -> None:
         self.followed = dict(followed)
-        self.told: asyncio.Future[_Told] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[_Reported] = asyncio.get_running_loop().create_future()
         self.is_over = False
         """Whether there were changes for it."""
 
@@ -61,19 +61,19 @@ class Watcher:
     """Checks for changes in a thread of its own, from `start` to `close`, and beats for its node.
 
     Args:
-        sight: Opens the view of the database, in this thread.
+        view: Opens the view of the database, in this thread.
     """
 
     def __init__(
         self,
         node: str,
         peers: Peers,
-        sight: Callable[[], contextlib.AbstractContextManager[Sight]],
+        view: Callable[[], contextlib.AbstractContextManager[WatcherView]],
         world: World,
     ) -> None:
         self._node = node
         self._peers = peers
-        self._sight = sight
+        self._view = view
         self._world = world
         self._loop = asyncio.get_running_loop()
         self._nudged = threading.Event()
@@ -81,11 +81,11 @@ class Watcher:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._waiting: _Waiting | None = None
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
-        self._asked = 0
+        self._waits_begun = 0
         """Number of times that a task began to wait."""
-        self._told = _Told(News(peers=-1), frozenset(), frozenset(), changes=-1)
-        self._seen = (-1, -1)
-        """Values of `_asked` and of the database version at the last check."""
+        self._reported = _Reported(News(peers=-1), frozenset(), frozenset(), changes=-1)
+        self._last_check = (-1, -1)
+        """Values of `_waits_begun` and of the database version at the last check."""
         self._changes = 0
         self._all_looked_at = 0.0
         self._pause_s = BUSY_S
@@ -102,7 +102,7 @@ class Watcher:
         self._nudged.set()
         await asyncio.shield(self._ended)
         if self._waiting is not None:
-            self._waiting.told.cancel()
+            self._waiting.result.cancel()
         for answer in self._awaited.values():
             answer.cancel()
         await self._world.sleep(0)  # the cancelled callers clean up
@@ -112,11 +112,11 @@ class Watcher:
         waiting = self._waiting = _Waiting(followed)
         self._check_soon()
         try:
-            self._told = await waiting.told  # only now, so that a cancelled call consumes nothing
+            self._reported = await waiting.result  # only now, so that a cancelled call consumes nothing
         finally:
             if self._waiting is waiting:
                 self._waiting = None
-        return self._told.news
+        return self._reported.news
 
     async def answer_to(self, forwarded: int) -> bytes:
         """Wait for the answer to a forwarded command of this node."""
@@ -129,7 +129,7 @@ class Watcher:
             del self._awaited[forwarded]
 
     def _check_soon(self) -> None:
-        self._asked += 1
+        self._waits_begun += 1
         self._nudged.set()
 
     # --- in the thread
@@ -137,15 +137,15 @@ class Watcher:
     def _work(self) -> None:
         try:
             with contextlib.ExitStack() as closing:
-                sight: Sight | None = None
+                view: WatcherView | None = None
                 while not self._is_over:
                     try:
                         self._changes += self._peers.check_all(now=self._world.monotonic())
                         if self._has_waiting():
-                            sight = sight or closing.enter_context(self._sight())
-                            self._check(sight)
+                            view = view or closing.enter_context(self._view())
+                            self._check(view)
                     except (MidstreamError, OSError) as error:
-                        self._seen = (-1, -1)
+                        self._last_check = (-1, -1)
                         _log.debug("the store cannot be read: %s", error)
                     self._nudged.wait(self._next_pause_s())
                     self._nudged.clear()
@@ -165,32 +165,32 @@ class Watcher:
         self._pause_s = min(1.5 * self._pause_s, QUIET_S)
         return self._pause_s
 
-    def _check(self, sight: Sight) -> None:
+    def _check(self, view: WatcherView) -> None:
         now, changes = self._world.monotonic(), self._changes
-        is_all = changes != self._told.changes or now - self._all_looked_at >= BACKSTOP_S
-        before, self._seen = self._seen, (self._asked, sight.version())
-        if self._seen == before and not is_all:
+        is_all = changes != self._reported.changes or now - self._all_looked_at >= BACKSTOP_S
+        before, self._last_check = self._last_check, (self._waits_begun, view.version())
+        if self._last_check == before and not is_all:
             return
         if self._awaited:
-            self._settle_answers(dict(sight.answers(self._node)))
+            self._settle_answers(dict(view.answers(self._node)))
         waiting = self._waiting
         if waiting is None or waiting.is_over:
             return
         if is_all:
             self._all_looked_at = now
-        told = self._find_changes(waiting.followed, sight, changes, is_all=is_all)
-        if told.news == News(peers=self._told.news.peers):
-            self._told = told
+        result = self._find_changes(waiting.followed, view, changes, is_all=is_all)
+        if result.news == News(peers=self._reported.news.peers):
+            self._reported = result
         else:
             waiting.is_over = True
             self._pause_s = BUSY_S
-            _deliver(waiting.told, told)
+            _deliver(waiting.result, result)
 
     def _find_changes(
-        self, followed: Mapping[str, int], sight: Sight, changes: int, *, is_all: bool
-    ) -> _Told:
+        self, followed: Mapping[str, int], view: WatcherView, changes: int, *, is_all: bool
+    ) -> _Reported:
         """Return new changes, and the marks for them."""
-        forwarded_commands = [each for each in sight.list_undecided() if self._is_ours(each.node)]
+        forwarded_commands = [each for each in view.list_undecided() if self._is_ours(each.node)]
         senders = {
             sender for sender in {each.sender for each in forwarded_commands} if self._may_wait(sender)
         }
@@ -198,28 +198,28 @@ class Watcher:
         fresh = [
             each
             for each in forwarded_commands
-            if (each.number, each.epoch) not in self._told.forwarded_commands
-        ][:LETTERS_MAX]
-        orphans = self._orphans(sight) if is_all else sight.list_given_up()
-        lost = [each for each in orphans if each not in self._told.orphans]
+            if (each.number, each.epoch) not in self._reported.forwarded_commands
+        ][:FORWARDED_MAX]
+        orphans = self._orphans(view) if is_all else view.list_given_up()
+        lost = [each for each in orphans if each not in self._reported.orphans]
         news = News(
-            sight.find_moved(followed) if followed else frozenset(),
+            view.find_moved(followed) if followed else frozenset(),
             tuple(ForwardedCommand(each.number, each.session, each.body, each.sender) for each in fresh),
             tuple(session for session, _ in lost),
             len(self._peers.living),
         )
         # Marks of deleted rows are dropped.
-        still = self._told.forwarded_commands.intersection(
+        still = self._reported.forwarded_commands.intersection(
             (each.number, each.epoch) for each in forwarded_commands
         )
-        known = self._told.orphans.intersection(orphans) if is_all else self._told.orphans
+        known = self._reported.orphans.intersection(orphans) if is_all else self._reported.orphans
         told_letters = still.union((each.number, each.epoch) for each in fresh)
-        return _Told(news, told_letters, known.union(lost), changes if is_all else self._told.changes)
+        return _Reported(news, told_letters, known.union(lost), changes if is_all else self._reported.changes)
 
-    def _orphans(self, sight: Sight) -> list[tuple[str, int]]:
+    def _orphans(self, view: WatcherView) -> list[tuple[str, int]]:
         living = {self._node, *self._peers.living}
         # Queried again: a node that has just joined is alive, and its sessions are no orphans.
-        return [(name, epoch) for name, epoch, node in sight.orphans(living) if self._is_ours(node)]
+        return [(name, epoch) for name, epoch, node in view.orphans(living) if self._is_ours(node)]
 
     def _is_ours(self, node: str | None) -> bool:
         """Whether a session belongs to this node, or to no living node."""

@@ -21,15 +21,15 @@ class WorkThread:
     """A thread with a queue. It is a daemon: the process can end although a store was not closed."""
 
     def __init__(self, name: str) -> None:
-        self._asked: SimpleQueue[_Question | None] = SimpleQueue()
-        self._told = 0
+        self._submitted: SimpleQueue[_Work | None] = SimpleQueue()
+        self._submitted_count = 0
         self._done = 0
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     @property
     def is_at_work(self) -> bool:
         """Whether submitted work is not finished."""
-        return self._done != self._told
+        return self._done != self._submitted_count
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run `work` in the thread; the future, of the running loop, has its result or exception.
@@ -47,16 +47,16 @@ class WorkThread:
 
         For callers that need no future: it saves one iteration of the loop.
         """
-        self._told += 1
-        self._asked.put((asyncio.get_running_loop(), then, work))
+        self._submitted_count += 1
+        self._submitted.put((asyncio.get_running_loop(), then, work))
 
     def shut(self) -> None:
         """End the thread after the submitted work. No more work may be submitted."""
-        self._asked.put(None)
+        self._submitted.put(None)
 
     def _work(self) -> None:
-        while (question := self._asked.get()) is not None:
-            loop, then, work = question
+        while (work_item := self._submitted.get()) is not None:
+            loop, then, work = work_item
             error, result = None, None
             try:
                 result = work()
@@ -65,7 +65,7 @@ class WorkThread:
             self._done += 1  # only this thread writes it, and only submitters write the other number
             with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
                 loop.call_soon_threadsafe(then, result, error)
-            del question, loop, then, work, error, result
+            del work_item, loop, then, work, error, result
 
 
 def pause(seconds: float) -> None:
@@ -75,7 +75,7 @@ def pause(seconds: float) -> None:
 
 _NEVER = threading.Event()
 """An event that is never set; waiting for it is a pause."""
-_Question = tuple[asyncio.AbstractEventLoop, Callable[[Any, BaseException | None], None], Callable[[], Any]]
+_Work = tuple[asyncio.AbstractEventLoop, Callable[[Any, BaseException | None], None], Callable[[], Any]]
 
 
 def _settle(answer: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

@@ -104,7 +104,7 @@ class _DifferenceError(Exception):
     """The server's frames differ from the script."""
 
 
-class _Heard:
+class _CheckedConnection:
     """One connection and its received frames.
 
     Args:
@@ -300,7 +300,7 @@ class ServerTrial:
             "long": "x" * (FRAME_BYTES_MAX + 1),
         }
         self.sessions[names["session"]] = names["secret"]
-        connections: dict[str, _Heard] = {}
+        connections: dict[str, _CheckedConnection] = {}
         steps = [*script.steps, {"over": True}]
         try:
             for number, step in enumerate(steps, start=1):
@@ -314,7 +314,9 @@ class ServerTrial:
                 await each.wire.close()
         return ScriptOutcome(script.name, script.clauses, transport=self._way)
 
-    async def _problem(self, step: Json, connections: dict[str, _Heard], names: Names) -> str | None:
+    async def _problem(
+        self, step: Json, connections: dict[str, _CheckedConnection], names: Names
+    ) -> str | None:
         try:
             await self._do(step, connections, names)
         except _DifferenceError as found:
@@ -325,7 +327,7 @@ class ServerTrial:
             return f"{error.code}: {error.message}"
         return None
 
-    async def _do(self, step: Json, connections: dict[str, _Heard], names: Names) -> None:
+    async def _do(self, step: Json, connections: dict[str, _CheckedConnection], names: Names) -> None:
         if "over" in step:
             for name, each in connections.items():
                 await self._over(each, name)
@@ -338,7 +340,7 @@ class ServerTrial:
             if on in connections:
                 await connections[on].wire.close()
             wire = await self._connect(names["session"])
-            connections[on] = _Heard(wire, opening.get("stream", ""))
+            connections[on] = _CheckedConnection(wire, opening.get("stream", ""))
         heard = connections[on]
         match step:
             case {"connect": _}:
@@ -369,7 +371,7 @@ class ServerTrial:
             case _:
                 raise _DifferenceError(f"the script has an unknown step: {sorted(step)}")
 
-    async def _over(self, heard: _Heard, name: str) -> None:
+    async def _over(self, heard: _CheckedConnection, name: str) -> None:
         """Check that no unexpected frame came."""
         if heard.is_over:
             return
@@ -378,7 +380,7 @@ class ServerTrial:
         except _DifferenceError as found:
             raise _DifferenceError(f"in the end, on {name!r}: {found}") from None
 
-    async def _expect(self, heard: _Heard, pattern: Json, names: Names) -> None:
+    async def _expect(self, heard: _CheckedConnection, pattern: Json, names: Names) -> None:
         try:
             frame = await _within(self._wait_s, self._answer(heard, pattern))
         except ConnectionLostError as error:
@@ -390,14 +392,14 @@ class ServerTrial:
         if frame is not None and (what := difference(pattern, frame, names)) is not None:
             raise _DifferenceError(f"{frame['type']}: {what}")
 
-    async def _answer(self, heard: _Heard, pattern: Json) -> Json | None:
+    async def _answer(self, heard: _CheckedConnection, pattern: Json) -> Json | None:
         if pattern.get("type") == "ack":
             return await heard.wait_for_ack(pattern["seqno"], self._wait_s)
         while (frame := await heard.next_new_frame(self._wait_s))["type"] in {"events", "heartbeat"}:
             pass
         return frame
 
-    async def _events(self, heard: _Heard, kind: str) -> str:
+    async def _events(self, heard: _CheckedConnection, kind: str) -> str:
         seen = 0
         while True:
             for event in heard.events[seen:]:
@@ -408,7 +410,7 @@ class ServerTrial:
             if frame["type"] != "events":
                 raise _DifferenceError(f"{_shorten(frame)} came in the place of an event {kind!r}")
 
-    async def _quiet(self, heard: _Heard) -> None:
+    async def _quiet(self, heard: _CheckedConnection) -> None:
         if self._ends_with_turn(heard):
             await self._expect_close(heard)
             return
@@ -421,16 +423,16 @@ class ServerTrial:
                 return
         _require_heartbeat(frame)
 
-    async def _heartbeat(self, heard: _Heard) -> None:
+    async def _heartbeat(self, heard: _CheckedConnection) -> None:
         frame = await self._next(heard, max(HEARTBEATS_MISSED_MAX * heard.heartbeat_s, self._wait_s))
         if frame["type"] != "heartbeat":
             raise _DifferenceError(f"{_shorten(frame)} came where nothing but a heartbeat was to come")
         _require_heartbeat(frame)
 
-    def _ends_with_turn(self, heard: _Heard) -> bool:
+    def _ends_with_turn(self, heard: _CheckedConnection) -> bool:
         return self._way is not TransportKind.WEBSOCKET and heard.is_turn_over
 
-    async def _expect_close(self, heard: _Heard) -> None:
+    async def _expect_close(self, heard: _CheckedConnection) -> None:
         while True:
             try:
                 frame = await heard.next_new_frame(self._wait_s)
@@ -439,7 +441,7 @@ class ServerTrial:
             if frame["type"] not in {"events", "heartbeat"}:
                 raise _DifferenceError(f"{_shorten(frame)} came where the connection was to end")
 
-    async def _expect_refusal(self, heard: _Heard, code: str, names: Names) -> None:
+    async def _expect_refusal(self, heard: _CheckedConnection, code: str, names: Names) -> None:
         while (frame := await self._next(heard))["type"] in {"welcome", "events", "heartbeat"}:
             pass
         error = {"type": "error", "code": code, "seqno": {"$none": True}}
@@ -447,12 +449,12 @@ class ServerTrial:
             raise _DifferenceError(f"{frame['type']}: {what}")
         await self._expect_close(heard)
 
-    async def _next_but_heartbeats(self, heard: _Heard) -> Json:
+    async def _next_but_heartbeats(self, heard: _CheckedConnection) -> Json:
         while (frame := await self._next(heard))["type"] == "heartbeat":
             pass
         return frame
 
-    async def _next(self, heard: _Heard, wait_s: float | None = None) -> Json:
+    async def _next(self, heard: _CheckedConnection, wait_s: float | None = None) -> Json:
         try:
             return await heard.next_new_frame(self._wait_s if wait_s is None else wait_s)
         except ConnectionLostError as error:
