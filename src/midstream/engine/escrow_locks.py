@@ -40,7 +40,7 @@ class LockableSessions(Protocol):
         """Resume the work of a session that waited for its client's secret."""
 
 
-class Held:
+class SessionHold:
     """A session that a client holds open, for use with `with`."""
 
     def __init__(self, locks: Locks, session: str, opened: OpenedSession | None) -> None:
@@ -97,7 +97,7 @@ class Locks:
         """Begin to delete the keys of sessions whose deletion was interrupted by a crash."""
         self._forgetting = self._world.spawn(self._drop_deleted_keys(), name="forget deleted")
 
-    async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> Held:
+    async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> SessionHold:
         """Open a session for a caller, which uses the returned value in a `with` statement.
 
         Raises:
@@ -114,7 +114,7 @@ class Locks:
         if opened is not None and opened.is_client and place not in self._with_client:
             self._with_client.add(place)
             self._sessions.resume_unlocked(place)
-        return Held(self, place, opened)
+        return SessionHold(self, place, opened)
 
     def release(self, session: str) -> None:
         """Remove one holder."""
