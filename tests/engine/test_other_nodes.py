@@ -566,7 +566,7 @@ async def test_a_parent_stops_the_child_that_another_process_works_on(places: Pl
     records = await records_until_end(parent, after=0)
     ended = next(each for each in records if isinstance(each, CallEnded))
     assert ended.result == ToolResult(
-        "c1", "The sub-agent was stopped. It had said: half ", Outcome.CANCELLED
+        "c1", "The sub-agent was stopped. Its text so far: half ", Outcome.CANCELLED
     )
     assert child.state.last_turn is not None
     assert child.state.last_turn.status is TurnStatus.CANCELLED

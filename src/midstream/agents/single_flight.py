@@ -27,12 +27,12 @@ class SingleFlight:
     async def answer(
         self,
         request: Coroutine[Any, Any, T],
-        let_go: Callable[[T], Coroutine[Any, Any, object]] | None = None,
+        release: Callable[[T], Coroutine[Any, Any, object]] | None = None,
     ) -> T:
         """Wait for an answer.
 
         Args:
-            let_go: Called with an answer whose waiter was cancelled, which no other task has. Never raises.
+            release: Called with an answer whose waiter was cancelled, which no other task has. Never raises.
 
         Raises:
             ModelUnavailableError: The upstream was closed before. Nothing was sent.
@@ -46,8 +46,8 @@ class SingleFlight:
         try:
             return await task
         except asyncio.CancelledError:
-            if let_go is not None and task.done() and not task.cancelled() and task.exception() is None:
-                await asyncio.shield(self._world.spawn(let_go(task.result()), name=f"leaving {self._name}"))
+            if release is not None and task.done() and not task.cancelled() and task.exception() is None:
+                await asyncio.shield(self._world.spawn(release(task.result()), name=f"releasing {self._name}"))
             waiting = asyncio.current_task()
             if waiting is None or waiting.cancelling():
                 raise

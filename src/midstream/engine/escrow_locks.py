@@ -97,7 +97,9 @@ class Locks:
         """Begin to delete the keys of sessions whose deletion was interrupted by a crash."""
         self._forgetting = self._world.spawn(self._drop_deleted_keys(), name="forget deleted")
 
-    async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> SessionHold:
+    async def hold(
+        self, session: str, secret: str, old_secret: str = "", *, begins: bool = False
+    ) -> SessionHold:
         """Open a session for a caller, which uses the returned value in a `with` statement.
 
         Raises:

@@ -138,5 +138,5 @@ def _decision_of(question: AgentQuestion) -> Decision:
         case None:
             return NO_DECISION_CONTENT
         case _:
-            said = f" Their words: {question.words}" if question.words else ""
+            said = f" They said: {question.words}" if question.words else ""
             return f"{DENIED_CONTENT}{said}"

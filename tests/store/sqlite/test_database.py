@@ -17,7 +17,7 @@ from midstream.store.sqlite.reads import reading
 
 
 async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"x\.db' cannot be made: No such file"):
+    with pytest.raises(UsageError, match=r"x\.db' cannot be created: No such file"):
         await SQLiteStore(folder / "no" / "x.db").open()
     assert _names(folder) == []
 

@@ -350,6 +350,6 @@ async def test_a_statement_that_failed_says_what_is_left_of_it_and_of_the_transa
     )
     assert [(each.message.rpartition(". ")[2], each.is_over) for each in failed] == [
         ("It changed nothing.", False),
-        ("Some of its changes were made before it failed, and stand.", False),
+        ("Some of its changes were made before it failed, and remain.", False),
         ("Everything that this call wrote was undone.", True),
     ]

@@ -21,7 +21,7 @@ SUSPECTED_MAX = 2
 a suspect, the others count if it was the only suspect."""
 SUSPECTED_CODE = "server_died"
 """The code of a turn that was interrupted because its tools have probably killed the server."""
-SUSPECTED_MESSAGE = "the server died repeatedly while a tool of this turn ran"
+SUSPECTED_MESSAGE = "the server died again and again while a tool of this turn ran"
 LOOK_BACK_S = 2 * 60 * 60.0
 """A new node ends a turn that was not changed for longer as `interrupted`."""
 CANCEL_GRACE_S = 5.0

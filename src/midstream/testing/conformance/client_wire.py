@@ -125,7 +125,7 @@ class WireTrial:
                 if (what := await self._difference(step)) is not None:
                     return self._failed(script, way, number, what)
         except TimeoutError:
-            return self._failed(script, way, number, f"it did not happen within {self._wait_s:g} s")
+            return self._failed(script, way, number, f"nothing came of it within {self._wait_s:g} s")
         except MidstreamError as error:
             return self._failed(script, way, number, error.message)
         finally:
