@@ -228,8 +228,7 @@ class TransactionError(MidstreamError):
     """A statement of a tool failed in the transaction of its outcome.
 
     `is_over` shows the state of the transaction: False, and what the tool wrote before still stands; True, and
-    everything that it wrote was undone and nothing more can be written. A tool that lets the error through has
-    written nothing.
+    everything that it wrote was undone and nothing more can be written. If a tool raises the error, nothing is kept.
     """
 
     code = "transaction"
@@ -356,9 +355,7 @@ class StreamFencedError(ConflictError):
 
 
 class OtherLoginError(ConflictError):
-    """A login link is for another principal than the one who is logged in. Nothing was changed: the link is still
-    good.
-    """
+    """A login link is for another principal than the one who is logged in. The link stays valid."""
 
     code = "other_login"
     retry = "ask"

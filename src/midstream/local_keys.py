@@ -26,8 +26,7 @@ from midstream.paths import Paths, make_folder
 
 KEY_FILE = "server-key"
 TOKEN_VARIABLE = "MIDSTREAM_TOKEN"  # noqa: S105 - the name of a variable
-"""Its value is `ORIGIN TOKEN`: the token is sent only to that origin. Without an origin, that of `MIDSTREAM_URL` is
-used."""
+"""Its value is `ORIGIN TOKEN`; the token is sent only there. The default origin is `MIDSTREAM_URL`."""
 URL_VARIABLE = "MIDSTREAM_URL"
 """The environment variable with the default address of the server for commands."""
 CHALLENGE_PATH = "/v1/challenge"

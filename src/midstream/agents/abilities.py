@@ -9,8 +9,7 @@ class Abilities(Struct, frozen=True):
     """Abilities of an upstream, in addition to opening, resuming and answering.
 
     Args:
-        takes_tools: It asks the client application to run tools (`ToolCallRequested`) and takes the results with
-            the next `send`.
+        takes_tools: It requests tool runs (`ToolCallRequested`) and takes the results with the next `send`.
         takes_history: A fresh conversation gets the earlier entries as messages (`UpstreamMessage.before`), not as a
             transcript.
         takes_files: It reads attachments; otherwise the text contains only their names.
@@ -21,8 +20,7 @@ class Abilities(Struct, frozen=True):
         can_oauth: It has its own flow to sign in to MCP servers, with the client application's client id and scope.
         can_secret: That flow accepts a client secret, too.
         has_process: Each open agent has a process of its own, whose memory is free once the agent is closed.
-        rest_s: Seconds without a message after which an open agent is closed by default: few for an agent with much
-            memory and a quick resume.
+        rest_s: Default seconds without a message until an open agent is closed: few for much memory and a quick resume.
         grants: Names of the settings for an answer that it accepts (`midstream.session.model_settings.ModelSettings`).
     """
 

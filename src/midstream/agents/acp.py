@@ -3,8 +3,7 @@
     upstream = AcpAgent(["some-agent", "--acp"], cwd="/srv/project", env={"SOME_KEY": key})
 
 Each open agent is one process, started with the first message, and kept between messages. Another process continues a
-conversation with `session/resume`, or with `session/load`, whose replay is skipped. An agent without both cannot
-continue conversations.
+conversation with `session/resume`, or with `session/load`, whose replay is skipped. Other agents cannot do it.
 """
 
 from __future__ import annotations

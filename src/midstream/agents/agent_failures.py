@@ -197,7 +197,5 @@ def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
 
 
 def _decide_stalled(situation: FailureSituation) -> Remedy:
-    """Decide after a silence: one more try with a fresh agent, even a second one. The silent agent may have taken the
-    message.
-    """
+    """Decide after a silence: one more try with a fresh agent, even a second. The silent one may have the message."""
     return Fail() if situation.is_anew else BeginAnew()

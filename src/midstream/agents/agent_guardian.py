@@ -5,8 +5,7 @@ next attempt does the same work in the same folder. A signal at the parent's dea
 of their own, which do not inherit it. The guardian has a session of its own, so that signals to a terminal or a process
 group do not end it. It is the program in `owned_processes.py`.
 
-Only Linux shows the environment of other processes. Other systems have no guardian; there an agent ends when its
-standard input ends.
+Only Linux shows the environment of other processes. On other systems an agent ends when its standard input ends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Claude Code as an upstream, through the Claude Agent SDK: conversations that its CLI keeps on disk, or in a store of
-midstream.
+"""Claude Code as an upstream, through the Claude Agent SDK. Its CLI, or a store of midstream, keeps the conversations.
 
     upstream = Claude("opus", cwd="/srv/project")
 

@@ -29,8 +29,7 @@ _MESSAGES = {"user", "assistant"}
 
 
 def is_whole(home: Path, agent: str, last: str = "") -> bool:
-    """Whether a process that resumes a conversation will have all of it. True for a missing file, which the CLI
-    reports.
+    """Whether a process that resumes a conversation will have all of it. True for a missing file: the CLI reports it.
 
     Args:
         home: The folder of the CLI's conversations.

@@ -169,8 +169,7 @@ class _ResponsesUpstream:
         client: Your own `openai.AsyncOpenAI`, which you close; by default one is created from `api_key` and `base_url`,
             or from the environment like the package does.
         is_background: Whether responses outlive their connection.
-        extra: Fields for the body of each request (such as `reasoning`), which replace default ones; a field with the
-            value None is omitted.
+        extra: Fields for each request's body (such as `reasoning`), which replace defaults; None omits a field.
         limits: Time limits for HTTP; of the two silences the longer one applies.
 
     Raises:

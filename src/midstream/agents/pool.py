@@ -113,8 +113,7 @@ class PoolLimits(Struct, frozen=True):
         memory_mib_max: MiB of memory of all agents of this process together, with their child processes; None for no
             limit. Beyond it idle agents are closed, the longest idle first. It applies to upstreams with a process for
             each agent (`Abilities.has_process`), on Linux.
-        wait_s: Seconds that a turn waits for another turn of its session in this process; then it takes the session
-            over with a fresh agent.
+        wait_s: Seconds that a turn waits for another one of its session here; then it continues with a fresh agent.
         silence: Limits for the silence of an agent.
         budget: Limits for the transcript that a fresh agent gets.
         record_age_max_s: Seconds that the record of a conversation is kept after its last use.
@@ -241,8 +240,7 @@ class Pooled(StoredModel):
         """Answer a request; see `Model.stream`. Closing the iterator stops the agent's run.
 
         Raises:
-            ModelError: The agent failed. If a fresh one was tried and failed, too, the first error is the cause of this
-                one.
+            ModelError: The agent failed. If a fresh one failed too, the first error is the cause of this one.
         """
         if request.settings.store is False and "store" in self._upstream.abilities.grants:
             request = replace(

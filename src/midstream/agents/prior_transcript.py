@@ -127,10 +127,8 @@ def prepend_transcript(
 
     Args:
         history: The entries before `message`.
-        message: The user's newest message. One without parts requests to continue after the results at the history's
-            end.
-        takes_files: Whether the agent reads attachments of the messages outside the frame; else only their names are
-            sent.
+        message: The user's newest message; without parts it requests to continue after the history's last results.
+        takes_files: Whether the agent reads attachments outside the frame; else only their names are sent.
         budget: Limits for the history.
     """
     asked = len(history.entries)

@@ -47,7 +47,9 @@ class SingleFlight:
             return await task
         except asyncio.CancelledError:
             if release is not None and task.done() and not task.cancelled() and task.exception() is None:
-                await asyncio.shield(self._world.spawn(release(task.result()), name=f"releasing {self._name}"))
+                await asyncio.shield(
+                    self._world.spawn(release(task.result()), name=f"releasing {self._name}")
+                )
             waiting = asyncio.current_task()
             if waiting is None or waiting.cancelling():
                 raise

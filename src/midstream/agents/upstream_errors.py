@@ -270,8 +270,7 @@ def upstream_error(
     retry_after_s: float | None = None,
     unknown: type[ModelError] = UpstreamFailedError,
 ) -> ModelError:
-    """Return the typed error for an upstream's failure, with the beginning of its text. Raise it from the original
-    error.
+    """Return the typed error for an upstream's failure, with the beginning of its text. Raise it from the original.
 
     Args:
         who: The upstream's name, for users.

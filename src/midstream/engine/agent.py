@@ -31,8 +31,7 @@ class Agent:
             and the policy `unknown`. The host closes the sources.
         name: The name that users see. An open turn belongs to the agent of its name and `version`; another agent does
             not continue it. A turn that is resumed on request continues with the agent that is served then.
-        version: Change it if open turns must not continue automatically, for example after a change of tools. ""
-            matches any version.
+        version: Change it if open turns must not continue automatically, as after a change of tools. "" matches any.
         approval: A rule for calls that a person must allow, in addition to the rule of each tool. It returns a bool, a
             reason as text, or an `Ask` with the terms, such as the number of people. It also applies to tools of
             clients. If it raises, the call needs the approval of one person, or of as many as its tool requires.

@@ -100,8 +100,7 @@ class DrivenJournal:
         """Decide and append; return the decided records once they are durable.
 
         Raises:
-            MidstreamError: The command was refused, or the journal cannot be written. Nothing of this decision was
-                written.
+            MidstreamError: The command was refused, or the journal cannot be written. The decision was not written.
         """
         return await self._request(_Request(decision, self.loop.create_future(), is_patient=is_patient))
 

@@ -187,8 +187,7 @@ class DrivenTurn:
 
         Args:
             call_id: The loop's id of the call.
-            is_approved: A person allowed this run. A call that was started without approval was suspended, and starts
-                again.
+            is_approved: A person allowed this run. A call that started without approval was suspended, and restarts.
 
         Raises:
             UsageError: The response has no such call, or the run has left the turn.

@@ -74,8 +74,7 @@ class Host:
         agent: The agent of the sessions.
         store: The store of the journals, or its URL or path (see `open_store`). The host opens and closes it.
         world: Clock, chance and tasks; the real ones by default.
-        look_back_s: At start-up, a turn that has not changed for more seconds ends as `interrupted`, instead of
-            continuing.
+        look_back_s: At start-up, a turn without changes for more seconds ends as `interrupted`.
         retention: How long events can be replayed, and sessions are kept.
         tail_bytes_max: Bytes of its newest events that each session keeps in memory while it is awake.
         memory: Limits for the memory of awake sessions, and for the time that an idle session stays awake.

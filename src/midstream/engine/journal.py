@@ -63,8 +63,7 @@ class Journal:
         world: Clock and fault points.
         observers: Notified of appends.
         tail_bytes_max: Bytes of the newest records that stay in memory, without the last one.
-        is_new: The session's name is new and random. Nothing is read before the first append, which fails if the
-            journal has records.
+        is_new: The session's name is new and random: the first append fails if the journal has records.
     """
 
     def __init__(
@@ -137,8 +136,7 @@ class Journal:
         return records
 
     async def catch_up(self) -> list[tuple[int, Record]]:
-        """Return the records that other nodes appended since `load`. Call it after a claim, so that it returns all of
-        them.
+        """Return all records that other nodes appended since `load`. Call it after a claim.
 
         Raises:
             JournalMovedError: The session was deleted meanwhile; its state in memory is void.
@@ -276,8 +274,7 @@ class Journal:
                 await self.release()
 
     async def disown(self, *, at: float) -> None:
-        """Release the session, also if an earlier `Journal` of this process had claimed it and failed before its
-        release.
+        """Release the session, also if an earlier `Journal` of this process had claimed it and failed to release it.
 
         Raises:
             LeaseHeldError: Another living node has the session. Nothing was changed.
@@ -435,8 +432,7 @@ class Journal:
         """Wait for a record after `after`.
 
         Raises:
-            MidstreamError: The journal was closed (draining, lease lost, store failed): the error that was passed to
-                `close`.
+            MidstreamError: The journal was closed (draining, lease lost, store failed): the error passed to `close`.
         """
         while self.newest.position <= after:
             if self.ended is not None:

@@ -42,8 +42,7 @@ def without_starts(records: Sequence[Record]) -> tuple[Record, ...]:
 def mark_of(records: Sequence[Record], before: Session, after: Session) -> SessionListing | None:
     """Return the session's new line if these records change it, else None.
 
-    A session is live while midstream's own loop has work in it. Driven turns, and turns that wait only for people, are
-    not live.
+    A session is live while midstream's own loop has work in it. Driven turns, and waits for people alone, are not live.
     """
     mark = None
     for record in records:

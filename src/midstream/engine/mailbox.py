@@ -88,8 +88,7 @@ class _TakenBatch(Enum):
 
 
 class Mailbox:
-    """A queue with many senders and one receiver. It takes a batch, and calls `settle` when all records of the batch
-    are durable.
+    """A queue with many senders and one receiver, which takes batches and calls `settle` for each durable one.
 
     Args:
         world: The clock.

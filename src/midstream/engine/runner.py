@@ -156,12 +156,10 @@ class Runner:
         return self.journal.newest
 
     async def submit(self, command: Command | Received) -> int:
-        """Decide a command, here or on the node with the lease; return the journal's end once all its records are
-        durable.
+        """Decide a command, here or on the node with the lease; return the journal's end once its records are durable.
 
         Raises:
-            MidstreamError: The command was refused and nothing was written, or the session failed and the outcome is
-                unknown.
+            MidstreamError: The command was refused and nothing was written, or the session failed: outcome unknown.
         """
         if self._draining_error is not None:
             raise self._draining_error.again()
@@ -574,8 +572,7 @@ class Runner:
         """Begin an epoch before the first append of this process, and recover the work of an older one.
 
         Raises:
-            AgentMismatchError: The turn belongs to another agent, and the command neither resumes nor cancels it.
-                Nothing was written.
+            AgentMismatchError: The turn belongs to another agent, and the command does not end it. Nothing was written.
         """
         if self._phase is not Phase.FOLLOWING:
             return self.state

@@ -93,8 +93,7 @@ class SessionWork:
             self._mailbox.put(Envelope(command))
 
     async def show(self, command: commands.ChildStreamed | commands.PermissionRequested) -> None:
-        """Journal a record of a child session, or a permission request, and wait for the append; the pending work
-        continues.
+        """Journal a record of a child session, or a permission request, and wait for the append. The work continues.
 
         Raises:
             MidstreamError: This session has failed.

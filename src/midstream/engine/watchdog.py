@@ -111,11 +111,7 @@ class Watch:
         """Duration of the silence when it was cut; 0 if it was not."""
 
     async def __aenter__(self) -> Self:
-        """Watch the work in the `async with` block.
-
-        At its end:
-        TimeoutError: The work was silent past the limit and was cut (`silent_s` is above 0).
-        """
+        """Watch the `async with` block; it raises `TimeoutError` if its work was cut for silence (`silent_s` > 0)."""
         if not self._call_id:  # tools have their own timeout
             self._cut = asyncio.timeout(None)
             await self._cut.__aenter__()
@@ -137,8 +133,7 @@ class Watch:
         """Record progress and restart the clock.
 
         Args:
-            waiting_for: The next awaited event, if it is of another kind: a model call may wait for a tool of its
-                upstream.
+            waiting_for: The next awaited event, if of another kind: a model call may wait for its upstream's tool.
         """
         now = self._world.monotonic()
         self._is_held = False

@@ -1,8 +1,7 @@
 """Compaction: the part of a conversation that a model gets if the whole is too long.
 
 The history is not changed. A cut is the number of omitted entries at the beginning. Entries are never split, so a call
-stays with its result, and the user message of the first shown entry is always included. The same history and cut have
-the same result.
+stays with its result, and the user message of the first shown entry is always included. The result is deterministic.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
         data: Its content in base64; or null if `url` has its address.
         url: Its address; or null if `data` has its content.
         name: Its name for users.
-        detail: The level of detail of an image in OpenAI's terms, such as `low` or `high`; null for the model's
-            default.
+        detail: The level of detail of an image in OpenAI's terms, such as `low`; null for the model's default.
     """
 
     media_type: str

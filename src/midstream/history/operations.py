@@ -63,10 +63,8 @@ def repair(
         model: The model of the coming request; thinking that was signed for another one is dropped.
         thinking: Whether the coming request has thinking on, if known; `advice.thinking` may turn it off. `every`:
             thinking is on, and the provider requires the reasoning of every response, not only of those with calls.
-        system: The separate system prompt; returned in `Repaired.system`, with system messages of the list if the
-            provider requires that.
-        live_tail: Whether the last response is unfinished (an approval is pending, a tool is running): then its open
-            calls are valid.
+        system: The separate system prompt; returned in `Repaired.system`, with system messages if required.
+        live_tail: Whether the last response is unfinished (an approval or a tool is running); its open calls are valid.
         mode: `repair`; `strict` raises instead; `drop` removes incomplete steps, and no user message; `sanitize`
             prepares the rest of an aborted run for a new one: without open calls, empty responses, system prompts, run
             ids, and all but the last of successive requests; `rollback` cuts the list after the last complete step.
@@ -76,8 +74,7 @@ def repair(
         prefill: Whether the model must continue the last response.
 
     Raises:
-        InvalidHistoryError: The history is not a list, or a message is not a JSON value (cyclic, too deep, other
-            objects).
+        InvalidHistoryError: The history is not a list, or a message is not a JSON value (cyclic, too deep, objects).
         HistoryRefusedError: In mode `strict`, the provider would refuse the history; `findings` has the reasons.
         UnreadableHistoryError: No format was named, and several are possible; the message lists them.
         UsageError: There is no format, profile or mode with this name.
@@ -130,8 +127,7 @@ def check(
 ) -> list[Finding]:
     """Return everything that a provider would refuse, with its place and its rule.
 
-    The result is empty exactly if `repair` would return the list itself. Without a `format`, it is recognized by the
-    messages' content.
+    The result is empty exactly if `repair` would return the list itself. The content determines the default format.
 
     Raises:
         InvalidHistoryError: The history is not a list, or a message is not a JSON value.

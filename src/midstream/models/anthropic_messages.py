@@ -38,8 +38,7 @@ class AnthropicMessages(ProvidedModel):
         thinking: The API's own object, such as `{"type": "enabled", "budget_tokens": 4096}`. It is turned off for the
             rest of a tool loop whose thinking was lost.
         upstream_tools: Tools that the provider runs itself, in the API's form; they follow those of the request.
-        extra: Fields for the body of each request (such as `temperature`), which replace default ones; a field with the
-            value None is omitted.
+        extra: Fields for each request's body (such as `temperature`), which replace defaults; None omits a field.
         headers: More headers for each request, such as `anthropic-beta`.
         is_cached: Whether requests have marks for the provider's cache: at the end of the tools, of the system prompt,
             of the messages, and of the previous request. Marks in `extra` are kept.

@@ -201,9 +201,7 @@ class MessageReader:
         return []
 
     def _count(self, usage: object) -> None:
-        """Update the counts, which only grow within a response; so servers may send them at the beginning or at the
-        end.
-        """
+        """Update the counts. They only grow within a response; servers may send them at its beginning or end."""
         for name in _COUNTS:
             count = _object(usage).get(name)
             if isinstance(count, int):

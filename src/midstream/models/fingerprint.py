@@ -53,8 +53,7 @@ class Fingerprint(Struct, frozen=True, array_like=True):
 class Outline(Struct, frozen=True):
     """The properties of a client application's conversation that decide who can continue it.
 
-    The *tail* are the successive user messages at the end. Before it are responses, back to the user message that they
-    answer.
+    The *tail* are the successive user messages at the end. Before it are responses, back to the answered user message.
 
     Args:
         tail_users: Number of user messages in the tail; 0 if a response or a result is the end.

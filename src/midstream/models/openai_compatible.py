@@ -36,8 +36,7 @@ class OpenAICompatible(OpenAIServerModel):
             LiteLLM). Others may refuse them.
         cache_ttl: Lifetime of the cache: "" for the provider's five minutes, or `1h`.
         profile: The rules for the messages (`midstream.history.profiles.PROFILES`): `openai-chat`, `deepseek`, `kimi`,
-            `minimax`, `mistral`; `strict-template` for a server that uses a model's chat template, `portable` for all
-            servers.
+            `minimax`, `mistral`; `strict-template` for a model's chat template, `portable` for all servers.
         limits: Time limits for connecting, for the first byte and between bytes.
 
     Connections are kept between responses. After a cut response (a cancellation, silence, a fault) no later request

@@ -43,8 +43,7 @@ class OpenAIResponses(OpenAIServerModel):
         model: The model's name at the server.
         api_key: Sent as a bearer token; None for none.
         is_background: Whether responses outlive their connection.
-        extra: Fields for the body of each request (such as `reasoning`), which replace default ones; a field with the
-            value None is omitted.
+        extra: Fields for each request's body (such as `reasoning`), which replace defaults; None omits a field.
         headers: More headers for each request.
         has_cache_key: Whether requests of a session have `prompt_cache_key`, which routes them to a machine with their
             beginning in its cache. None: only for servers known to accept it.

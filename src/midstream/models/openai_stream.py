@@ -126,8 +126,7 @@ class ChatStreamReader:
 
         Raises:
             ModelUnavailableError: The server failed during the response, or sent an invalid chunk.
-            ModelRejectedError: It refuses the request permanently; `ContextOverflowError` if this is because of its
-                length.
+            ModelRejectedError: It refuses the request permanently; `ContextOverflowError` for its length.
         """
         if chunk.error is not None:
             raise error_of(chunk.error)

@@ -216,8 +216,7 @@ class Provider:
         limits: Its time limits.
 
     Raises:
-        UsageError: The address is not an http or https URL, a header cannot be sent, or the proxy that the environment
-            names is not supported.
+        UsageError: The address is no http(s) URL, a header cannot be sent, or the environment's proxy is unknown.
     """
 
     def __init__(

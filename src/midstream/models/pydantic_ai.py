@@ -79,8 +79,7 @@ class PydanticAIModel:
             takes its key from the environment, as pydantic-ai documents. Set `max_retries=0` on a provider's client if
             possible, because midstream retries itself.
         settings: pydantic-ai's `ModelSettings` for each request.
-        profile: The rules for the messages (`midstream.history.profiles.PROFILES`); by default those of the model's
-            provider.
+        profile: The rules for messages (`midstream.history.profiles.PROFILES`); by default those of the provider.
         is_cached: Whether requests have marks for the provider's cache, if it needs them. For Anthropic (also over
             Bedrock and OpenRouter): at the end of the tools, of the system prompt, of the messages and of the turn's
             opening. For OpenAI: `prompt_cache_key`. Your own cache settings are kept.

@@ -1,7 +1,6 @@
 """Events of a model's stream, and the response that is built from them.
 
-The order of parts is that of their starts: text after a call is a new part, and an upstream call is at the place of its
-start.
+The order of parts is that of their starts: text after a call is a new part, and an upstream call has its start's place.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class ModelRequest(Struct, frozen=True):
         key: Equal for all attempts at one response; for a provider's idempotency header.
         resume: The token of a `Resumable` of this attempt, to resume that response; "" for a new one.
         session: The name of the conversation for an upstream's memory; "" for none.
-        is_ephemeral: Whether it is a side call, such as one for a title, which must leave no trace in the upstream's
-            conversation.
+        is_ephemeral: Whether it is a side call, such as one for a title, without a trace in the conversation.
         settings: Settings for the answer; those that the model does not accept are ignored.
         person: The receiver of an upstream agent's permission requests; None if there is none.
         stalls: The agent's limits for silence; None without an agent.

@@ -96,8 +96,7 @@ class AnswerText:
         """Restart with a session in a snapshot.
 
         Args:
-            turn: The turn whose answer is read; text of other turns does not belong to it (STREAM-35). None for any
-                turn.
+            turn: The turn whose answer is read; text of others is not part of it (STREAM-35). None for any turn.
         """
         try:
             now = msgspec.json.decode(session, type=_SessionNow)

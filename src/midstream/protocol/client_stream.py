@@ -277,8 +277,7 @@ class ClientStream:
     def submit(self, payload: Payload) -> int:
         """Number a payload, store it and send it until it is acknowledged; return its number.
 
-        On a detached stream it is stored for the process that resumes the stream. After the end of the turn it is
-        numbered and not sent.
+        On a detached stream it is stored for the next process. After the end of the turn it is numbered and not sent.
 
         Raises:
             FrameTooLargeError: The payload does not fit into a frame. Nothing was changed.

@@ -51,8 +51,7 @@ def durable_position_after(
     """Return the promised event after one more event: the next one, or a repeated one after a `gone`.
 
     Args:
-        is_owned: Whether it came on a stream of this client, so that it cannot belong to another session of the same
-            name.
+        is_owned: Whether it came on a stream of this client, so that no other session of that name has it.
 
     Raises:
         EventsLostError: Another event was promised at its position.

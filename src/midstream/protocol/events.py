@@ -28,8 +28,7 @@ class PlaybackLost(Struct, frozen=True, tag="playback_lost", tag_field="type"):
 
     Args:
         reason: The damage.
-        session: The server's state of the session: the answer of `GET /v1/sessions/{id}`, as JSON. Replace all your
-            data of the session by it.
+        session: The server's state of the session: the JSON of `GET /v1/sessions/{id}`. Replace your data by it.
     """
 
     reason: str
@@ -45,8 +44,7 @@ class Event(Struct, frozen=True, eq=False):
             (lost in a power cut, or pruned). Drop them; the existing ones follow. A `SnapshotFrame` is the session at
             `id`: replace all your data of the session by it. A `PlaybackLost` comes first if the turn's state at this
             client is damaged (STREAM-48).
-        answer: The text of the turn's answer after this event; see `transcript`. It is ignored when events are
-            compared.
+        answer: The text of the turn's answer after this event; see `transcript`. Comparisons ignore it.
     """
 
     id: str

@@ -114,13 +114,11 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
         stream: The stream key; empty for a reader that only follows the session.
         secret: 32 random bytes of the client, base64url; the same at each reconnect. If the session is encrypted under
             its client's secret, that secret. A reader sends it, too, or a viewer's pass (STREAM-89).
-        event_id: The last event of the client; None for a new stream (events begin with the stream) or to follow from
-            the end.
+        event_id: The last event of the client; None for a new stream (from its beginning) or to follow from the end.
         next_seqno: Number of commands that the client has numbered; the welcome has the server's number.
         cancel_after_s: Seconds after which the turn is stopped if this connection is lost and no other one of the
             stream replaces it (STREAM-55); None for never.
-        connection: Its number among the stream's connections, each higher than the earlier ones; 0 if the client does
-            not number them.
+        connection: Its number among the stream's connections, in rising order; 0 without numbers.
         version: The newest protocol version whose frames the client understands; 1 so far.
         snapshots: When it accepts a snapshot.
         coalesce_s: Seconds (0.1 at most) for which events may be held back, so that several come at once.
@@ -298,8 +296,7 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
         stall_s: Seconds of silence of a turn after which the server reports it (`first_token_s`, `between_tokens_s`,
             `tool_s`), and after which it cuts a model (the names that end in `_max_s`); null is never.
         oldest: Position of the oldest event that can be replayed.
-        retention: The limits of retention: `events_for_s`, `events_max`, `bytes_max`, `sessions_for_s`; null is no
-            limit.
+        retention: The limits of retention: `events_for_s`, `events_max`, `bytes_max`, `sessions_for_s`; null for none.
         is_encrypted: Whether the session is encrypted under its client's secret, which the client must keep.
         began_at: The begin of the epoch of `resume_from`, in seconds since 1970: the `at` of its `EpochStarted`
             (STREAM-104). None if it is unknown, and before the first record.

@@ -28,8 +28,7 @@ def merge_open_fields(headers: Open, frame: Open) -> Open:
 
 
 def check_open(frame: Open) -> None:
-    """Check the fields of an `open` beyond their types: the characters of key and secrets, and that a stream has a
-    secret.
+    """Check the fields of an `open` beyond their types: the characters of key and secrets, and a stream's secret.
 
     Raises:
         MalformedFrameError: A field is not valid.

@@ -175,8 +175,7 @@ class ServerStream:
         heartbeat_s: Seconds of silence after which a heartbeat is sent.
         retention_s: Seconds for which the stream can be resumed, for the welcome.
         retention: The limits of retention, for the welcome; None omits them.
-        coalesce_s: Seconds for which events are held back, so that several are sent together; a client may request
-            more.
+        coalesce_s: Seconds for which events are held back, to send several together; a client may request more.
         degraded_reason: Why streams cannot be resumed here; "" if they can.
         in_flight_max: Commands that may be unacknowledged.
         stalls: Limits for silences of a turn, for the welcome.
@@ -373,8 +372,7 @@ class ServerStream:
 
         Args:
             session: The current state of the session.
-            epoch_at: Epoch of the record at the position of the client's event id; None if it sent none, or there is no
-                such record.
+            epoch_at: Epoch of the record at the position of the client's event id; None without an id or a record.
             pruned_to: The last known pruned event.
             secret_digest: The digest for the client's secret in this session; None for the digest of the secret itself.
         """
@@ -726,8 +724,7 @@ def waiting_on(session: Session, children: Collection[str] = ()) -> str:
     """Return the kind of work that the turn waits for: model, tool, client, person, nothing.
 
     Args:
-        children: The same for each of its sub-agents, as far as is known. A sub-agent counts as a tool, unless it waits
-            for a person itself.
+        children: The same for each known sub-agent. It counts as a tool, unless it waits for a person itself.
     """
     match session.turn:
         case Idle():

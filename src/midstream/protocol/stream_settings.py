@@ -23,8 +23,7 @@ class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         is_recovery_on: Whether streams can be resumed. If not, every welcome is degraded: clients store nothing and
             retry nothing. Accepted commands are journaled nevertheless.
-        look_back_s: Seconds after its last record in which a stream can be resumed; a younger turn of a dead process is
-            resumed.
+        look_back_s: Seconds after its last record in which a stream, or a turn of a dead process, is resumed.
         heartbeat_s: Seconds of silence after which a server sends a heartbeat.
         in_flight_max: Commands of a client that may be unacknowledged.
         coalesce_s: Seconds (0.1 at most) for which events are held back, so that several are sent together: fewer

@@ -18,8 +18,7 @@ class ApplicationRequest(Struct, frozen=True, gc=False, omit_defaults=True):
         key: The application's idempotency key, or "".
         conversation: The name of the conversation for a stateful upstream agent; "" for none.
         settings: Settings for the response.
-        is_ephemeral: Whether it is a side call, such as one for a title, which must leave no trace in an agent's
-            memory.
+        is_ephemeral: Whether it is a side call, such as one for a title, without a trace in an agent's memory.
         is_background: Whether the response is completed without a reader.
         form: Data that the dialect needs to write the response.
         input: The items of the request, if its API can list them later.

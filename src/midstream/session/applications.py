@@ -187,9 +187,7 @@ def accept(
 
 
 def note(application: Application, state: TurnState, record: ResponseCompleted | TurnEnded) -> Application:
-    """Fold a possible end of the newest response: a model response whose calls go to the application, or the end of its
-    turn.
-    """
+    """Fold a possible end of the newest response: a response whose calls go to the application, or its turn's end."""
     newest = application.newest
     if newest is None or not newest.is_open:
         return application

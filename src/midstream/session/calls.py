@@ -56,8 +56,7 @@ class OnDoubt(StrEnum):
     HOLD = "hold"
     """Ask a person: it took effect, run it again, or skip it."""
     IN_TRANSACTION = "in_transaction"
-    """The effect and the outcome are one transaction of the session's database. Without an outcome there is no effect,
-    so the call runs again."""
+    """Effect and outcome are one transaction of the session's database. Without an outcome, the call runs again."""
 
 
 OnDoubtName = Literal["unknown", "rerun", "rerun_with_key", "probe", "hold", "in_transaction"]

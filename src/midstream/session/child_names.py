@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 PART_MARK = "::"
-"""Separator in a child session's name between the parent's name and the place of the call. Clients cannot open such
-names."""
+"""Separator between the parent's name and the call's place in a child session's name. Clients cannot open these."""
 PART_MARK_END = PART_MARK[:-1] + chr(ord(PART_MARK[-1]) + 1)
 """The end of the range of names that begin with the mark."""
 

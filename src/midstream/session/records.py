@@ -157,9 +157,7 @@ class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field
 
 
 class StreamTaken(Struct, frozen=True, gc=False, tag="stream_taken", tag_field="type"):
-    """A newer connection has the stream: from here on no node accepts commands of older ones, and they receive no
-    later event (STREAM-101).
-    """
+    """A newer connection has the stream: older ones send no commands and receive no events after it (STREAM-101)."""
 
     stream: str
     connection: int
@@ -403,8 +401,7 @@ class ReuseDecision(Struct, frozen=True, gc=False, omit_defaults=True):
         way: Origin of the agent: resumed, forked, fresh, or aside (fresh, and without a record).
         field, index: The first difference, or the beginning of the new part, and the number of its user message from 0.
         common, new: User messages that the agent had, and the others.
-        rebuilt: Why a fresh agent replaced one with the conversation: an error's code, "phase" (a run died), "stale",
-            or "".
+        rebuilt: Why a fresh agent replaced an older one: an error's code, "phase" (a run died), "stale", or "".
     """
 
     kind: str
@@ -465,8 +462,7 @@ class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="
     has_effects: bool = True
     """Whether it may have effects, so that this record must be synced first."""
     arguments: str | None = None
-    """The arguments of the run (JSON text), if a person changed the model's; in a driven turn, also if a person allowed
-    this run."""
+    """The arguments of the run (JSON), if a person changed the model's; in a driven turn, also if one allowed it."""
 
 
 class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_field="type"):

@@ -656,9 +656,7 @@ def _without(queue: tuple[MessageQueued, ...], number: int) -> tuple[MessageQueu
 
 
 def _is_cut(session: Session) -> bool:
-    """Whether the previous response was cut. After an accepted transcript, the application decides about the last
-    entry.
-    """
+    """Whether the previous response was cut. About an accepted transcript's last entry, the application decides."""
     newest = session.application.newest
     return newest is None or len(session.history.entries) > newest.entries
 

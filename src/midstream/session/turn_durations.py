@@ -41,8 +41,7 @@ class IntervalKind(StrEnum):
 
 
 class Interval(Struct, frozen=True):
-    """A turn, a model call or a tool call that has begun, and perhaps ended. It contains names, numbers and times, no
-    text of the conversation.
+    """A turn, a model call or a tool call, begun and perhaps ended: names, numbers and times without any text.
 
     Args:
         kind, session, turn, response, attempt, call_id: Its kind and place.

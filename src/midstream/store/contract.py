@@ -247,8 +247,7 @@ class StoreReader(KeyValueReader, Protocol):
         Args:
             live: Only those with (or without) an open turn.
             of: Only these sessions and their parts. The cost depends only on their number.
-            after: Only those after this place, even if its session was deleted. The cost does not depend on the number
-                before it.
+            after: Only those after this place, even if its session was deleted. Those before it cost nothing.
             limit: The greatest number; None for all.
         """
 
@@ -303,8 +302,7 @@ class Store(StoreReader, KeyValue, Protocol):
 
         Args:
             body: The state that the records up to and including `position` fold to.
-            position, epoch: Those of the record. If it does not exist (the session was deleted, or pruned further),
-                nothing is done.
+            position, epoch: Those of the record. Nothing is done if it does not exist (deleted or pruned).
             link: Replaces the link of the record; None keeps it.
 
         Raises:
@@ -401,8 +399,7 @@ class Transaction(Protocol):
         """Run SQL and return its rows, all of them.
 
         Raises:
-            TransactionError: The statement failed, or the time limit was reached. The message states whether anything
-                was changed.
+            TransactionError: The statement failed, or the time limit was reached. The message states if data changed.
             UsageError: The tool has returned, or its transaction was ended by a statement that failed.
         """
 
@@ -460,8 +457,7 @@ class OpenedSession(Struct, frozen=True):
     Args:
         session: The root session of the opened one.
         is_client: Whether the secret was the client's own; a viewer's secret permits only reading.
-        stream_digest: Replaces the digest of the secret in the records of the session's streams, so that the secret can
-            change.
+        stream_digest: Replaces the digest of the secret in the stream records, so that the secret can change.
         viewer: Id of the viewer; b"" for the client's own secret.
         expires_at: End of a viewer's access, in seconds since 1970.
     """

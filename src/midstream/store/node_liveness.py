@@ -20,8 +20,7 @@ def next_node(own: N, others: Collection[N]) -> N | None:
 class NodeSilences(Generic[N]):
     """The silence of each other node in seconds, measured by one observer's clock.
 
-    No two clocks are compared. A gap between two observations (the observer was stopped, a clock was set) counts as one
-    beat.
+    No two clocks are compared. A gap between two observations (observer stopped, clock set) counts as one beat.
 
     Args:
         lease_s: Seconds without a beat after which a node counts as frozen.

@@ -162,8 +162,7 @@ def read_stored(named: str | Path) -> AbstractAsyncContextManager[StoreReader]:
 async def copy_named(source: str | Path, target: str | Path, *, world: World = World()) -> Copied:
     """Copy a store into another one, and compare them; see `copy_store`.
 
-    An encrypted store is copied without decryption. Any other one is checked while it is read, and its copy is guarded
-    by the key of the target.
+    An encrypted store is copied without decryption. Any other is checked while it is read; the target's key guards it.
 
     Raises:
         NotFoundError: There is no such source.

@@ -112,8 +112,7 @@ class StoreInFront(Store):
 
 
 class FailingStore(StoreInFront):
-    """A wrapper of any store, with failures by script. A failed call has written nothing, as in the contract; reads
-    succeed.
+    """A wrapper of any store, with scripted failures: a failed call has written nothing, and reads succeed.
 
     Args:
         failures: The error of the n-th append, counted from 1 over all sessions; a repeated append counts again.

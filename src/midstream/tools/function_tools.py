@@ -248,12 +248,9 @@ def tool(
         timeout_s: Seconds until a call is given up, with an error result (a plain function's thread cannot be
             stopped; it is abandoned). One in a transaction has `TRANSACTION_S` at most.
         needs_approval: Whether a person must allow each call: `True`, or a function of the same arguments.
-        probe: Finds out whether a call in doubt took effect: a function of the same arguments that returns `Happened`,
-            `DidNotHappen` or None.
-        answer_s: Seconds for a person to allow a call, or to decide about one in doubt, 366 days at most; 0 for no
-            limit.
-        approvers: Number of different people who must allow each call that needs approval, 10 at most. The server must
-            authenticate them.
+        probe: Checks a call in doubt: a function of the same arguments returns `Happened`, `DidNotHappen` or None.
+        answer_s: Seconds for a person to allow a call, or to decide about a doubt, at most 366 days; 0: no limit.
+        approvers: Number of different people who must allow a call, at most 10. The server must authenticate them.
 
     Raises:
         ToolDefinitionError: A parameter has no type hint, or one without a JSON form; `approvers` is out of bounds, or
@@ -527,8 +524,7 @@ _free_threads = threading.Semaphore(THREADS_MAX)
 async def _in_thread(work: Callable[[], object]) -> object:
     """Run a plain function in a thread of its own; a cancellation abandons the thread.
 
-    The thread is a daemon and not in a pool, so that a hanging tool blocks neither the end of the process nor other
-    tools.
+    The thread is a daemon and not in a pool, so that a hanging tool blocks neither the exit nor other tools.
     """
     if not _free_threads.acquire(blocking=False):
         raise RuntimeError(f"not started: {THREADS_MAX} tools are running or hanging in this process")

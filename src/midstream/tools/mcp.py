@@ -82,11 +82,9 @@ class ServerOptions(TypedDict, total=False):
     """Options of both kinds of servers.
 
     Args:
-        prefix: Prefix of the names of its tools; `NAME__` by default, so that names of different servers differ. "" for
-            no prefix.
+        prefix: Prefix of the names of its tools; `NAME__` by default, to keep servers' names apart. "" for none.
         timeout_s: Seconds until a call is given up.
-        hints: "trusted" uses the server's hints about read-only and repeatable tools; "ignored" treats each tool as one
-            with effects.
+        hints: "trusted" uses the server's hints about read-only and repeatable tools; "ignored" uses none.
         world: Clock, chance and tasks.
     """
 
@@ -135,8 +133,7 @@ class McpServer:
         cwd: str | Path | None = None,
         **options: Unpack[ServerOptions],
     ) -> McpServer:
-        """Create a server for a program that is started here, with its stdin and stdout; its stderr goes to the log
-        (info).
+        """Create a server for a program that is started here, with its stdin and stdout; its stderr is logged (info).
 
         Args:
             command: The program.
@@ -165,8 +162,7 @@ class McpServer:
         """Create a server with streamable HTTP at `url`.
 
         Args:
-            url: Its endpoint, such as `https://example.com/mcp`. It must not contain secrets: HTTP libraries log
-                addresses.
+            url: Its endpoint, such as `https://example.com/mcp`, without secrets: HTTP libraries log addresses.
             name: Its name for users and, as the prefix of its tools, for the model.
             headers: Sent with each request, such as an `Authorization`.
             auth: Creates the headers instead (such as the SDK's `OAuthClientProvider`).

@@ -224,8 +224,7 @@ def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
 
 
 def answer_prompt(request: ModelRequest) -> Prompt:
-    """Return the prompt for the answer: earlier turns within the limit, this turn with its results, and the rest of the
-    message.
+    """Return the prompt for the answer: earlier turns within the limit, this turn with its results, the message's rest.
 
     A question about the results is directly before them; another question is repeated after them, because the model
     would otherwise only copy.

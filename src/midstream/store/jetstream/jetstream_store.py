@@ -183,8 +183,7 @@ class JetStreamStore(Store):
     It is not `transactional`: tools cannot write in the transaction of their outcome.
 
     Args:
-        url: `nats://host:4222,host:4222,host:4222/?name=midstream`; see `JetStreamAddress`. Its streams are created on
-            first use.
+        url: `nats://host:4222,host:4222,host:4222/?name=midstream`; see `JetStreamAddress`. Streams are created.
         lease_s: Seconds after which sessions of a frozen node may be claimed; one second for a dead node.
         world: Clock, jitter and ids.
 

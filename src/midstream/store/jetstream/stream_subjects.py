@@ -1,5 +1,4 @@
-"""Subjects of a store's messages. Names of sessions and keys are hashed, so that any name is possible, and none is
-visible.
+"""Subjects of a store's messages. Names of sessions and keys are hashed: any name is possible, and none is visible.
 
     NAME.K.ROOT.PART.j             the journal of a session: one message for each append, claim and release
     NAME.K.ROOT.PART.m             its line in listings, the last one only

@@ -139,8 +139,7 @@ class GroupedAppends:
         return answer
 
     async def connect(self) -> None:
-        """Open the connection, and prepare the statement: the first append of a takeover must not wait for that (30
-        ms).
+        """Open the connection, and prepare the statement (30 ms), before the first append of a takeover.
 
         Raises:
             MidstreamError: The server cannot be reached.

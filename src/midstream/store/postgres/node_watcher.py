@@ -144,8 +144,7 @@ class NodeWatcher:
         """Wait for the answer to a forwarded command.
 
         Args:
-            answers_reported: The value of that attribute before the command was stored. If it has changed, the answer
-                may be there already.
+            answers_reported: That attribute before the command was stored. If it changed, the answer may exist already.
         """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._awaited[number] = answer

@@ -159,8 +159,7 @@ class ToolEffects:
         """See `contract.Attempt`.
 
         Raises:
-            UsageError: A statement of the tool used tables of midstream, or ended the transaction. All changes were
-                undone.
+            UsageError: A tool's statement used tables of midstream, or ended the transaction. Its changes were undone.
         """
         began_at = self._clock()
         savepoint = self._connection.transaction()

@@ -76,8 +76,7 @@ class NodeLock:
         """Acquire the lock.
 
         Raises:
-            UsageError: The folder cannot be written, is a link or another user's, or its file system has no locks. No
-                file remains.
+            UsageError: The folder cannot be written, is a link or another user's, or has no locks. No file remains.
         """
         self.node = node
         self._path = _lock_file(folder, node)

@@ -44,8 +44,7 @@ class ClientProgram:
         wait_s: Seconds for each answer.
 
     Raises:
-        UsageError: By each method, if the program cannot be started, has ended, or did not answer with one JSON object
-            in time.
+        UsageError: By each method, if the program cannot start, has ended, or did not answer with JSON in time.
     """
 
     def __init__(
