@@ -116,10 +116,10 @@ class LiveAgents:
         self._close_surplus()
         self._check_memory()
 
-    def close(self, agent: UpstreamAgent, *, forget: str = "") -> None:
-        """Return an agent and close it soon; then delete the conversation `forget` at the upstream."""
+    def close(self, agent: UpstreamAgent, *, deleted: str = "") -> None:
+        """Return an agent and close it soon; then delete the conversation `deleted` at the upstream."""
         self._busy -= 1
-        self._run(self._close(agent, forget))
+        self._run(self._close(agent, deleted))
 
     def delete(self, name: str) -> None:
         """Delete a conversation at the upstream soon, after closing its open agent."""
@@ -174,11 +174,11 @@ class LiveAgents:
         task.add_done_callback(self._errands.discard)
         return task
 
-    async def _close(self, agent: UpstreamAgent | None, forget: str) -> None:
+    async def _close(self, agent: UpstreamAgent | None, deleted: str) -> None:
         if agent is not None:
             await self._within(agent.aclose(), "closed")
-        if forget:
-            await self._within(self._upstream.delete(forget), "forgotten")
+        if deleted:
+            await self._within(self._upstream.delete(deleted), "deleted")
 
     async def _within(self, work: Awaitable[None], what: str) -> None:
         try:

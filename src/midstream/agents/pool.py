@@ -637,12 +637,12 @@ class Pooled(StoredModel):
             if not (turn.current.taken or isinstance(turn.action, ResumeAgent)):
                 turn.current.nonce = self._world.new_id("agent")
 
-    def _release_agent(self, turn: PoolTurn, *, forget: str = "") -> None:
+    def _release_agent(self, turn: PoolTurn, *, deleted: str = "") -> None:
         if turn.current.agent is not None:
-            self._live.close(turn.current.agent, forget=forget)
+            self._live.close(turn.current.agent, deleted=deleted)
             turn.current.agent = None
-        elif forget:
-            self._live.delete(forget)
+        elif deleted:
+            self._live.delete(deleted)
 
     async def _begin_again(self, turn: PoolTurn, error: ModelError) -> None:
         """Replace this turn's agent by a fresh one, or raise the error if that would not help."""
@@ -704,7 +704,7 @@ class Pooled(StoredModel):
                 turn.current.agent = None
             self._release_agent(turn)
         elif not turn.has_taken_nothing or turn.current.taken:
-            self._release_agent(turn, forget=turn.current.name if self._may_delete(turn) else "")
+            self._release_agent(turn, deleted=turn.current.name if self._may_delete(turn) else "")
         else:
             self._release_agent(turn)
         if not self._upstream.abilities.can_fork:

@@ -52,9 +52,9 @@ def payload_of(message: str | UserMessage, when_busy: WhenBusy | str) -> SendPay
     Raises:
         UsageError: `when_busy` is not valid.
     """
-    said = UserMessage.of(message) if isinstance(message, str) else message
+    user_message = UserMessage.of(message) if isinstance(message, str) else message
     try:
-        return SendPayload(said.parts, when_busy=WhenBusy(when_busy))
+        return SendPayload(user_message.parts, when_busy=WhenBusy(when_busy))
     except ValueError as error:
         raise UsageError(f"{when_busy!r} is none of {', '.join(WhenBusy)}") from error
 
@@ -73,14 +73,14 @@ async def turn_of(
 ) -> AsyncGenerator[Event, None]:
     """Send a message to a session and yield the events of the turn that it opens, as `Host.send` does."""
     world = sessions.world
-    said = Received(
+    opening = Received(
         world.new_id("stream"),
         secret_digest_of(world.new_secret()),
         0,
         digest_of(encode(payload)),
         SendMessage(UserMessage(payload.parts), when_busy=payload.when_busy),
     )
-    turn = _Turn(said)
+    turn = _Turn(opening)
     failures = 0
     while not turn.is_over:
         try:
@@ -113,11 +113,11 @@ class _Turn:
     """The state of a turn while its records are read.
 
     Args:
-        said: The message that opens the turn.
+        opening: The message that opens the turn.
     """
 
-    def __init__(self, said: Received) -> None:
-        self.said = said
+    def __init__(self, opening: Received) -> None:
+        self.opening = opening
         self.after: int | None = None
         """Position of the last record that was read; None before the message is in the journal."""
         self.is_over = False
@@ -133,18 +133,18 @@ class _Turn:
         if not self._is_own(record):
             return None
         match record:
-            case MessageAccepted() if record.stream == self.said.stream:
+            case MessageAccepted() if record.stream == self.opening.stream:
                 self._turn = record.turn
             case TurnEnded():
                 self.is_over = record.turn == self._turn
             case MessageWithdrawn():
-                self.is_over = record.stream == self.said.stream
+                self.is_over = record.stream == self.opening.stream
             case _:
                 pass
         return self._reading.event(str(EventId(stored.epoch, stored.position)), record)
 
     def _is_own(self, record: Record) -> bool:
-        is_own = getattr(record, "stream", None) == self.said.stream
+        is_own = getattr(record, "stream", None) == self.opening.stream
         if is_own and isinstance(record, MessageQueued | MessageAccepted):
             self._is_queued = isinstance(record, MessageQueued)
         self._is_begun = self._is_begun or (is_own and isinstance(record, StreamOpened))
@@ -157,7 +157,7 @@ async def _read_on(sessions: ConversationSessions, session: str, turn: _Turn) ->
     runner.attach()
     try:
         if turn.after is None:
-            turn.after = await _submit(runner, turn.said)
+            turn.after = await _submit(runner, turn.opening)
         async for stored in _records(runner, turn.after):
             event = turn.take(stored)
             if event is not None:
@@ -168,11 +168,11 @@ async def _read_on(sessions: ConversationSessions, session: str, turn: _Turn) ->
         runner.detach()
 
 
-async def _submit(runner: Runner, said: Received) -> int:
+async def _submit(runner: Runner, opening: Received) -> int:
     """Submit the message durably, and return the position before its first record."""
-    end = await runner.submit(said)
+    end = await runner.submit(opening)
     await runner.wait(end - 1)  # another node has the session
-    return runner.state.streams[said.stream].since
+    return runner.state.streams[opening.stream].since
 
 
 async def _records(runner: Runner, after: int) -> AsyncIterator[StoredRecord]:

@@ -157,7 +157,7 @@ class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field
 
 
 class StreamTaken(Struct, frozen=True, gc=False, tag="stream_taken", tag_field="type"):
-    """A newer connection has the stream: older ones send no commands and receive no events after it (STREAM-101)."""
+    """A newer connection has the stream. After it, older ones cannot send commands or receive events (STREAM-101)."""
 
     stream: str
     connection: int

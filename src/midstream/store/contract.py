@@ -330,7 +330,7 @@ class Store(StoreReader, KeyValue, Protocol):
         """
 
     async def is_held_elsewhere(self, session: str) -> bool:  # noqa: ARG002 - for stores that can tell
-        """Whether another living node has the lease of a session, as far as this node knows.
+        """Whether another living node has the lease of a session, according to the data of this node.
 
         This hint costs less than a claim, and may be outdated. A command for such a session is forwarded without a
         claim. A store that always returns False is correct: then the claim fails.

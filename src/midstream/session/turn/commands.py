@@ -26,7 +26,7 @@ class Refused(Exception):  # noqa: N818 - not an error of ours but the wrapped a
 
 
 class WhenBusy(StrEnum):
-    """What happens to a message that comes while a turn is running."""
+    """The handling of a message that arrives while a turn is running."""
 
     QUEUE = "queue"
     """It waits in the journal and opens a turn of its own after the earlier ones."""
