@@ -98,7 +98,7 @@ class FailureSituation(Struct, frozen=True):
         has_spoken: A part of the answer was shown.
         repeats: How often this message was sent again because the agent could not be reached.
         is_forced: It was sent again with `is_forced`.
-        is_anew: This agent replaces one that had failed in this turn.
+        is_replacement: This agent replaces one that had failed in this turn.
         is_retried: The caller retries itself, such as a client application behind the gateway. Retries here would
             multiply those: with two retries each, a failing provider gets nine messages.
         was_whole: The answer before this turn was complete, so the provider accepted the agent's memory.
@@ -110,7 +110,7 @@ class FailureSituation(Struct, frozen=True):
     has_spoken: bool = False
     repeats: int = 0
     is_forced: bool = False
-    is_anew: bool = False
+    is_replacement: bool = False
     is_retried: bool = False
     was_whole: bool = False
     idle_s: float = 0.0
@@ -123,7 +123,7 @@ class Repeat(Struct, frozen=True):
     is_forced: bool = False
 
 
-class BeginAnew(Struct, frozen=True):
+class StartFresh(Struct, frozen=True):
     """Release this agent, open a fresh one, and send it the whole transcript.
 
     Args:
@@ -137,7 +137,7 @@ class Fail(Struct, frozen=True):
     """Raise the error."""
 
 
-Remedy = Repeat | BeginAnew | Fail
+Remedy = Repeat | StartFresh | Fail
 
 
 def cause_of(error: ModelError) -> FailureCause:
@@ -151,21 +151,23 @@ def remedy(error: ModelError, situation: FailureSituation) -> Remedy:
         return Fail()
     match cause_of(error):
         case FailureCause.GONE | FailureCause.UNKNOWN:
-            return _anew(situation)
+            return _start_fresh_or_fail(situation)
         case FailureCause.BUSY:
             is_over = situation.is_taken or situation.is_forced
-            return _anew(situation) if is_over else Repeat(is_forced=True)
+            return _start_fresh_or_fail(situation) if is_over else Repeat(is_forced=True)
         case FailureCause.UNAVAILABLE:
             return _decide_unreached(error, situation)
         case FailureCause.STALLED:
             return _decide_stalled(situation)
         case FailureCause.CREDENTIAL:
-            is_doubtful = situation.idle_s >= DOUBTFUL_AFTER_S and _anew(situation) == BeginAnew()
-            return BeginAnew(if_verified=True) if is_doubtful else Fail()
+            is_doubtful = (
+                situation.idle_s >= DOUBTFUL_AFTER_S and _start_fresh_or_fail(situation) == StartFresh()
+            )
+            return StartFresh(if_verified=True) if is_doubtful else Fail()
         case FailureCause.REJECTED:
             # One refused message must not make a whole conversation unusable. But if the provider accepted the memory
             # in the last answer, the new message is the cause, and a fresh agent would fail, too.
-            return Fail() if situation.was_whole else _anew(situation)
+            return Fail() if situation.was_whole else _start_fresh_or_fail(situation)
         case FailureCause.HOPELESS:
             return Fail()
 
@@ -181,8 +183,8 @@ def is_refusal(error: ModelError, *, is_taken: bool) -> bool:
     return not is_taken and (is_rate_limit or cause in refusals)
 
 
-def _anew(situation: FailureSituation) -> Remedy:
-    return BeginAnew() if situation.is_remembering and not situation.is_anew else Fail()
+def _start_fresh_or_fail(situation: FailureSituation) -> Remedy:
+    return StartFresh() if situation.is_remembering and not situation.is_replacement else Fail()
 
 
 def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
@@ -193,9 +195,11 @@ def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
         return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], asked_s))
     # With a time to retry after, no larger request is sent. If the agent took the message, its provider failed: a fresh
     # agent would fail, too, at the cost of a larger request.
-    return _anew(situation) if error.retry_after_s is None and not situation.is_taken else Fail()
+    return (
+        _start_fresh_or_fail(situation) if error.retry_after_s is None and not situation.is_taken else Fail()
+    )
 
 
 def _decide_stalled(situation: FailureSituation) -> Remedy:
     """Decide after a silence: one more try with a fresh agent, even a second. The silent one may have the message."""
-    return Fail() if situation.is_anew else BeginAnew()
+    return Fail() if situation.is_replacement else StartFresh()

@@ -648,12 +648,12 @@ class Pooled(StoredModel):
         """Replace this turn's agent by a fresh one, or raise the error if that would not help."""
         doing = agent_failures.remedy(error, turn.situation)
         if (
-            isinstance(doing, agent_failures.BeginAnew)
+            isinstance(doing, agent_failures.StartFresh)
             and doing.if_verified
             and not await self._is_verified()
         ):
             doing = agent_failures.Fail()
-        if not isinstance(doing, agent_failures.BeginAnew):
+        if not isinstance(doing, agent_failures.StartFresh):
             if turn.first_error is not None:
                 raise error from turn.first_error
             raise error

@@ -256,7 +256,7 @@ class PoolTurn:
             has_spoken=self.has_spoken,
             repeats=self.delivery.repeats,
             is_forced=self.delivery.is_forced,
-            is_anew=self.first_error is not None,
+            is_replacement=self.first_error is not None,
             is_retried=self.request.is_resent,
             was_whole=self._was_whole,
             idle_s=self.idle_s,

@@ -271,10 +271,10 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[RequestRe
 def _is_of_aside(record: PoolRecord, outline: Outline, changed: tuple[Field, ...]) -> bool:
     """Whether a request continues a side call beside the record: then the record was the side call (REUSE-14)."""
     is_foreign = "identity" in changed or "system" in changed
-    return is_foreign and any(_goes_on(aside, outline) for aside in record.asides)
+    return is_foreign and any(_continues(aside, outline) for aside in record.asides)
 
 
-def _goes_on(aside: Aside, outline: Outline) -> bool:
+def _continues(aside: Aside, outline: Outline) -> bool:
     """Whether a request continues a presumed side call, with more user messages or with results."""
     theirs = outline.fingerprint
     is_same = aside.system == theirs.system and aside.identity == theirs.identity

@@ -160,7 +160,7 @@ class Threads:
         if above is None or self._thread_of[above] == NO_CONVERSATION:
             return self._find_answered(facts) or self._new()
         thread = self._threads[self._thread_of[above]]
-        if _is_result(facts) or self._goes_on(thread, above, entry):
+        if _is_result(facts) or self._continues(thread, above, entry):
             return thread
         return self._branch(thread, above)
 
@@ -173,7 +173,7 @@ class Threads:
                 return thread
         return None
 
-    def _goes_on(self, thread: UnjudgedConversation, above: int, entry: MessageLine) -> bool:
+    def _continues(self, thread: UnjudgedConversation, above: int, entry: MessageLine) -> bool:
         """Whether only results and parts of the same response came after the parent."""
         if self._turn_of[above] != thread.turn:
             return False
