@@ -1,7 +1,6 @@
-"""midstream: AI-agent sessions that survive anything.
+"""midstream: AI-agent sessions that survive kills, cuts and edits.
 
-The public names. Each is loaded when it is first used, so that `import midstream` costs next to nothing and a client
-never loads a server.
+The public names. Each is loaded at its first use, so that `import midstream` is fast and a client never loads a server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The one door to time, chance, identity and background tasks.
+"""The only access to time, random numbers, ids and background tasks.
 
-Nothing else in midstream calls a clock, draws a random number, makes an id or starts a task (a house test
-checks it), so that a test can put another world in its place: a fake clock, a seeded chance, a process that
-dies at a named fault point.
+No other code of midstream reads a clock, draws a random number, creates an id or starts a task (a house test checks
+this). So a test can use another world: a fake clock, seeded random numbers, a process that dies at a named fault point.
 """
 
 from __future__ import annotations
@@ -19,48 +18,48 @@ T = TypeVar("T")
 
 
 class Fault(StrEnum):
-    """The named points at which a test may let the process die. A test asserts that each one is reached."""
+    """The named points at which a test may kill the process. A test asserts that each one is reached."""
 
     BEFORE_APPEND = "before_append"
     """The records are decided and encoded; nothing is in the journal."""
     AFTER_APPEND = "after_append"
     """The records are in the journal; they are not published."""
     AFTER_PUBLISH = "after_publish"
-    """Readers and senders may have been notified; pending work were not yet started."""
+    """Readers and senders may have been notified; pending work was not started."""
     BEFORE_TOOL = "before_tool"
     """The intent is in the journal; the tool was not called."""
     AFTER_TOOL = "after_tool"
     """The tool has returned; its outcome is not in the journal."""
     BEFORE_CLAIM = "before_claim"
-    """A new owner has folded the journal and not yet taken the session."""
+    """The next node has folded the journal and not yet claimed the session."""
     AFTER_CLAIM = "after_claim"
-    """The epoch is taken; nothing was appended under it."""
+    """The session is claimed; nothing was appended under the new epoch."""
     BEFORE_ACK = "before_ack"
-    """A client's chunk is in the journal; its ack was not sent."""
+    """A client's command is in the journal; its ack was not sent."""
     BEFORE_CHECKPOINT = "before_checkpoint"
     """A client is about to write its checkpoint."""
     AFTER_CHECKPOINT = "after_checkpoint"
     """A client has written its checkpoint and not yet acted on it."""
 
     BEFORE_PRUNE = "before_prune"
-    """What a journal's first records fold to is ready; nothing of them was removed."""
+    """The fold of a journal's first records is computed; no record was removed."""
     AFTER_PRUNE = "after_prune"
-    """They were removed, and what they fold to stands in their place."""
+    """The records were replaced by their fold."""
 
 
 class Cancellable(Protocol):
-    """Request that can be cancelled."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> object:
-        """Let it not happen. Without effect if it has happened."""
+        """Cancel the call. Without effect after it has happened."""
 
 
 class World:
-    """The real world. Subclass it in tests; hand it to whatever you start."""
+    """The real world. Subclass it in tests, and pass it to the tested code."""
 
-    # Asked several times for each token: the clocks themselves, not calls that call them.
+    # Called several times for each token, so these are the clocks themselves.
     now = staticmethod(time.time)
-    """Return the wall clock in seconds since 1970; for records that people read and for look-back."""
+    """Return the wall clock in seconds since 1970, for records and for look-back."""
     monotonic = staticmethod(time.monotonic)
     """Return a clock in seconds that never goes back; for deadlines inside one process."""
 
@@ -69,7 +68,7 @@ class World:
         return random.random()  # noqa: S311 - jitter is no secret
 
     def new_id(self, kind: str) -> str:
-        """Return a fresh id such as `stream-3f…`: 128 random bits behind the name of its kind."""
+        """Return a new id such as `stream-3f…`: the kind and 128 random bits."""
         return f"{kind}-{secrets.token_hex(16)}"
 
     def new_secret(self) -> str:
@@ -77,18 +76,18 @@ class World:
         return secrets.token_urlsafe(32)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait. A fake world returns when its clock has got there."""
+        """Wait. A fake world returns when its clock has reached the time."""
         await asyncio.sleep(seconds)
 
     def later(self, seconds: float, do: Callable[[], None]) -> Cancellable:
-        """Call something when so much time has passed, unless what this returns is cancelled before.
+        """Call a function after so many seconds, unless the returned object is cancelled before.
 
-        For what is rarely due: a task that sleeps costs several times more.
+        For calls that are rarely made: a sleeping task costs several times more.
         """
         return asyncio.get_running_loop().call_later(seconds, do)
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Start a task. The caller keeps it, awaits it and sees its error."""
+        """Start a task. The caller must keep it, await it and handle its error."""
         return asyncio.get_running_loop().create_task(work, name=name)
 
     def reach(self, point: Fault) -> None:

@@ -102,12 +102,13 @@ class MidstreamError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
-        """Seconds to wait before trying again, if the other side gave a time."""
+        """Seconds to wait before a retry, if the other side sent a time."""
 
     def again(self) -> Self:
-        """Return this error to be kept, or to be raised once more: without the traceback of where it was raised.
+        """Return a copy of this error without its traceback, to be stored or raised again.
 
-        A traceback holds all that raised it. What keeps an error that it raises would keep itself alive with it.
+        A traceback refers to the frames that raised the error. An object that stores an error which it raises would
+        keep itself alive.
         """
         error = type(self).__new__(type(self), *self.args)
         error.__dict__.update(self.__dict__)
@@ -227,8 +228,7 @@ class TransactionError(MidstreamError):
     """A statement of a tool failed in the transaction of its outcome.
 
     `is_over` shows the state of the transaction: False, and what the tool wrote before still stands; True, and
-    everything that it wrote was undone and nothing more can be written. A tool that lets the error through has
-    written nothing.
+    everything that it wrote was undone and nothing more can be written. If a tool raises the error, nothing is kept.
     """
 
     code = "transaction"
@@ -355,9 +355,7 @@ class StreamFencedError(ConflictError):
 
 
 class OtherLoginError(ConflictError):
-    """A login link is for another principal than the one who is logged in. Nothing was changed: the link is still
-    good.
-    """
+    """A login link is for another principal than the one who is logged in. The link stays valid."""
 
     code = "other_login"
     retry = "ask"

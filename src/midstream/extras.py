@@ -1,4 +1,4 @@
-"""Extras: which one an integration needs is named where its packages are missing."""
+"""Extras: an error about a missing package has the command that installs its extra."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from midstream.errors import MissingExtraError
 
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Name the extra where one of the packages that are imported inside is missing.
+    """Raise an error with the extra if an import in the block fails.
 
     Raises:
-        MissingExtraError: One of them is not installed; the message has the command that installs them.
+        MissingExtraError: A package is not installed; the message has the command that installs them.
     """
     try:
         yield

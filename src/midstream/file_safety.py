@@ -1,14 +1,14 @@
 """Safe access to the files that midstream opens for its own state: databases, keys, locks, settings.
 
-Other users of the machine may be able to write into a folder that holds such a file. So each file is examined before it
-is used. It must be a regular file that this user or the system administrator owns. Nothing is opened through a symbolic
-link that another user made, and no open waits for a pipe.
+Other users of the machine may be able to write into the folder of such a file. So each file is checked before it is
+used. It must be a regular file that this user or the system administrator owns. No symbolic link of another user is
+followed, and no open waits for a pipe.
 
 Two kinds of names are distinguished:
 
-- A *named* file is one that a person chose (`--store`, `--key-file`). A symbolic link is followed where this user or
-  the administrator made it. Folders may be links.
-- A *derived* file has a name that midstream makes, such as `sessions.db-wal`. It is never a symbolic link.
+- A *named* file is one that a person chose (`--store`, `--key-file`). A symbolic link is followed if this user or the
+  administrator created it. Folders may be links.
+- A *derived* file has a name that midstream creates, such as `sessions.db-wal`. It is never a symbolic link.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from midstream.errors import UsageError
 READ_BYTES_MAX = 1024 * 1024
 """Bytes of a file of settings or keys; a longer one is refused."""
 LINKS_MAX = 40
-"""Symbolic links that are followed for one name, as Linux does."""
+"""Symbolic links that are followed for one name, as on Linux."""
 QUARANTINE_MARK = ".quarantined-"
-"""Follows the name of a file that was moved aside; a number follows."""
+"""Suffix of a file that was moved aside, before its number."""
 QUARANTINED_MAX = 100
-"""Files of one name that are kept aside; a further one stays where it is."""
+"""Files of one name that are kept aside; one more is not moved."""
 DATABASE_COMPANIONS = ("-wal", "-shm", "-journal")
-"""Ends of the names of the files that SQLite keeps beside a database."""
+"""Suffixes of the files that SQLite keeps beside a database."""
 
 _NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
@@ -40,14 +40,14 @@ _BINARY: int = getattr(os, "O_BINARY", 0)
 
 
 def find_own(path: Path, called: str) -> os.stat_result | None:
-    """Examine a derived file, without opening it; return None where there is none.
+    """Check a derived file without opening it; return None if there is none.
 
     Args:
-        called: What messages call the file, such as "the lock file".
+        called: The file's name in messages, such as "the lock file".
 
     Raises:
-        UsageError: It is a symbolic link, no regular file, or another user's. Nothing was opened or changed.
-        OSError: The system refuses to examine it.
+        UsageError: It is a symbolic link, not a regular file, or another user's. Nothing was opened or changed.
+        OSError: The system refuses the check.
     """
     try:
         found = os.lstat(path)
@@ -64,10 +64,10 @@ def require_own(found: os.stat_result, path: Path | str, called: str) -> None:
 
 
 def require_own_folder(path: Path, called: str) -> None:
-    """Examine a derived folder; one that is missing is no error.
+    """Check a derived folder; a missing one is no error.
 
     Raises:
-        UsageError: It is a symbolic link, no folder, or another user's.
+        UsageError: It is a symbolic link, not a folder, or another user's.
     """
     try:
         found = os.lstat(path)
@@ -79,16 +79,16 @@ def require_own_folder(path: Path, called: str) -> None:
 
 
 def follow_own_links(path: Path, called: str) -> Path:
-    """Return the file that a named path leads to. Links are followed where this user or the administrator made them.
+    """Return the target of a named path. Links of this user and of the administrator are followed.
 
     Raises:
-        UsageError: Another user made one of the links, or there are more than `LINKS_MAX`.
+        UsageError: Another user created one of the links, or there are more than `LINKS_MAX`.
     """
     place = path
     for _ in range(LINKS_MAX):
         try:
             found = os.lstat(place)
-        except OSError:  # it is missing: the caller creates it, or reports it
+        except OSError:  # it is missing: the caller creates or reports it
             return place
         if not stat.S_ISLNK(found.st_mode):
             return place
@@ -101,14 +101,14 @@ def open_own(path: Path, called: str, flags: int = os.O_RDONLY, *, mode: int = 0
     """Open a derived file and return its descriptor. Links are not followed, and no open waits for a pipe.
 
     Raises:
-        UsageError: It is a symbolic link, no regular file, or another user's. Its content was not touched.
+        UsageError: It is a symbolic link, not a regular file, or another user's. Its content was not changed.
         OSError: The system refuses to open it.
     """
     find_own(path, called)
     try:
         descriptor = os.open(path, flags | _NO_FOLLOW | _NO_WAIT | _CLOSE_ON_EXEC | _BINARY, mode)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, or a pipe, put there since
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link or a pipe that was created meanwhile
             raise UsageError(f"{called} {str(path)!r} is not a regular file; remove it") from error
         raise
     try:
@@ -130,13 +130,13 @@ def read_own(
     """Return the content of a file.
 
     Args:
-        called: What messages call the file.
-        bytes_max: Bytes that it may have.
+        called: The file's name in messages.
+        bytes_max: Its greatest size in bytes.
         is_secret: Whether it must not be readable by other users.
-        is_named: Whether a person named it: then links of this user are followed.
+        is_named: Whether a person chose its name: then links of this user are followed.
 
     Raises:
-        UsageError: It is not safe to use, or too large; the message has the reason and what to do.
+        UsageError: It is not safe to use, or too large; the message has the reason and the remedy.
         OSError: It is missing, or the system refuses to read it.
     """
     place = follow_own_links(path, called) if is_named else path
@@ -158,8 +158,8 @@ def read_secret_text(path: Path, called: str, *, is_named: bool = False) -> str:
     """Return the text of a file that no other user may read.
 
     Args:
-        called: What messages call its content, such as "the key".
-        is_named: Whether a person named it: then links of this user are followed.
+        called: Its content's name in messages, such as "the key".
+        is_named: Whether a person chose its name: then links of this user are followed.
 
     Raises:
         FileNotFoundError: There is none.
@@ -176,7 +176,7 @@ def read_secret_text(path: Path, called: str, *, is_named: bool = False) -> str:
 
 
 def create_own(path: Path) -> bool:
-    """Create an empty derived file that only this user can read; return False where there is one already.
+    """Create an empty derived file that only this user can read; return False if it exists.
 
     Raises:
         OSError: It cannot be created.
@@ -190,17 +190,17 @@ def create_own(path: Path) -> bool:
 
 
 def replace_own(path: Path, body: bytes) -> None:
-    """Write a derived file whole, readable by this user only. A link of its name is replaced, not followed.
+    """Replace a derived file atomically, readable by this user only. A link with its name is replaced, not followed.
 
     Raises:
-        OSError: It cannot be written. The old file is as it was.
+        OSError: It cannot be written. The old file is unchanged.
     """
     with _draft(path, body) as draft:
         draft.replace(path)
 
 
 def create_own_once(path: Path, body: bytes) -> bool:
-    """Write a new derived file whole; return False where there is one already. Of two processes the first one wins.
+    """Create a derived file with its content atomically; return False if it exists.
 
     Raises:
         OSError: It cannot be written. Nothing was changed.
@@ -214,14 +214,14 @@ def create_own_once(path: Path, body: bytes) -> bool:
 
 
 def require_own_database(path: Path, called: str) -> None:
-    """Examine a database and the files that SQLite keeps beside it, before it is opened.
+    """Check a database and the files that SQLite keeps beside it, before it is opened.
 
     Args:
         path: The database itself, after `follow_own_links`.
 
     Raises:
-        UsageError: One of them is a symbolic link, no regular file, or another user's. Nothing was opened.
-        OSError: The system refuses to examine one.
+        UsageError: One of them is a symbolic link, not a regular file, or another user's. Nothing was opened.
+        OSError: The system refuses a check.
     """
     find_own(path, called)
     for end in DATABASE_COMPANIONS:
@@ -229,10 +229,10 @@ def require_own_database(path: Path, called: str) -> None:
 
 
 def require_regular_database(path: Path, called: str) -> None:
-    """Examine a database of another program, which may belong to another user, and what SQLite keeps beside it.
+    """Check a database of another program, which may belong to another user, and SQLite's files beside it.
 
     Raises:
-        UsageError: One of them is a symbolic link or no regular file. Nothing was opened.
+        UsageError: One of them is a symbolic link or not a regular file. Nothing was opened.
     """
     for end in ("", *DATABASE_COMPANIONS):
         place = path.with_name(f"{path.name}{end}")
@@ -241,7 +241,7 @@ def require_regular_database(path: Path, called: str) -> None:
 
 
 def create_own_database(path: Path, called: str) -> None:
-    """Create a named database where it is missing, empty and readable by this user only, and examine it.
+    """Create a missing named database, empty and readable by this user only, and check it.
 
     Raises:
         UsageError: It, or a file that SQLite keeps beside it, is not safe to open. Nothing was changed.
@@ -255,7 +255,7 @@ def create_own_database(path: Path, called: str) -> None:
 def quarantine(path: Path) -> Path | None:
     """Move a derived file, link or pipe aside, so that a new file can take its name; return its new path.
 
-    What a link leads to is not touched. None where it cannot be moved.
+    A link's target is not changed. None if the file cannot be moved.
     """
     for number in range(1, QUARANTINED_MAX + 1):
         aside = path.with_name(f"{path.name}{QUARANTINE_MARK}{number}")
@@ -288,7 +288,7 @@ def _require_owner(found: os.stat_result, path: Path | str, called: str) -> None
 
 @contextlib.contextmanager
 def _draft(path: Path, body: bytes) -> Iterator[Path]:
-    """Write a new file beside a path, synced and readable by this user only; remove it at the end."""
+    """Write a new file beside a path, synced and readable by this user only; remove it at the end of the block."""
     import tempfile  # noqa: PLC0415 - slow to import, and not needed to read
 
     descriptor, name = tempfile.mkstemp(prefix=".draft-", dir=path.parent)

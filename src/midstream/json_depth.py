@@ -1,8 +1,7 @@
-"""The one limit of nesting for JSON that midstream reads.
+"""The limit of nesting for all JSON that midstream reads.
 
-Frames, bodies, schemas, arguments, transcripts and results come from others. A few kilobytes of brackets are enough to
-overflow the stack of a function that walks a value. So a value is checked where it is read, and what is deeper is
-refused there.
+Frames, bodies, schemas, arguments, transcripts and results come from other programs. A few kilobytes of brackets can
+overflow the stack of a recursive function. So a value is checked where it is read, and a deeper one is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ DEPTH_MAX = 64
 """Levels of arrays and objects within each other. Schemas and transcripts in use have fewer than 20."""
 TOO_DEEP = f"nested more than {DEPTH_MAX} levels deep"
 
-# One that has no end reaches to the end of the document: nothing is read twice.
+# An unclosed string extends to the end of the document, so that no text is read twice.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 _ALIKE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -33,12 +32,12 @@ def is_too_deep(value: object) -> bool:
 
 
 def is_text_too_deep(document: str | bytes) -> bool:
-    """Whether a JSON document has more than `DEPTH_MAX` levels; one that is no JSON may count as too deep."""
+    """Whether a JSON document has more than `DEPTH_MAX` levels; invalid JSON may count as too deep."""
     body = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
     if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
         return False
     left = _STRING.sub(b"", body).translate(_ALIKE, _NO_BRACKETS)
-    for _ in range(DEPTH_MAX):  # each pass takes the innermost level away
+    for _ in range(DEPTH_MAX):  # each pass removes the innermost level
         left = left.replace(b"[]", b"")
         if not left:
             return False

@@ -1,4 +1,4 @@
-"""Public names of a package, each loaded when it is first used (PEP 562)."""
+"""Public names of a package, each loaded at its first use (PEP 562)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def lazy_names(
 
     Args:
         package: The package's `__name__`.
-        homes: The public names, separated by blanks, of each module of midstream that defines some.
+        homes: The public names, separated by blanks, by the module that defines them.
     """
     modules = {name: f"midstream.{module}" for module, names in homes.items() for name in names.split()}
 

@@ -1,10 +1,10 @@
-"""The key of this user's own servers on this machine, and the proofs made of it.
+"""The key of this user's own servers on this machine, and its proofs.
 
-`midstream serve` makes the key once, readable by its user alone. It never leaves its file. Before a client sends
-anything to a server of this machine, it sends a nonce; the server answers with a proof under the key. Only then does
-the client send its token. Both are HMACs over the address of the connection and the random name of the server's start,
-so that a program that listens in the server's place receives nothing that it could use, nor can it forward the proof
-of a server at another address. The token ends with the start of the server.
+`midstream serve` creates the key once, readable only by its user. The key is never sent. A client of a server on this
+machine first sends a nonce, and the server answers with a proof under the key. Only then the client sends its token.
+Both are HMACs over the address of the connection and the random name of the server's start. So a program that listens
+instead of the server receives no usable value, and cannot forward the proof of a server at another address. The token
+is valid until the server ends.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from midstream.paths import Paths, make_folder
 
 KEY_FILE = "server-key"
 TOKEN_VARIABLE = "MIDSTREAM_TOKEN"  # noqa: S105 - the name of a variable
-"""Its value is `ORIGIN TOKEN`: the token is sent to that origin alone. Without an origin, that of `MIDSTREAM_URL`
-holds."""
+"""Its value is `ORIGIN TOKEN`; the token is sent only there. The default origin is `MIDSTREAM_URL`."""
 URL_VARIABLE = "MIDSTREAM_URL"
-"""The environment variable with the address of the server that commands use where none is named."""
+"""The environment variable with the default address of the server for commands."""
 CHALLENGE_PATH = "/v1/challenge"
 CHALLENGE_S = 5.0
-"""Seconds a server of this machine may take for its proof."""
+"""Seconds for a server of this machine to send its proof."""
 _PROOF_BYTES_MAX = 4096
 
 
 def read_or_make_key(folder: Path) -> str:
-    """Return the key that lies in a folder; it is made where there is none.
+    """Return the key in a folder; create it if there is none.
 
     Raises:
-        UsageError: Another user owns it, or may read it; or it is no regular file.
+        UsageError: Another user owns it, or may read it; or it is not a regular file.
     """
     path = make_folder(folder) / KEY_FILE
     if not path.exists() and not path.is_symlink():
@@ -54,7 +53,7 @@ def token_for(key: str, address: str, start: str) -> str:
 
 
 def start_of(token: str) -> str:
-    """Return the start that a token was made for; "" where it is no such token."""
+    """Return the server's start in a token; "" if the token has another form."""
     return token.partition(".")[0]
 
 
@@ -64,23 +63,23 @@ def prove_server(key: str, address: str, start: str, nonce: str) -> str:
 
 
 def address_of_socket(name: Sequence[object]) -> str:
-    """Return the name of a socket as proofs contain it: the address and the port."""
+    """Return the name of a socket for proofs: the address and the port."""
     return f"{name[0]} {name[1]}"
 
 
 def headers_for(url: str, places: Paths | None = None) -> dict[str, str]:
-    """Return the headers that authenticate this user at a server; none where there is no credential for it.
+    """Return the headers that authenticate this user at a server; none if there is no credential for it.
 
-    A server of this machine is asked for its proof first. Call this for each connection: the server may have been
-    started again, and another program may have its port.
+    A server of this machine must first send its proof. Call this for each connection: the server may have been
+    restarted, and another program may have its port.
 
     Args:
         url: The server's address.
-        places: Where the key lies; the user's own places by default.
+        places: The folders with the key; by default the user's own.
 
     Raises:
-        UsageError: `url` has no port that there is, `MIDSTREAM_TOKEN` names no origin, or the key file is not private.
-        UnauthorizedError: The program at `url` has no proof under the key of this user. Nothing but a nonce was sent.
+        UsageError: `url` has an invalid port, `MIDSTREAM_TOKEN` has no origin, or the key file is not private.
+        UnauthorizedError: The program at `url` has no proof under the key of this user. Only a nonce was sent.
     """
     try:
         parts = urlsplit(url)
@@ -95,13 +94,13 @@ def headers_for(url: str, places: Paths | None = None) -> dict[str, str]:
         return {}
     try:
         key = read_secret_text((places or Paths.find()).data / KEY_FILE, "the key").strip()
-    except (OSError, RuntimeError):  # the last one of pathlib: this user has no home
+    except (OSError, RuntimeError):  # RuntimeError of pathlib: this user has no home
         return {}
     return _authenticate(parts, key) if key else {}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own, which no proxy can reach."""
+    """Whether a host name or address is this machine's own, which a proxy cannot reach."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -111,7 +110,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _authenticate(parts: SplitResult, key: str) -> dict[str, str]:
-    """Let the server prove itself, and return the headers for it; none where it has no such proof to give."""
+    """Verify the server's proof, and return the headers for it; none if it does not support proofs."""
     nonce = World().new_secret()
     is_encrypted = parts.scheme in {"https", "wss"}
     kind = http.client.HTTPSConnection if is_encrypted else http.client.HTTPConnection
@@ -124,13 +123,13 @@ def _authenticate(parts: SplitResult, key: str) -> dict[str, str]:
         connection.request("POST", parts.path.rstrip("/") + CHALLENGE_PATH, body, headers)
         answer = connection.getresponse()
         if answer.status != http.client.OK:
-            return {}  # it authenticates otherwise, or not at all
+            return {}  # it has another authentication, or none
         told = json.loads(answer.read(_PROOF_BYTES_MAX))
         start, proof = str(told["start"]), str(told["proof"])
     except (OSError, http.client.HTTPException):
-        return {}  # the request that follows finds out why
+        return {}  # the following request finds the reason
     except (ValueError, KeyError, TypeError, RecursionError):
-        return {}  # no server of ours
+        return {}  # another program
     finally:
         connection.close()
     expected = prove_server(key, address, start, nonce)
@@ -146,7 +145,7 @@ def _given_token() -> tuple[str, str] | None:
     """Return the origin and the token of `MIDSTREAM_TOKEN`, or None.
 
     Raises:
-        UsageError: It names no origin.
+        UsageError: It has no origin.
     """
     words = os.environ.get(TOKEN_VARIABLE, "").split()
     if not words:

@@ -1,6 +1,6 @@
-"""Folders of the command line's files: the XDG folders, their like on macOS and Windows, or one `--home`.
+"""Folders of the command line's files: the XDG folders, their equivalents on macOS and Windows, or one `--home`.
 
-And what is done to folders anywhere: made private, and made to last.
+Also private creation and syncing of any folder.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT_CHARS_MAX = 40
-"""Characters of a project's folder name in the name of its store's folder."""
+"""Characters of a project's name in the name of its store's folder."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The folders of one user. None of them exists before something is written there."""
+    """The folders of one user. Each is created at its first use."""
 
     data: Path
-    """What must not be lost: the store."""
+    """Data that must not be lost: the store."""
     state: Path
-    """State of this machine: where a client stands, the last session, a crash."""
+    """State of this machine: clients' checkpoints, the last session, a crash."""
     project: Path | None = None
-    """The folder whose sessions these are, as each project has a store of its own; None in a home that was chosen."""
+    """The project folder, because each project has a store of its own; None with a chosen home."""
 
     @classmethod
     def find(cls, home: Path | None = None) -> Paths:
@@ -48,7 +48,7 @@ class Paths:
 
     @property
     def store(self) -> Path:
-        """The database that `serve` and `sessions` use where none is named: one for each project."""
+        """The default database of `serve` and `sessions`: one for each project."""
         if self.project is None:
             return self.data / "sessions.db"
         digest = hashlib.blake2b(os.fsencode(self.project), digest_size=4).hexdigest()
@@ -62,28 +62,28 @@ class Paths:
 
     @property
     def gateway_store(self) -> Path:
-        """The database that `gateway` uses where none is named."""
+        """The default database of `gateway`."""
         return self.data / "gateway.db"
 
 
 def _current() -> Path | None:
     try:
         return Path.cwd()
-    except FileNotFoundError:  # it was removed under us
+    except FileNotFoundError:  # it was removed meanwhile
         return None
 
 
 def make_folder(folder: Path) -> Path:
-    """Make a folder that only this user may look into, unless it is there, and return it."""
+    """Create a folder that only this user can read, unless it exists, and return it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
 
 def sync_names(folder: Path) -> None:
-    """Make what was made, renamed or removed in a folder survive a power cut, where the system can sync folders.
+    """Sync a folder's entries to the disk, if the system can sync folders.
 
     Raises:
-        OSError: The disk does not answer for it.
+        OSError: The disk reports an error.
     """
     if not hasattr(os, "O_DIRECTORY"):
         return
@@ -95,6 +95,6 @@ def sync_names(folder: Path) -> None:
 
 
 def _folder(variable: str) -> Path | None:
-    """Return the folder a variable names; a relative one counts as unset, as XDG requires."""
+    """Return the folder in a variable; a relative one counts as unset, as XDG requires."""
     named = os.environ.get(variable, "")
     return Path(named) if named and Path(named).is_absolute() else None

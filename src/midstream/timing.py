@@ -1,4 +1,4 @@
-"""Deadlines and limits of silence, as values. The time comes in as an argument."""
+"""Deadlines and limits of silence, as values. Time is an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAIT_S_MAX = 366 * 24 * 3600.0
 
 
 class StalledOn(StrEnum):
-    """Thing that is waited for in silence."""
+    """The thing that is awaited during a silence."""
 
     FIRST_TOKEN = "first_token"  # noqa: S105 - no secret
     BETWEEN_TOKENS = "between_tokens"
@@ -22,21 +22,21 @@ class StalledOn(StrEnum):
 
 
 class Deadline(Struct, frozen=True, gc=False, order=True):
-    """An instant by which something is due, with its name for the log."""
+    """The time at which something is due, with its name for the log."""
 
     at: float
     reason: str
 
 
 class StallBudgets(Struct, frozen=True, gc=False):
-    """How long there may be silence before it is reported, and before it is cut. All in seconds.
+    """Limits of silence in seconds, for reports and for cuts.
 
     Args:
-        first_token_s: Past this, and past two, four, eight times this, it is reported to readers, log and counter.
-        between_tokens_s, tool_s: Past these it is reported, once per silence.
-        first_token_max_s, between_tokens_max_s: Past these a model call is cut and tried again. A model that thinks
-            for long without a sign needs more; a tool's limit is its own timeout.
-        upstream_tool_max_s: Past this a model call is cut while a tool runs that its upstream runs itself.
+        first_token_s: After this time, and each doubling of it, a silence is reported to readers, log and callback.
+        between_tokens_s, tool_s: After these times it is reported, once for each silence.
+        first_token_max_s, between_tokens_max_s: After these times a model call is cut and retried. A model that thinks
+            long in silence needs more; a tool has its own timeout.
+        upstream_tool_max_s: After this time a model call is cut while its upstream runs a tool.
 
     Raises:
         UsageError: A budget is not positive, or a limit is not finite: a turn must not wait for ever.
@@ -59,7 +59,7 @@ class StallBudgets(Struct, frozen=True, gc=False):
             raise UsageError("a limit for silence is a positive, finite number of seconds")
 
     def of(self, waiting_for: StalledOn) -> tuple[float, float | None]:
-        """Return after how many seconds a silence is reported, and after how many it is cut (None: not by us)."""
+        """Return the seconds until a silence is reported, and until it is cut (None: not by the watchdog)."""
         match waiting_for:
             case StalledOn.FIRST_TOKEN:
                 return self.first_token_s, self.first_token_max_s

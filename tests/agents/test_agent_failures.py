@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from midstream.agents.agent_failures import (
     CAUSES,
     DOUBTFUL_AFTER_S,
-    BeginAnew,
     Fail,
     FailureCause,
     FailureSituation,
     Remedy,
     Repeat,
+    StartFresh,
     cause_of,
     is_refusal,
     remedy,
@@ -39,13 +39,20 @@ from midstream.retries import AGENT_REPEAT_AFTER_S, ATTEMPT_PAUSE_MAX_S
 
 RESUMED = FailureSituation(is_remembering=True)
 FRESH = FailureSituation(is_remembering=False)
-ANEW = FailureSituation(is_remembering=False, is_anew=True)
+ANEW = FailureSituation(is_remembering=False, is_replacement=True)
 
 SITUATIONS = [
     FailureSituation(
-        is_remembering, is_taken, has_spoken, repeats, is_forced, is_anew, was_whole=was_whole, idle_s=idle_s
+        is_remembering,
+        is_taken,
+        has_spoken,
+        repeats,
+        is_forced,
+        is_replacement,
+        was_whole=was_whole,
+        idle_s=idle_s,
     )
-    for is_remembering, is_taken, has_spoken, is_forced, is_anew, was_whole in itertools.product(
+    for is_remembering, is_taken, has_spoken, is_forced, is_replacement, was_whole in itertools.product(
         *[(False, True)] * 6
     )
     for repeats in range(3)
@@ -72,16 +79,16 @@ def test_an_error_of_an_unknown_class_has_the_cause_of_what_it_is_made_of() -> N
 @pytest.mark.parametrize(
     ("kind", "resumed", "fresh"),
     [
-        (UpstreamGoneError, BeginAnew(), Fail()),
-        (UpstreamMismatchError, BeginAnew(), Fail()),
-        (UpstreamFailedError, BeginAnew(), Fail()),
-        (ModelError, BeginAnew(), Fail()),
-        (ModelCutError, BeginAnew(), Fail()),
-        (ModelEmptyError, BeginAnew(), Fail()),
-        (ModelForgotError, BeginAnew(), Fail()),
-        (ModelRejectedError, BeginAnew(), Fail()),
+        (UpstreamGoneError, StartFresh(), Fail()),
+        (UpstreamMismatchError, StartFresh(), Fail()),
+        (UpstreamFailedError, StartFresh(), Fail()),
+        (ModelError, StartFresh(), Fail()),
+        (ModelCutError, StartFresh(), Fail()),
+        (ModelEmptyError, StartFresh(), Fail()),
+        (ModelForgotError, StartFresh(), Fail()),
+        (ModelRejectedError, StartFresh(), Fail()),
         (UpstreamBusyError, Repeat(is_forced=True), Repeat(is_forced=True)),
-        (ModelStalledError, BeginAnew(), BeginAnew()),
+        (ModelStalledError, StartFresh(), StartFresh()),
         (ModelUnavailableError, Repeat(0.5), Repeat(0.5)),
         (ModelAccessError, Fail(), Fail()),
         (ContextOverflowError, Fail(), Fail()),
@@ -105,7 +112,7 @@ def test_after_the_first_shown_word_nothing_is_tried_again(kind: type[ModelError
 @pytest.mark.parametrize("kind", CAUSES)
 def test_a_fresh_agent_is_not_the_answer_twice_in_a_turn(kind: type[ModelError]) -> None:
     for situation in SITUATIONS:
-        assert not isinstance(remedy(kind("x"), replace(situation, is_anew=True)), BeginAnew)
+        assert not isinstance(remedy(kind("x"), replace(situation, is_replacement=True)), StartFresh)
 
 
 @pytest.mark.parametrize("kind", CAUSES)
@@ -124,7 +131,7 @@ def test_tries_come_to_an_end(kind: type[ModelError]) -> None:
                     situation = replace(situation, is_forced=True)
                 case Repeat():
                     situation = replace(situation, repeats=situation.repeats + 1)
-                case BeginAnew():
+                case StartFresh():
                     situation = ANEW
                 case Fail():
                     break
@@ -134,7 +141,7 @@ def test_tries_come_to_an_end(kind: type[ModelError]) -> None:
 
 def test_a_refusal_behind_a_whole_answer_is_of_the_message_and_not_of_the_memory() -> None:
     assert remedy(ModelRejectedError("x"), replace(RESUMED, was_whole=True)) == Fail()
-    assert remedy(ModelRejectedError("x"), replace(RESUMED, is_taken=True)) == BeginAnew()
+    assert remedy(ModelRejectedError("x"), replace(RESUMED, is_taken=True)) == StartFresh()
     assert is_refusal(ModelRejectedError("x"), is_taken=False)
 
 
@@ -143,7 +150,7 @@ def test_the_network_gets_two_more_tries_then_a_fresh_agent() -> None:
     assert [remedy(error, replace(RESUMED, repeats=count)) for count in range(3)] == [
         Repeat(0.5),
         Repeat(1.5),
-        BeginAnew(),
+        StartFresh(),
     ]
     assert remedy(error, replace(FRESH, repeats=2)) == Fail()
 
@@ -158,21 +165,21 @@ def test_a_rate_limit_is_waited_for_and_never_answered_with_a_longer_request() -
 
 def test_a_busy_agent_is_forced_once_then_left() -> None:
     forced = replace(RESUMED, is_forced=True)
-    assert remedy(UpstreamBusyError("x"), forced) == BeginAnew()
+    assert remedy(UpstreamBusyError("x"), forced) == StartFresh()
     assert remedy(UpstreamBusyError("x"), replace(FRESH, is_forced=True)) == Fail()
 
 
 def test_the_second_stall_of_a_turn_is_its_end() -> None:
     stall = ModelStalledError("x")
-    assert remedy(stall, replace(RESUMED, is_forced=True)) == BeginAnew()
-    assert remedy(stall, replace(RESUMED, is_taken=True)) == BeginAnew()
-    assert remedy(stall, replace(FRESH, is_taken=True)) == BeginAnew()
+    assert remedy(stall, replace(RESUMED, is_forced=True)) == StartFresh()
+    assert remedy(stall, replace(RESUMED, is_taken=True)) == StartFresh()
+    assert remedy(stall, replace(FRESH, is_taken=True)) == StartFresh()
     assert remedy(stall, replace(ANEW, is_taken=True)) == Fail()
 
 
 def test_only_an_agent_that_was_silent_for_long_is_doubted_when_it_calls_the_key_wrong() -> None:
     old = replace(RESUMED, idle_s=DOUBTFUL_AFTER_S)
-    assert remedy(ModelAccessError("x"), old) == BeginAnew(if_verified=True)
+    assert remedy(ModelAccessError("x"), old) == StartFresh(if_verified=True)
     assert remedy(ModelAccessError("x"), replace(RESUMED, idle_s=DOUBTFUL_AFTER_S - 1)) == Fail()
     assert remedy(ModelAccessError("x"), replace(FRESH, idle_s=DOUBTFUL_AFTER_S)) == Fail()
 

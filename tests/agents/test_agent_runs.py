@@ -161,7 +161,7 @@ async def test_a_run_that_does_not_stop_is_left_and_reaches_nobody() -> None:
     run = AgentRun(talk(), SilenceLimits(close_s=0.01), world, name="scripted")
     await run.next()
     await run.__aexit__(RuntimeError, RuntimeError(), None)
-    assert run.is_left
+    assert run.is_abandoned
     release.set()
     await world.settle()
 

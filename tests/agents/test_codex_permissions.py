@@ -51,7 +51,7 @@ async def test_who_is_let_go_is_told_that_it_was_cancelled() -> None:
     deciding = asyncio.ensure_future(waiting.decide(COMMAND, {"itemId": "w", "command": "make"}))
     async with asyncio.timeout(60):
         await is_asked.wait()
-        waiting.let_go()
+        waiting.cancel_requests()
         assert await deciding == "cancel"
 
 

@@ -61,7 +61,7 @@ async def test_closing_waits_for_all_of_them() -> None:
     for number in range(1, 4):
         await _spoken(live, f"agent-{number}")
     agent = await live.open(SETUP)
-    live.close(agent, forget="agent-2")
+    live.close(agent, deleted="agent-2")
     await live.aclose()
     assert (upstream.live, upstream.memory.forgotten) == (0, ["agent-2"])
 
@@ -73,7 +73,7 @@ async def test_an_agent_that_cannot_be_closed_or_forgotten_hurts_nobody() -> Non
 
     upstream = Stubborn()
     live = LiveAgents(upstream, FakeWorld(), live_max=2, rest_s=300.0, close_s=5.0)
-    live.close(await live.open(SETUP), forget="agent-1")
+    live.close(await live.open(SETUP), deleted="agent-1")
     await live.aclose()
     assert upstream.live == 0
 

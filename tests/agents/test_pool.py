@@ -413,14 +413,14 @@ class Expected(Struct, frozen=True):
 
     error: str = ""
     sends: int = 1
-    is_anew: bool = False
+    is_replacement: bool = False
 
 
-OK, ANEW = Expected(), Expected(sends=2, is_anew=True)
+OK, ANEW = Expected(), Expected(sends=2, is_replacement=True)
 AGAIN = Expected(sends=2)
 
 TROUBLES: dict[Trouble, tuple[Expected, Expected]] = {
-    Trouble.GONE_AT_OPEN: (Expected(sends=1, is_anew=True), OK),
+    Trouble.GONE_AT_OPEN: (Expected(sends=1, is_replacement=True), OK),
     Trouble.GONE: (ANEW, Expected("upstream_gone")),
     Trouble.FAILED: (ANEW, Expected("upstream_failed")),
     Trouble.UNAVAILABLE: (AGAIN, AGAIN),
@@ -474,7 +474,7 @@ async def test_what_comes_of_a_trouble(trouble: Trouble, situation: str) -> None
         assert error == ("" if is_unseen else expected.error)
     else:
         assert (error, len(bench.upstream.sends) - before) == (expected.error, expected.sends)
-        assert bool(host.report.rebuilt) == expected.is_anew
+        assert bool(host.report.rebuilt) == expected.is_replacement
     assert bench.upstream.memory.wrongs == []
     if error:
         await host.ask()

@@ -35,7 +35,7 @@ def test_migrate_prepares_a_store_once(run: Run, url: str) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("sessions.db", 2, "nothing is to be prepared"),
+        ("sessions.db", 2, "needs no preparation"),
         ("postgresql://u:secret@127.0.0.1:1/db", 4, "cannot be reached"),
     ],
 )

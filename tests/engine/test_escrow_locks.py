@@ -104,7 +104,7 @@ async def test_a_turn_that_nobody_watches_goes_on_and_then_its_keys_are_forgotte
     gate.set()
     records = await records_until_end(runner, after=0)
     assert isinstance(records[-1], TurnEnded)
-    await world.advance(2 * escrow_locks.LOOK_S)
+    await world.advance(2 * escrow_locks.IDLE_CHECK_S)
     assert _is_locked(host)
     with pytest.raises(SessionLockedError):
         await host.session("s")
@@ -181,7 +181,7 @@ async def test_who_comes_while_it_is_being_locked_keeps_it_open(tmp_path: Path) 
             await asyncio.sleep(0)
         with await locks.hold("s", SECRET):
             assert (await host.session("s")).state.turns == 1
-    await world.advance(2 * escrow_locks.LOOK_S)
+    await world.advance(2 * escrow_locks.IDLE_CHECK_S)
     assert _is_locked(host)
     await host.stop(grace_s=0.1)
 

@@ -97,7 +97,7 @@ class Noted:
     def report(self, command: Command) -> None:
         self.reports.append(command)
 
-    async def insist(self, command: PermissionWithdrawn | UseAnswer) -> None:
+    async def append_first(self, command: PermissionWithdrawn | UseAnswer) -> None:
         self.reports.append(command)
 
     def note(self, command: PermissionWithdrawn) -> None:

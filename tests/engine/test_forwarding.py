@@ -8,8 +8,8 @@ from midstream.engine.forwarding import (
     decode_command,
     encode_answer,
     encode_command,
+    make_idempotent,
     name_approver,
-    once,
     read_answer,
 )
 from midstream.errors import (
@@ -108,13 +108,13 @@ def test_what_is_handed_over_has_a_number_or_names_its_turn() -> None:
     resting = Session()
     running = Session(turn=AwaitingModel(7, 1, attempt=1), turns=7)
     world = FakeWorld()
-    assert once(Cancel(), resting, world) is None
-    assert once(Cancel(), running, world) == Cancel(7)
-    assert once(Cancel(3), running, world) == Cancel(3)
-    assert once(Resume(), running, world) is None
+    assert make_idempotent(Cancel(), resting, world) is None
+    assert make_idempotent(Cancel(), running, world) == Cancel(7)
+    assert make_idempotent(Cancel(3), running, world) == Cancel(3)
+    assert make_idempotent(Resume(), running, world) is None
     command = COMMANDS[-1]
-    assert once(command, running, world) is command
-    first, second = (once(Resume(), resting, world) for _ in range(2))
+    assert make_idempotent(command, running, world) is command
+    first, second = (make_idempotent(Resume(), resting, world) for _ in range(2))
     assert isinstance(first, Received)
     assert isinstance(second, Received)
     assert first.command == Resume()

@@ -8,7 +8,7 @@ import pytest
 
 from midstream.engine.mailbox import (
     MAILBOX_MAX,
-    WORDS_EVERY_S,
+    OUTPUT_EVERY_S,
     Effect,
     Envelope,
     Mailbox,
@@ -115,16 +115,16 @@ async def test_words_after_a_pause_go_at_once_and_those_that_follow_closely_wait
     assert await _is_due(mailbox)
     mailbox.take()
     mailbox.settle()
-    await world.advance(WORDS_EVERY_S / 2)
+    await world.advance(OUTPUT_EVERY_S / 2)
     mailbox.put(_said("b"))
     mailbox.put(_said("c"))
     assert not await _is_due(mailbox)
-    await world.advance(WORDS_EVERY_S)
+    await world.advance(OUTPUT_EVERY_S)
     assert await _is_due(mailbox)
     assert len(mailbox.take()) == 2
     mailbox.settle()
     assert not await _is_due(mailbox)
-    await world.advance(WORDS_EVERY_S)
+    await world.advance(OUTPUT_EVERY_S)
     mailbox.put(_said("d"))
     assert await _is_due(mailbox)
 
@@ -136,16 +136,16 @@ async def test_words_that_come_during_an_append_of_words_wait_for_its_readers_an
     mailbox.take()
     mailbox.settle()
     assert not await _is_due(mailbox)
-    await world.advance(WORDS_EVERY_S / 2)
+    await world.advance(OUTPUT_EVERY_S / 2)
     mailbox.put(Envelope(FINISHED))
     mailbox.put(_said("b"))
     assert len(mailbox.take()) == 2
     mailbox.put(_said("c"))  # within the pause that began with "a"
     mailbox.settle()
     assert not await _is_due(mailbox)
-    await world.advance(WORDS_EVERY_S * 0.75)
+    await world.advance(OUTPUT_EVERY_S * 0.75)
     assert not await _is_due(mailbox)
-    await world.advance(WORDS_EVERY_S / 2)
+    await world.advance(OUTPUT_EVERY_S / 2)
     assert await _is_due(mailbox)
 
 
@@ -160,9 +160,9 @@ async def test_words_of_one_moment_go_at_once_together_and_those_that_come_close
     for word in "cd":
         mailbox.put(_said(word))
         await _moments(5)
-        await world.advance(WORDS_EVERY_S / 3)
+        await world.advance(OUTPUT_EVERY_S / 3)
     assert (said.words, mailbox.is_idle) == (["ab"], False), "what was said is being read"
-    await world.advance(WORDS_EVERY_S)
+    await world.advance(OUTPUT_EVERY_S)
     assert (said.words, mailbox.is_idle) == (["ab", "cd"], True)
     assert not await _is_due(mailbox)
 
@@ -221,11 +221,11 @@ async def test_the_pause_between_appends_of_words_begins_at_the_end_of_one() -> 
     mailbox.put(_said("a"))
     assert await _is_due(mailbox)
     mailbox.take()
-    await world.advance(2 * WORDS_EVERY_S)  # a slow disk, or many readers
+    await world.advance(2 * OUTPUT_EVERY_S)  # a slow disk, or many readers
     mailbox.settle()
     mailbox.put(_said("b"))
     assert not await _is_due(mailbox)
-    await world.advance(WORDS_EVERY_S)
+    await world.advance(OUTPUT_EVERY_S)
     assert await _is_due(mailbox)
 
 
@@ -237,7 +237,7 @@ async def test_the_pause_between_appends_of_words_begins_when_their_readers_were
     sent: list[asyncio.Task[None]] = []
 
     def write_to_many() -> None:
-        sent.append(asyncio.create_task(world.advance(2 * WORDS_EVERY_S)))
+        sent.append(asyncio.create_task(world.advance(2 * OUTPUT_EVERY_S)))
 
     # A reader that was woken by the append, and writes when all others were woken too.
     asyncio.get_running_loop().call_soon(write_to_many)
@@ -247,7 +247,7 @@ async def test_the_pause_between_appends_of_words_begins_when_their_readers_were
     async with asyncio.timeout(60):
         await sent[0]
     assert not await _is_due(mailbox)
-    await world.advance(WORDS_EVERY_S)
+    await world.advance(OUTPUT_EVERY_S)
     assert await _is_due(mailbox)
 
 

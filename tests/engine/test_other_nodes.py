@@ -9,7 +9,7 @@ import pytest
 
 from midstream.engine.agent import Agent, sub_agent
 from midstream.engine.forwarding import Accepted, encode_answer
-from midstream.engine.host import HAND_ON_S, Host, HostPhase
+from midstream.engine.host import RELEASE_WITHIN_S, Host, HostPhase
 from midstream.engine.runner import Runner, StopMode
 from midstream.errors import (
     DrainingError,
@@ -444,7 +444,7 @@ async def test_a_session_that_a_busy_store_gives_up_late_counts_as_handed_over(p
     stopping = asyncio.ensure_future(here.stop(grace_s=WAIT_S))
     go.set()
     await releasing.was_asked.wait()
-    done, _ = await asyncio.wait({stopping}, timeout=HAND_ON_S + 0.1)
+    done, _ = await asyncio.wait({stopping}, timeout=RELEASE_WITHIN_S + 0.1)
     assert not done, "the rest of the grace is left"
     releasing.may_go_on.set()
     await stopping
@@ -566,7 +566,7 @@ async def test_a_parent_stops_the_child_that_another_process_works_on(places: Pl
     records = await records_until_end(parent, after=0)
     ended = next(each for each in records if isinstance(each, CallEnded))
     assert ended.result == ToolResult(
-        "c1", "The sub-agent was stopped. It had said: half ", Outcome.CANCELLED
+        "c1", "The sub-agent was stopped. Its text so far: half ", Outcome.CANCELLED
     )
     assert child.state.last_turn is not None
     assert child.state.last_turn.status is TurnStatus.CANCELLED

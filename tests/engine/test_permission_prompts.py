@@ -430,7 +430,7 @@ async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
         async def show(self, command: PermissionRequested) -> None:
             """It was journaled before."""
 
-        async def insist(self, command: PermissionWithdrawn | UseAnswer) -> None:
+        async def append_first(self, command: PermissionWithdrawn | UseAnswer) -> None:
             """It was journaled before."""
 
         def note(self, command: PermissionWithdrawn) -> None:

@@ -151,7 +151,7 @@ async def test_a_tool_that_is_gone_before_it_is_run_gives_an_error_result() -> N
         ("c2", Outcome.ERROR),
         ("c3", Outcome.OK),
     ]
-    assert results[1].content == "The tool 'later' is not there any more, so it was not run."
+    assert results[1].content == "The tool 'later' no longer exists, so the call was not run."
     assert results[2] == ToolResult("c3", "here")
 
 

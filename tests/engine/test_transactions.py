@@ -95,7 +95,7 @@ async def test_a_tool_that_raises_has_done_nothing_and_the_model_is_told(tmp_pat
         failed, noted, unfit = sorted(
             _results(await run_turn(host, "s", "hi")), key=lambda result: result.call_id
         )
-        assert failed == ToolResult("c1", "ValueError: no\nWhat it had written was undone.", Outcome.ERROR)
+        assert failed == ToolResult("c1", "ValueError: no\nIts changes were undone.", Outcome.ERROR)
         assert noted.content == "noted yes"
         assert unfit.outcome is Outcome.ERROR
         assert [what for what, _ in _notes(path)] == ["yes"]
@@ -265,5 +265,5 @@ async def test_a_tool_that_left_its_transaction_between_two_nodes_is_not_run_wit
     async with _hosted(SQLiteStore(path), NOTE, other) as second:
         records = await records_until_end(await second.session("s"), after=0)
         (result,) = _results(records)
-        assert result == ToolResult("c1", "'note' is another tool by now; it was not run.", Outcome.ERROR)
+        assert result == ToolResult("c1", "'note' is now another tool; the call was not run.", Outcome.ERROR)
         assert ran == []

@@ -14,7 +14,7 @@ PERSONS = re.compile(
     r"|asks? for leave|wants?)\b",
     re.IGNORECASE,
 )
-PERSONS_MAX = 13
+PERSONS_MAX = 11
 """Words of a person about a program that are left: names of fields and of steps, such as `said` and `told`."""
 
 

@@ -394,7 +394,7 @@ def test_whatever_a_tool_in_a_transaction_raises_is_its_answer(error: BaseExcept
     result = call_within(note, ToolCall("c1", "note"), context, lambda effect: effect(None))  # type: ignore[arg-type]
     assert result.outcome is Outcome.ERROR
     assert result.content.startswith(f"{type(error).__name__}: no")
-    assert result.content.endswith("was undone.")
+    assert result.content.endswith("were undone.")
 
 
 def test_arguments_that_do_not_fit_open_no_transaction() -> None:

@@ -1,10 +1,9 @@
-"""Any coding agent that speaks the Agent Client Protocol as an upstream: a program, started by its command.
+"""Coding agents with the Agent Client Protocol as upstreams: programs, started by a command.
 
     upstream = AcpAgent(["some-agent", "--acp"], cwd="/srv/project", env={"SOME_KEY": key})
 
-Each open agent is one process, started when it is first spoken to, and kept between messages. A conversation is gone on
-with in another process by `session/resume`, or by `session/load`, whose replay is passed over; an agent that can do
-neither has no memory to go on from.
+Each open agent is one process, started with the first message, and kept between messages. Another process continues a
+conversation with `session/resume`, or with `session/load`, whose replay is skipped. Other agents cannot do it.
 """
 
 from __future__ import annotations
@@ -83,16 +82,16 @@ with extra("acp"):
     )
 
 OPENING_S = 120.0
-"""Seconds an agent has to open a conversation: it connects its MCP servers, and replays a long one."""
+"""Seconds for an agent to open a conversation: it connects its MCP servers, and replays a long conversation."""
 CANCEL_S = 2.0
-"""Seconds it has to stop a run by itself. Then its process is ended, with all that it started."""
+"""Seconds for an agent to stop a run. Then its process is ended, with all its child processes."""
 KEY_META = "midstream/key"
 """Member of a prompt's `_meta`: the idempotency key. Agents that read it can refuse repetitions."""
 
 _ENV_OPTIONS_WITH_VALUE = frozenset({"-u", "--unset", "-C", "--chdir"})
 """Options of the program `env` whose value is the next word."""
 _NOT_REMEMBERED = frozenset({-32001, -32002, -32601, -32602})
-"""Codes that agents answer to the id of a session that they do not have, or cannot open any more."""
+"""Codes of agents' errors for an unknown session, or one that they can no longer open."""
 _INSTRUCTIONS = (
     "These are the instructions of the application that you are used in. They hold for the whole conversation; the "
     "user's first message follows them.\n\n{}"
@@ -110,22 +109,22 @@ _Server = HttpMcpServer | SseMcpServer | McpServerStdio
 
 
 class AcpAgent:
-    """Conversations with an agent that is started by its command.
+    """Conversations with an agent program.
 
-    It is offered no file system and no terminal of ours: it has its own.
+    It uses its own file system and terminal, not the client's.
 
     Args:
-        command: The program and its arguments. Keep keys out of it: it is part of the identity and of log lines.
+        command: The program and its arguments, without keys: it is part of the identity and of log lines.
         cwd: The folder it works in; its conversations belong to it.
         env: Added to its environment, which has only HOME, LOGNAME, PATH, SHELL, TERM and USER of this one.
-        permissions: Decides what the agent asks leave for: `Rules`, or code of yours. By default what only reads is
-            allowed, and what has effects is refused; `ASK_FIRST` asks the people of the session about that.
-        mode: The session mode to set, where the agent has modes.
-        instructions: Where the client application's system prompt goes, for which the protocol has no place: into
-            `_meta.systemPrompt` of the new session, for agents that read it there ("meta"), before the first message,
-            where some models take it for an attack ("message"), or nowhere ("none").
-        sign_in: The id of one of the agent's ways to authenticate, to be gone before a conversation is opened.
-        name: What to show people; by default `acp:` and the program, without a leading `env` and its assignments.
+        permissions: Decides about permission requests: `Rules`, or your own function. By default reading is allowed and
+            effects are refused; `ASK_FIRST` asks the people of the session about effects.
+        mode: The session mode to set, if the agent has modes.
+        instructions: The place of the client application's system prompt, because the protocol has none. "meta":
+            `_meta.systemPrompt` of the new session, for agents that read it. "message": before the first message, where
+            some models treat it as an attack. "none": it is not sent.
+        sign_in: The id of the agent's authentication method to use before a conversation is opened.
+        name: The name for users; by default `acp:` and the program, without a leading `env` and its assignments.
         account: Distinguishes accounts that share a folder. Never a key.
 
     Raises:
@@ -182,7 +181,7 @@ class AcpAgent:
         return _Conversation(self._terms, setup, resume, self._agents, self._forwarding)
 
     async def verify(self) -> bool:
-        """Open a conversation without a message, to find out whether the agent requires a sign-in first."""
+        """Open a conversation without a message, to find out whether the agent requires a sign-in."""
         process = self._terms.process(_refuse_unattended)
         try:
             await process.start(self._terms.sign_in)
@@ -194,7 +193,7 @@ class AcpAgent:
         return True
 
     async def delete(self, agent: str) -> None:
-        """Do nothing: the protocol's client has no way to delete a session yet."""
+        """Do nothing: clients of the protocol cannot delete a session yet."""
 
     async def aclose(self) -> None:
         """End all processes."""
@@ -202,7 +201,7 @@ class AcpAgent:
 
 
 class _Terms(Struct, frozen=True):
-    """Terms that all conversations of an agent share."""
+    """Settings that all conversations of an agent share."""
 
     name: str
     command: tuple[str, ...]
@@ -215,7 +214,7 @@ class _Terms(Struct, frozen=True):
     world: World
 
     def process(self, leave: Leave) -> AcpProcess:
-        """Return a process of the agent, not started."""
+        """Return a new process of the agent, not started."""
         return AcpProcess(self.name, self.command, cwd=self.cwd, env=self.env, leave=leave, world=self.world)
 
 
@@ -233,17 +232,17 @@ class _Conversation:
         self._terms = terms
         self._setup = setup
         self._session = source
-        """Its name; "" as long as it has none."""
+        """The agent's id of the conversation; "" before it has one."""
         self._is_fresh = not source
-        """No message was sent in it yet."""
+        """Whether no message was sent yet."""
         self._forwarding = forwarding
         self._agents = agents
         self._process: AcpProcess | None = None
         self._reader = AcpReader()
         self._person: Person | None = None
-        """Whom it can ask in the answer that it is giving."""
+        """The receiver of permission requests during the current answer."""
         self._since = 0
-        """When this turn began, in ticks."""
+        """Begin of this turn, in ticks."""
         self._is_sending = False
         self._is_closed = False
         agents.add(self)
@@ -251,7 +250,7 @@ class _Conversation:
     async def send(
         self, said: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncGenerator[UpstreamEvent, None]:
-        """See `UpstreamAgent.send`. By force, the run that is in the way is cancelled first."""
+        """See `UpstreamAgent.send`. With `is_forced`, another run of the conversation is cancelled first."""
         if self._is_closed:
             raise UpstreamFailedError(f"this agent of {self._terms.name} is closed")
         if self._is_sending:
@@ -279,7 +278,7 @@ class _Conversation:
                 await self._end()
 
     async def aclose(self) -> None:
-        """End the process. What it was saying ends with an error."""
+        """End the process. A running answer ends with an error."""
         self._is_closed = True
         await self._end()
         self._agents.discard(self)
@@ -292,12 +291,12 @@ class _Conversation:
         async with contextlib.aclosing(process.read_updates(prompting)) as updates:
             async for session, update in updates:
                 if not is_opened:
-                    # An agent has no other way to report which conversation it has really opened.
+                    # Agents have no other way to report the id of the opened conversation.
                     is_opened, self._is_fresh = True, False
                     opened = session if before else self._session
                     yield MessageTaken(opened, before and session, is_provisional=is_dropping)
                 if session != self._session:
-                    yield KeepAlive()  # a sub-agent's
+                    yield KeepAlive()  # from a sub-agent
                     continue
                 for event in reader.update(update):
                     yield event
@@ -306,7 +305,8 @@ class _Conversation:
         except ModelError as error:
             is_refused = isinstance(error.__cause__, RequestError) and _is_of_provider(error)
             if is_refused and not is_opened:
-                # The agent lives, and has asked its provider: most have the message in the conversation then.
+                # The agent lives, and has sent a request to its provider: most agents have the message in the
+                # conversation then.
                 self._is_fresh, is_opened = False, True
                 is_kept = process.failed_message is FailedMessage.KEPT
                 yield MessageTaken(self._session, before, is_provisional=not is_kept)
@@ -318,7 +318,7 @@ class _Conversation:
         if response.stop_reason == "cancelled":
             raise UpstreamFailedError(f"{self._terms.name} was stopped by another client during its answer")
         if response.stop_reason == "refusal" and not reader.has_words:
-            if before:  # so some agents answer to sessions that they do not have
+            if before:  # some agents answer like this to unknown sessions
                 raise UpstreamFailedError(f"{self._terms.name} refuses to continue this conversation")
             raise ModelFilteredError(f"{self._terms.name} refused the message")
         if not is_opened:
@@ -328,15 +328,15 @@ class _Conversation:
             yield event
 
     async def _settle(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
-        """Stop a run that is not read any more; return whether its process can be used again."""
-        process.let_go()
+        """Stop a run without a reader; return whether its process can be reused."""
+        process.cancel_requests()
         is_in_tool = self._reader.is_in_tool and not prompting.done()
         if not prompting.done():
             with contextlib.suppress(ModelError):
                 await process.wait_for(process.connection.cancel(self._session), limit_s=CANCEL_S)
             await asyncio.wait({prompting}, timeout=CANCEL_S)
         if is_in_tool:
-            await end_tools(process.id, self._since)  # and what the agent itself has started for it
+            await end_tools(process.id, self._since)  # and the processes that the agent itself has started
         is_answered = prompting.done() and not is_in_tool
         prompting.cancel()
         (end,) = await asyncio.gather(prompting, return_exceptions=True)
@@ -344,7 +344,7 @@ class _Conversation:
         return is_answered and (is_refused or not isinstance(end, BaseException))
 
     async def _start(self) -> AcpProcess:
-        """Return the process that has the conversation. One that has ended is replaced: the conversation is resumed."""
+        """Return the process of the conversation. If it has ended, resume the conversation in a new one."""
         if self._process is not None and self._process.has_exited:
             await self._end()
             self._session = "" if self._is_fresh else self._session
@@ -360,7 +360,7 @@ class _Conversation:
         if self._terms.mode:
             mode = process.connection.set_session_mode(self._session, self._terms.mode)
             await process.wait_for(mode, limit_s=OPENING_S)
-        if self._is_closed:  # when the last answer had come, and was not read yet
+        if self._is_closed:  # when the last answer had arrived, and was not read yet
             raise UpstreamFailedError(f"{self._terms.name} was closed while it started")
         return process
 
@@ -372,7 +372,7 @@ class _Conversation:
         self._session = (await process.wait_for(opening, limit_s=OPENING_S)).session_id
 
     async def _resume(self, process: AcpProcess, servers: list[_Server]) -> None:
-        """Go on with the conversation, once the agent has it for certain, as far as that can be checked."""
+        """Resume the conversation, and check as far as possible that the agent has it."""
         can, connection = process.capabilities, process.connection
         opening: Awaitable[object]
         is_loading = False
@@ -441,7 +441,7 @@ class _Conversation:
 
 
 def _find_program(words: Sequence[str]) -> str:
-    """Return the program of a command: behind a leading `env`, its options and its assignments."""
+    """Return the program of a command: after a leading `env`, its options and its assignments."""
     if Path(words[0]).name != "env":
         return words[0]
     rest = iter(words[1:])
@@ -454,7 +454,7 @@ def _find_program(words: Sequence[str]) -> str:
 
 
 def _is_of_provider(error: ModelError) -> bool:
-    """Whether an error is of the provider behind an agent, which is as well as ever."""
+    """Whether an error comes from the provider behind an agent; then the agent itself is intact."""
     kinds = (
         ModelAccessError,
         ModelRejectedError,

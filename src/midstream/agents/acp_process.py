@@ -1,4 +1,4 @@
-"""A process of an agent that speaks the Agent Client Protocol over its stdin and stdout, from its start to its end."""
+"""A process of an agent with the Agent Client Protocol over stdin and stdout, from its start to its end."""
 
 from __future__ import annotations
 
@@ -48,38 +48,38 @@ with extra("acp"):
     from acp.transports import default_environment
 
 GREETING_S = 120.0
-"""Seconds an agent has to start and greet: a first `npx` downloads it."""
+"""Seconds for an agent to start and answer `initialize`: a first `npx` downloads the agent."""
 REPLAY_STARTS_S = 2.0
-"""Seconds after the answer to `session/load` in which a replay that comes late must begin."""
+"""Seconds after the answer to `session/load` in which a late replay must begin."""
 REPLAY_PAUSE_S = 0.5
 """Seconds without an update after which a late replay is complete."""
 EXIT_LOOK_S = 0.5
-"""Seconds between two looks whether the process has ended. Its end closes its pipes, but not where a process that it
-started has inherited them, as Claude Code has those of claude-code-acp (0.16)."""
+"""Seconds between two checks whether the process has ended. The end of its pipes is no sufficient sign: its child
+processes may have inherited them, as with claude-code-acp (0.16)."""
 EXIT_S = 2.0
-"""Seconds a process has to end by itself once its stdin is closed; and once more, after it was asked to."""
+"""Seconds for a process to end after its stdin is closed, and again after a terminate signal."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of one message: a picture, a file that was read."""
+"""Bytes of one message, which may contain a picture or a file."""
 UPDATES_MAX = 100_000
-"""Updates that may wait for their reader; more, and the turn ends with an error."""
+"""Updates that may wait for their reader. With more, the turn ends with an error."""
 STDERR_LINES_MAX = 20
 AUTH_REQUIRED = -32000
 
 T = TypeVar("T")
 Leave = Callable[[str, ToolCallUpdate], Coroutine[Any, Any, Decision]]
-"""Decides what an agent asks leave for, given the session and the call."""
+"""Decides about a permission request, given the session and the call."""
 
 _log = logging.getLogger(__name__)
 
 
 class AcpProcess:
-    """One process. Start it with `start`, and end it with `aclose` whatever `start` raised.
+    """One process. Start it with `start`, and end it with `aclose`, also if `start` has failed.
 
     Args:
-        name: What errors and log lines call the agent.
+        name: The agent's name in errors and log lines.
         command: The program and its arguments.
-        env: Added to the few variables that it is given of ours.
-        leave: Decides what it asks leave for.
+        env: Added to the few variables of this process's environment that it gets.
+        leave: Decides about permission requests.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class AcpProcess:
         self.capabilities = AgentCapabilities()
         """Abilities that the agent declared."""
         self.failed_message = FailedMessage.UNKNOWN
-        """What it does with a message whose turn does not come to its end."""
+        """The place of a message whose turn fails."""
         self.id = world.new_id("agent")
         """The value of `AGENT_VARIABLE` in its environment."""
         self._name = name
@@ -112,12 +112,12 @@ class AcpProcess:
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self, sign_in: str = "") -> None:
-        """Start it, greet it, and sign in in the way of this id.
+        """Start the process, initialize the protocol, and sign in with the method of this id.
 
         Raises:
-            ModelMissingError: There is no such program or folder, or it is no agent that we understand.
-            ModelStalledError: It did not answer for `GREETING_S`.
-            ModelError: It refused.
+            ModelMissingError: The program or folder is missing, or the program does not use the protocol.
+            ModelStalledError: The agent did not answer for `GREETING_S`.
+            ModelError: The agent refused.
         """
         await prepare_to_start()
         try:
@@ -133,7 +133,7 @@ class AcpProcess:
             )
         except OSError as error:
             raise ModelMissingError(f"{self._name} does not start: {error}") from error
-        if self._ending is not None:  # `aclose` was called before there was anything to end
+        if self._ending is not None:  # `aclose` was called before the process existed
             self._ending = self._world.spawn(self._end(), name="acp: end of a process")
             await asyncio.shield(self._ending)
             raise UpstreamFailedError(f"{self._name} was closed while it started")
@@ -167,23 +167,23 @@ class AcpProcess:
 
     @property
     def has_exited(self) -> bool:
-        """Whether it was started and has ended by itself."""
+        """Whether the process was started and has ended by itself."""
         program = self._program
         return program is not None and (program.returncode is not None or has_exited(program.pid))
 
     @property
     def connection(self) -> ClientSideConnection:
-        """Return the connection, once it is started."""
+        """Return the connection after the start."""
         assert self._connection is not None, "the process was not started"
         return self._connection
 
     async def wait_for(self, answer: Awaitable[T], *, limit_s: float | None, is_starting: bool = False) -> T:
-        """Wait for an answer of the agent, and raise what its refusal means.
+        """Wait for an answer of the agent; raise a refusal as a typed error.
 
         Args:
-            answer: Of a method of `connection`.
-            limit_s: Seconds it may take; None for no limit.
-            is_starting: The text on stderr has the reason for a missing answer.
+            answer: The result of a method of `connection`.
+            limit_s: Greatest number of seconds; None for no limit.
+            is_starting: Whether stderr has the reason for a missing answer.
         """
         try:
             async with asyncio.timeout(limit_s):
@@ -203,26 +203,26 @@ class AcpProcess:
             raise typed from error
 
     def classify_error(self, error: RequestError) -> ModelError:
-        """Return what a refusal of the agent means."""
+        """Return the typed error for a refusal of the agent."""
         data = error.data if isinstance(error.data, dict) else {"details": error.data}
         said = [str(error), *(str(data[name]) for name in ("details", "message", "error") if data.get(name))]
         unknown: type[ModelError] = ModelAccessError if error.code == AUTH_REQUIRED else UpstreamFailedError
-        # opencode (1.18) gives no status of its provider. It retries by itself what can be retried.
+        # opencode (1.18) reports no status of its provider. It retries itself.
         if data.get("errorName") == "APIError":
             unknown = ModelRejectedError
         names = [data.get("code"), data.get("type"), data.get("errorName")]
-        # Gemini CLI (0.61) gives the HTTP status of its provider as the code of the refusal.
+        # Gemini CLI (0.61) reports the HTTP status of its provider as the error code.
         status = error.code if error.code in STATUSES else None
         return upstream_error(self._name, ": ".join(said), names=names, status=status, unknown=unknown)
 
     def take_updates(self) -> list[tuple[str, object]]:
-        """Return the updates that came, each with its session, once."""
+        """Return and remove the received updates, each with its session."""
         updates = self._listener.updates
         waiting = (updates.get_nowait() for _ in range(updates.qsize()))
         return [update for update in waiting if update is not None]
 
     async def take_replay(self, is_message: Callable[[object], bool]) -> list[tuple[str, object]]:
-        """Return the updates of a conversation that was loaded, each with its session, once.
+        """Return and remove the updates of a loaded conversation, each with its session.
 
         The protocol has the agent send them before its answer to `session/load`. Gemini CLI (0.61) answers first: if no
         message came before the answer, wait for the first one, and then until no more come.
@@ -241,10 +241,10 @@ class AcpProcess:
         return replayed
 
     async def read_updates(self, until: asyncio.Future[Any]) -> AsyncGenerator[tuple[str, object], None]:
-        """Give updates as they come, each with its session, until something is done and all have been given.
+        """Yield updates as they arrive, each with its session, until `until` is done and no update is left.
 
         Raises:
-            UpstreamFailedError: More than `UPDATES_MAX` wait.
+            UpstreamFailedError: More than `UPDATES_MAX` updates wait.
         """
         updates = self._listener.updates
         until.add_done_callback(lambda _: updates.put_nowait(None))
@@ -253,30 +253,30 @@ class AcpProcess:
                 raise UpstreamFailedError(f"{self._name} sends output faster than it can be read")
             yield update
 
-    def let_go(self) -> None:
-        """Answer all open permission requests: they will not be decided any more."""
-        self._listener.let_go()
+    def cancel_requests(self) -> None:
+        """Answer all open permission requests as cancelled."""
+        self._listener.cancel_requests()
 
     async def aclose(self) -> None:
-        """End it, with all that it started. It is ended even where who waits for that is cancelled."""
+        """End the process and its child processes, also if the caller is cancelled."""
         if self._ending is None:
             self._ending = self._world.spawn(self._end(), name="acp: end of a process")
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
-        self.let_go()
+        self.cancel_requests()
         if self._watching is not None:
             self._watching.cancel()
         program = self._program
         if program is None:
             return
         if self._connection is not None:
-            with contextlib.suppress(OSError, RuntimeError):  # what it still had to send is lost
+            with contextlib.suppress(OSError, RuntimeError):  # unsent data are lost
                 await self._connection.close()
         assert program.stdin is not None
         program.stdin.close()
         if self.has_exited:
-            _signal(program, signal.SIGKILL)  # its children may hold the pipes, whose end is waited for
+            _signal(program, signal.SIGKILL)  # the child processes may hold the pipes
         for means in (None, signal.SIGTERM, signal.SIGKILL):
             if means is not None:
                 _signal(program, means)
@@ -284,18 +284,18 @@ class AcpProcess:
                 async with asyncio.timeout(EXIT_S):
                     await program.wait()
                     break
-        _signal(program, signal.SIGKILL)  # what it started and left behind
+        _signal(program, signal.SIGKILL)  # the remaining child processes
         if self._reading is not None:
-            # The pipes close with what had inherited them.
+            # The pipes close with the processes that inherited them.
             await asyncio.wait({self._reading}, timeout=EXIT_S)
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         program._transport.close()  # type: ignore[attr-defined] # noqa: SLF001 - pipes that are still held elsewhere
 
     async def _watch_exit(self, program: asyncio.subprocess.Process) -> None:
-        """Fail what waits for an answer of a process that has ended.
+        """Fail all waits for answers when the process has ended.
 
-        asyncio's own `wait` returns only when the pipes are closed, too.
+        asyncio's own `wait` returns only after the pipes are closed.
         """
         while program.returncode is None:
             await self._world.sleep(EXIT_LOOK_S)
@@ -308,14 +308,14 @@ class AcpProcess:
                 _log.debug("%s: %s", self._name, self._stderr[-1])
 
     async def _last_words(self) -> str:
-        """Return the end of stderr, once the process has ended or had the time to."""
+        """Return the end of stderr, after the process has ended or had time to end."""
         if self._program is not None and self._reading is not None:
             await asyncio.wait({self._reading}, timeout=EXIT_S)
         return "\n".join(self._stderr)
 
 
 class _Listener:
-    """Our side of the protocol, as far as it is offered: updates are kept, leave is decided."""
+    """The client side of the protocol: it stores updates and decides about permission requests."""
 
     def __init__(self, leave: Leave, world: World) -> None:
         self.updates: asyncio.Queue[tuple[str, object] | None] = asyncio.Queue()
@@ -324,13 +324,13 @@ class _Listener:
         self._asking: set[asyncio.Future[Decision]] = set()
 
     async def session_update(self, session_id: str, update: object, **_: object) -> None:
-        """Nothing is awaited here, so that updates keep their order."""
+        """Store an update. No await here, so that updates keep their order."""
         self.updates.put_nowait((session_id, update))
 
     async def request_permission(
         self, session_id: str, tool_call: ToolCallUpdate, options: list[PermissionOption], **_: object
     ) -> RequestPermissionResponse:
-        asking = self._world.spawn(self._leave(session_id, tool_call), name="acp: leave is asked for")
+        asking = self._world.spawn(self._leave(session_id, tool_call), name="acp: permission is requested")
         self._asking.add(asking)
         try:
             await asyncio.wait({asking})
@@ -346,12 +346,12 @@ class _Listener:
             return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
         return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=chosen[0]))
 
-    def let_go(self) -> None:
+    def cancel_requests(self) -> None:
         for asking in self._asking:
             asking.cancel()
 
 
 def _signal(program: asyncio.subprocess.Process, means: signal.Signals) -> None:
-    """Signal the process and all that it started: it leads a group of its own."""
+    """Send a signal to the process group of the agent."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(program.pid, means)

@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 
 class FailedMessage(StrEnum):
-    """Place of a message whose turn does not come to its end."""
+    """The place of a message whose turn fails."""
 
     KEPT = "kept"
-    """It stays in the conversation."""
+    """The message stays in the conversation."""
     DROPPED = "dropped"
-    """It is removed from the conversation, with all that the turn did."""
+    """The message is removed from the conversation, with all other results of the turn."""
     UNKNOWN = "unknown"
 
 
@@ -25,9 +25,9 @@ FAILED_MESSAGES: Mapping[str, FailedMessage] = MappingProxyType(
         "OpenCode": FailedMessage.KEPT,
     }
 )
-"""By the name that a program has in its answer to `initialize`; observed with the versions of `make agents`."""
+"""By the program's name in its answer to `initialize`, as observed with the versions of `make agents`."""
 
 
 def failed_message_of(program: str) -> FailedMessage:
-    """Return what a program does with a message whose turn fails."""
+    """Return the place of a message of this program whose turn fails."""
     return FAILED_MESSAGES.get(program, FailedMessage.UNKNOWN)

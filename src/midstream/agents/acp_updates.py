@@ -1,4 +1,4 @@
-"""Meaning of the updates of an agent behind the Agent Client Protocol: one turn of it, as events of an upstream."""
+"""Translation of one turn's updates of the Agent Client Protocol into events of an upstream."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _FINISHES: Mapping[str, Finish] = {
 }
 _FOLDER = {"cwd"}
 CHANGES_SHOWN_MAX = 8
-"""Changes of a running call's arguments that are shown as they come; the last one is shown with the end of the call."""
+"""Changes of a running call's arguments that are shown immediately; later ones are shown with the end of the call."""
 _MARKS = {"pending": " ", "in_progress": ">", "completed": "x"}
 
 
 class _Call:
-    """Facts about a tool that the agent runs, which come in several updates."""
+    """State of a tool that the agent runs, from several updates."""
 
     def __init__(self) -> None:
         self.title = ""
@@ -56,7 +56,7 @@ class _Call:
         self.places: list[str] = []
         self.content = ""
         self.shown: list[str] = []
-        """The arguments that readers were shown, the newest last."""
+        """The arguments that readers have, the newest last."""
         self.refusal = ""
 
     def merge(self, told: ToolCallStart | ToolCallUpdate) -> None:
@@ -71,12 +71,12 @@ class _Call:
 
     @property
     def is_vague(self) -> bool:
-        """Whether the arguments do not show yet what is to be done: opencode (1.18) begins with the folder only."""
+        """Whether the arguments do not describe the act yet: opencode (1.18) first sends only the folder."""
         return not self.arguments or (isinstance(self.arguments, dict) and {*self.arguments} <= _FOLDER)
 
     @property
     def name(self) -> str:
-        """The protocol has no names of tools: the kind of act, or else its title."""
+        """The kind of act, or else its title, because the protocol has no names of tools."""
         return self.title if self.kind == "other" and self.title else self.kind
 
     @property
@@ -86,7 +86,7 @@ class _Call:
 
 
 class AcpReader:
-    """Reads one turn: `update` each of its updates, then `end` for the answer to the prompt."""
+    """Reads one turn: pass each update to `update`, then the answer to the prompt to `end`."""
 
     def __init__(self) -> None:
         self.has_words = False
@@ -95,11 +95,11 @@ class AcpReader:
 
     @property
     def is_in_tool(self) -> bool:
-        """Whether a tool of the agent runs."""
+        """Whether a tool of the agent is running."""
         return bool(self._calls)
 
     def update(self, update: object) -> Iterator[ModelEvent]:
-        """Return the events of an update. One of an unknown kind is a sign of life."""
+        """Yield the events of an update; a keep-alive for an unknown kind."""
         match update:
             case AgentMessageChunk(content=TextContentBlock(text=text)):
                 self.has_words = self.has_words or bool(text)
@@ -119,17 +119,17 @@ class AcpReader:
                 yield KeepAlive()
 
     def describe_request(self, told: ToolCallUpdate) -> tuple[str, str, str, bool]:
-        """Return name, kind and arguments of a tool that leave is asked for, and whether the arguments are vague."""
+        """Return name, kind and arguments of the tool in a permission request, and whether the arguments are vague."""
         call = self._calls.setdefault(told.tool_call_id, _Call())
         call.merge(told)
         return call.title or call.name, call.kind, call.shown_arguments, call.is_vague
 
     def note_refusal(self, call_id: str, why: str) -> None:
-        """Store that a permission was refused: the agent reports only that the tool failed."""
+        """Store the reason for a refused permission: the agent reports only that the tool failed."""
         self._calls.setdefault(call_id, _Call()).refusal = why
 
     def end(self, response: PromptResponse) -> Iterator[ModelEvent]:
-        """Return the remaining events when the turn has ended in order."""
+        """Yield the remaining events of a complete turn."""
         for call_id in [*self._calls]:
             yield from self._end_call(call_id, Outcome.UNKNOWN, "(the agent did not say how this ended)")
         yield Finished(
@@ -139,13 +139,13 @@ class AcpReader:
 
     def _tool(self, told: ToolCallStart | ToolCallProgress) -> Iterator[ModelEvent]:
         if isinstance(told, ToolCallProgress) and told.tool_call_id not in self._calls:
-            yield KeepAlive()  # of an earlier turn, or ended
+            yield KeepAlive()  # of an earlier turn, or already ended
             return
         call = self._calls.setdefault(told.tool_call_id, _Call())
         call.merge(told)
         status = told.status or "pending"
         if status == "pending" and call.is_vague:
-            yield Working(call.name)  # what it is to do comes with a later update
+            yield Working(call.name)  # a later update has the arguments
             return
         yield from self._show_call(told.tool_call_id)
         if status == "completed":
@@ -156,7 +156,7 @@ class AcpReader:
             yield Working(call.name)
 
     def _show_call(self, call_id: str, *, is_last: bool = False) -> Iterator[ModelEvent]:
-        """Show a call: as it begins, and where its arguments have changed."""
+        """Yield a call at its begin, and when its arguments have changed."""
         call = self._calls[call_id]
         arguments = call.shown_arguments
         is_changed = bool(call.shown) and not call.is_vague and arguments != call.shown[-1]
@@ -174,7 +174,7 @@ class AcpReader:
 
 
 def usage_in(response: PromptResponse) -> Usage | None:
-    """Return the tokens of a turn, or None where the agent does not report them."""
+    """Return the tokens of a turn, or None if the agent does not report them."""
     if response.usage is not None:
         return usage_of(response.usage)
     counted: Any = response.field_meta or {}
@@ -188,7 +188,7 @@ def usage_in(response: PromptResponse) -> Usage | None:
 
 
 def usage_of(counted: CountedTokens) -> Usage:
-    """Return the tokens of a turn. The total shows whether cached tokens and thoughts are part of the others."""
+    """Return the tokens of a turn. The total shows whether the other numbers include cached tokens and thoughts."""
     read, written = counted.cached_read_tokens or 0, counted.cached_write_tokens or 0
     given, thought = counted.input_tokens, counted.thought_tokens or 0
     said = counted.output_tokens

@@ -1,13 +1,11 @@
-"""Retrying: what to do when an agent failed before anything of its answer was shown.
+"""Retries after an agent's failure before any part of its answer was shown.
 
-Three decisions are possible: the message is sent to the same agent once more, a fresh agent gets the whole
-transcript, or the caller gets the error. The first is only for a message that was not taken, or is taken once
-however often it is sent: see the contract of `midstream.agents.upstreams`. The second needs an agent that had a
-    memory before this turn, which may be what failed (or a silent one, of which it is unknown what it took), and is
-    done once in a turn. After the first
-shown word there is only the third.
+There are three decisions: send the message to the same agent again, send the whole transcript to a fresh agent, or
+raise the error. The first requires that the message was not taken, or is taken only once however often it is sent: see
+the contract of `midstream.agents.upstreams`. The second requires an agent with a memory from before this turn, which
+may be the cause, or a silent agent. It is made once in a turn. After the first shown text only the third is possible.
 
-When in doubt it is a fresh agent: that costs one full replay and neither loses nor doubles a message.
+In doubt, the decision is a fresh agent: it costs one full replay, and neither loses nor repeats a message.
 """
 
 from __future__ import annotations
@@ -41,29 +39,29 @@ from midstream.errors import (
 from midstream.retries import AGENT_REPEAT_AFTER_S, ATTEMPT_PAUSE_MAX_S
 
 DOUBTFUL_AFTER_S = 300.0
-"""Seconds of silence from which an agent's "unauthenticated" may only mean that it is dead: some drop their session in
-memory after about five minutes and then say so."""
+"""Seconds of silence after which an agent's "unauthenticated" may only mean that it is dead: some lose their session
+after about five minutes, and then report this error."""
 
 
 class FailureCause(StrEnum):
-    """Cause of a failure, as far as it concerns the agent."""
+    """Cause of a failure, as far as the decision depends on it."""
 
     GONE = "gone"
-    """It does not remember, or another one answered."""
+    """The agent has lost the conversation, or another agent answered."""
     BUSY = "busy"
-    """It is in another run and has taken nothing."""
+    """The agent is in another run and has taken nothing."""
     UNAVAILABLE = "unavailable"
-    """The way to it failed; it may be as well as ever."""
+    """The connection failed; the agent may be intact."""
     STALLED = "stalled"
-    """It is silent."""
+    """The agent is silent."""
     CREDENTIAL = "credential"
-    """The key is not accepted, or it looks like that."""
+    """The key is refused, or seems to be."""
     REJECTED = "rejected"
-    """The provider refuses the request: because of the new message, or of what is in the memory."""
+    """The provider refuses the request: because of the new message or of the memory."""
     UNKNOWN = "unknown"
-    """Anything else that a fresh agent might not suffer from."""
+    """Any other cause that a fresh agent may not have."""
     HOPELESS = "hopeless"
-    """A fresh agent would suffer the same."""
+    """A cause that a fresh agent would have, too."""
 
 
 CAUSES: dict[type[ModelError], FailureCause] = {
@@ -88,22 +86,22 @@ CAUSES: dict[type[ModelError], FailureCause] = {
     ModelNotFoundError: FailureCause.CREDENTIAL,
     ModelMissingError: FailureCause.HOPELESS,
 }
-"""Every class of error, by its meaning (a test looks for missing ones)."""
+"""The cause for every class of error; a test checks that it is complete."""
 
 
 class FailureSituation(Struct, frozen=True):
-    """Position of a turn when its agent fails.
+    """State of a turn when its agent fails.
 
     Args:
         is_remembering: The agent had a memory before this turn: it was resumed, or forked.
         is_taken: The upstream has confirmed that it took this message (`MessageTaken`).
-        has_spoken: Something of the answer was shown.
-        repeats: How often this message was sent again to this agent because it could not be reached.
-        is_forced: It was sent again by force.
-        is_anew: This agent was opened because another one had failed in this turn.
-        is_retried: The caller retries by itself, such as a client application behind the gateway. Retries here would
-            multiply those: an SDK with two sends nine messages to a provider that is down.
-        was_whole: The answer before this turn came to its end: its provider accepted all that the agent had then.
+        has_spoken: A part of the answer was shown.
+        repeats: How often this message was sent again because the agent could not be reached.
+        is_forced: It was sent again with `is_forced`.
+        is_replacement: This agent replaces one that had failed in this turn.
+        is_retried: The caller retries itself, such as a client application behind the gateway. Retries here would
+            multiply those: with two retries each, a failing provider gets nine messages.
+        was_whole: The answer before this turn was complete, so the provider accepted the agent's memory.
         idle_s: How long the agent had been silent before this turn, in seconds.
     """
 
@@ -112,7 +110,7 @@ class FailureSituation(Struct, frozen=True):
     has_spoken: bool = False
     repeats: int = 0
     is_forced: bool = False
-    is_anew: bool = False
+    is_replacement: bool = False
     is_retried: bool = False
     was_whole: bool = False
     idle_s: float = 0.0
@@ -125,8 +123,8 @@ class Repeat(Struct, frozen=True):
     is_forced: bool = False
 
 
-class BeginAnew(Struct, frozen=True):
-    """Release this agent, open a fresh one, send it the whole transcript.
+class StartFresh(Struct, frozen=True):
+    """Release this agent, open a fresh one, and send it the whole transcript.
 
     Args:
         if_verified: Only if the upstream confirms that the credential is accepted.
@@ -139,43 +137,45 @@ class Fail(Struct, frozen=True):
     """Raise the error."""
 
 
-Remedy = Repeat | BeginAnew | Fail
+Remedy = Repeat | StartFresh | Fail
 
 
 def cause_of(error: ModelError) -> FailureCause:
-    """Return the cause of an error; that of an unknown class is the one of its base class."""
+    """Return the cause of an error; a class without an entry has that of its base class."""
     return next(CAUSES[kind] for kind in type(error).__mro__ if kind in CAUSES)
 
 
 def remedy(error: ModelError, situation: FailureSituation) -> Remedy:
-    """Return what to do about an error. Total."""
+    """Return the decision about an error. Total."""
     if situation.has_spoken:
         return Fail()
     match cause_of(error):
         case FailureCause.GONE | FailureCause.UNKNOWN:
-            return _anew(situation)
+            return _start_fresh_or_fail(situation)
         case FailureCause.BUSY:
             is_over = situation.is_taken or situation.is_forced
-            return _anew(situation) if is_over else Repeat(is_forced=True)
+            return _start_fresh_or_fail(situation) if is_over else Repeat(is_forced=True)
         case FailureCause.UNAVAILABLE:
             return _decide_unreached(error, situation)
         case FailureCause.STALLED:
             return _decide_stalled(situation)
         case FailureCause.CREDENTIAL:
-            is_doubtful = situation.idle_s >= DOUBTFUL_AFTER_S and _anew(situation) == BeginAnew()
-            return BeginAnew(if_verified=True) if is_doubtful else Fail()
+            is_doubtful = (
+                situation.idle_s >= DOUBTFUL_AFTER_S and _start_fresh_or_fail(situation) == StartFresh()
+            )
+            return StartFresh(if_verified=True) if is_doubtful else Fail()
         case FailureCause.REJECTED:
-            # One prompt that a provider refuses must not make a whole conversation unusable. But it accepted the memory
-            # in the last answer: then the new message is the reason, and a fresh agent would have it too.
-            return Fail() if situation.was_whole else _anew(situation)
+            # One refused message must not make a whole conversation unusable. But if the provider accepted the memory
+            # in the last answer, the new message is the cause, and a fresh agent would fail, too.
+            return Fail() if situation.was_whole else _start_fresh_or_fail(situation)
         case FailureCause.HOPELESS:
             return Fail()
 
 
 def is_refusal(error: ModelError, *, is_taken: bool) -> bool:
-    """Whether the agent certainly has no more than before this try: it refused the message.
+    """Whether the agent certainly has the same memory as before this try, because it refused the message.
 
-    A lost connection refuses nothing: what went over it may have arrived.
+    A lost connection is no refusal: the message may have arrived.
     """
     cause = cause_of(error)
     is_rate_limit = cause is FailureCause.UNAVAILABLE and error.retry_after_s is not None
@@ -183,8 +183,8 @@ def is_refusal(error: ModelError, *, is_taken: bool) -> bool:
     return not is_taken and (is_rate_limit or cause in refusals)
 
 
-def _anew(situation: FailureSituation) -> Remedy:
-    return BeginAnew() if situation.is_remembering and not situation.is_anew else Fail()
+def _start_fresh_or_fail(situation: FailureSituation) -> Remedy:
+    return StartFresh() if situation.is_remembering and not situation.is_replacement else Fail()
 
 
 def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
@@ -193,13 +193,13 @@ def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
         return Fail()
     if not situation.is_taken and situation.repeats < len(AGENT_REPEAT_AFTER_S):
         return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], asked_s))
-    # With a time to retry after, no larger request is sent than before. An agent that took the message has a provider
-    # that fails: it fails a fresh agent, too, and the larger request costs all its retries once more.
-    return _anew(situation) if error.retry_after_s is None and not situation.is_taken else Fail()
+    # With a time to retry after, no larger request is sent. If the agent took the message, its provider failed: a fresh
+    # agent would fail, too, at the cost of a larger request.
+    return (
+        _start_fresh_or_fail(situation) if error.retry_after_s is None and not situation.is_taken else Fail()
+    )
 
 
 def _decide_stalled(situation: FailureSituation) -> Remedy:
-    """Decide after silence: one more try with a fresh agent, which may be the second. A silent agent may have taken
-    the message.
-    """
-    return Fail() if situation.is_anew else BeginAnew()
+    """Decide after a silence: one more try with a fresh agent, even a second. The silent one may have the message."""
+    return Fail() if situation.is_replacement else StartFresh()

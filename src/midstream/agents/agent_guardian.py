@@ -1,12 +1,11 @@
-"""A small process beside this one, which ends the agents of this one as soon as it has ended, however that happened.
+"""The guardian: a small process that ends this process's agents after this process has ended in any way.
 
-A killed process of midstream cannot end its agents. They finish their turns, and start tools that nothing records,
-while the next attempt does the same work in the same folder. No signal at the death of a parent helps: packages of
-agents start processes themselves, and what these start does not inherit it. The guardian has a session of its own, so
-that signals to a terminal or a process group do not end it. It is the program in `owned_processes.py`.
+A killed process of midstream cannot end its agents. They continue their turns and start unrecorded tools, while the
+next attempt does the same work in the same folder. A signal at the parent's death does not help: agents start processes
+of their own, which do not inherit it. The guardian has a session of its own, so that signals to a terminal or a process
+group do not end it. It is the program in `owned_processes.py`.
 
-Other systems than Linux do not show the environment of a process. There is no guardian there: an agent ends when it
-reads the end of its standard input.
+Only Linux shows the environment of other processes. On other systems an agent ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ _log = logging.getLogger(__name__)
 
 
 async def prepare_to_start() -> None:
-    """Call this before an agent is started: see that a guardian runs, and end the agents of processes that have ended.
+    """Start the guardian and end orphaned agents; call this before an agent is started.
 
-    An orphan of an earlier process, whose guardian was killed too, may be at work on the same conversation.
+    An orphan of an earlier process whose guardian was killed, too, may work on the same conversation.
     """
     await asyncio.to_thread(_guardian.ensure)
     await end_orphans()
 
 
 class AgentGuardian:
-    """The guardian of this process: started when it is needed, and again where it was killed."""
+    """The guardian of this process: started when it is needed, and restarted after it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,9 +50,9 @@ class AgentGuardian:
             os.register_at_fork(after_in_child=self._release)
 
     def ensure(self) -> None:
-        """Start the guardian unless it runs. Where it cannot be started, or has ended, a warning is logged."""
+        """Start the guardian if it does not run. Log a warning if it cannot be started, or has ended."""
         owner = owner_of_new_agents()
-        # The executable of a frozen application is that application, and not an interpreter.
+        # A frozen application's executable is the application, not an interpreter.
         if not owner or not sys.executable or hasattr(sys, "frozen"):
             return
         with self._lock:
@@ -67,10 +66,10 @@ class AgentGuardian:
             try:
                 self._process = _start(owner)
             except OSError as error:
-                _log.warning("no guardian: if this process is killed, its agents run on (%s)", error)
+                _log.warning("no guardian: if this process is killed, its agents continue (%s)", error)
 
     def end(self) -> None:
-        """End it in order: it ends the agents that are left. Called when this process ends."""
+        """End the guardian, which ends the remaining agents. Called when this process ends."""
         with self._lock:
             process = self._process
             if process is None or process.stdin is None:
@@ -80,7 +79,7 @@ class AgentGuardian:
             self._close()
 
     def _release(self) -> None:
-        """Release the guardian of the parent, in a forked child."""
+        """Release the parent's guardian, in a forked child."""
         self._lock = threading.Lock()
         if self._process is not None:
             self._process.returncode = 0  # it is no child of this process
@@ -96,7 +95,7 @@ class AgentGuardian:
 
 
 def _start(owner: str) -> subprocess.Popen[bytes]:
-    # It inherits no descriptor but the pipe, and holds no folder: it may outlive this process by two seconds.
+    # It inherits only the pipe, and has no working folder: it may outlive this process by two seconds.
     return subprocess.Popen(  # noqa: S603 - our own program
         [sys.executable, "-I", "-S", owned_processes.__file__, owner],
         bufsize=0,
@@ -110,7 +109,7 @@ def _start(owner: str) -> subprocess.Popen[bytes]:
 
 
 def _interpreter_environment() -> dict[str, str]:
-    """Return what an interpreter may need to find its libraries."""
+    """Return the variables that an interpreter may need to find its libraries."""
     return {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
 
 

@@ -1,4 +1,4 @@
-"""Memory of the agents that this process has started, with all that these have started."""
+"""Memory of the agents of this process, with their child processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PROC = Path("/proc")
 def measure_memory() -> float | None:
     """Return the resident memory of all agents of this process in MiB; None on systems without `/proc`.
 
-    Memory that several processes share counts once (proportional set size).
+    Shared memory is counted once (proportional set size).
     """
     owner = owner_of_new_agents()
     if sys.platform != "linux" or not owner:
         return None
     kib = 0
     for pid in own_processes():
-        with suppress(OSError):  # it ends at this moment, or is not ours to read
+        with suppress(OSError):  # it is just ending, or belongs to another user
             if owner_of(pid) == owner:
                 kib += _kib_of(pid)
     return kib / _KIB_PER_MIB

@@ -1,7 +1,7 @@
-"""One answer of an upstream's agent, as it comes: read by a task of its own, with silence noticed.
+"""One answer of an upstream's agent, read by a task of its own, with limits for silence.
 
-The task that reads is the one that closes: the software of some upstreams requires that the task that entered it
-leaves it. Each run has its own queue of events, so the events of an abandoned run reach no reader.
+The task that reads also closes, because some upstreams' packages require the same task for both. Each run has its own
+queue of events, so the events of an abandoned run reach no reader.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from midstream.models.responses import Finished, KeepAlive, UpstreamCallEnded, U
 from midstream.session.permissions import Ask, Decision, Permission, Person
 
 EVENTS_MAX = 64
-"""Events read ahead of a slow reader; the agent waits then."""
+"""Events read ahead of a slow reader; then the agent waits."""
 SILENCE_MAX_S = 24 * 3600.0
-"""The longest silence that can be allowed: a turn must not wait for ever."""
+"""The longest permitted limit of a silence."""
 STEP_S = 0.001
-"""The shortest sleep between two looks, so that rounding makes no busy loop."""
+"""The shortest sleep between two checks, so that rounding causes no busy loop."""
 
 _log = logging.getLogger(__name__)
 
 
 class SilenceLimits(Struct, frozen=True):
-    """How long an agent may be silent, in seconds. Any event ends a silence, also one that shows nothing.
+    """Limits for an agent's silence, in seconds. Any event ends a silence.
 
     Args:
-        idle_s: While it thinks. Before the first word or call of an answer, `StallBudgets.first_token_max_s` of the
-            agent that sends the request holds where it is longer.
-        tool_s: While a tool of its own is open: builds and test suites are long.
-        sign_s: How often readers get a sign that a tool still works, so that it does not count as a stall outside.
+        idle_s: While it thinks. Before the first text or call of an answer, the requesting agent's
+            `StallBudgets.first_token_max_s` applies if it is longer.
+        tool_s: While it runs a tool: builds and test suites are long.
+        sign_s: Seconds between signs to readers that a tool still works, so that it does not count as a stall.
         close_s: How long a run may take to stop, and an agent to close.
 
     Raises:
-        UsageError: One is not positive, or beyond `SILENCE_MAX_S`.
+        UsageError: A limit is not positive, or exceeds `SILENCE_MAX_S`.
     """
 
     idle_s: float = 120.0
@@ -59,10 +59,10 @@ class SilenceLimits(Struct, frozen=True):
 
 
 class PermissionRequests:
-    """How an agent asks people for leave in the middle of one answer. The time they take is no silence of the agent.
+    """Permission requests of an agent during one answer. The time that people take is no silence of the agent.
 
     Args:
-        person: Whom it can ask; None where there is none.
+        person: The receiver of requests; None if there is none.
     """
 
     def __init__(self, person: Person | None) -> None:
@@ -71,12 +71,12 @@ class PermissionRequests:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a person's answer is awaited."""
+        """Whether a request waits for a person's answer."""
         return self._open > 0
 
     @property
     def person(self) -> Person | None:
-        """Return what the agent is given to ask with."""
+        """Return the callback for the agent's requests, or None."""
         return None if self._person is None else self._request_decision
 
     async def _request_decision(self, permission: Permission, terms: Ask) -> Decision:
@@ -89,19 +89,19 @@ class PermissionRequests:
 
 
 class _Ended(Struct):
-    """The agent has no more output, or failed."""
+    """The agent's output has ended, or failed."""
 
     error: Exception | None
 
 
 class AgentRun:
-    """Answer of an agent to one message, while it is made.
+    """A running answer of an agent to one message.
 
     Args:
-        events: What `UpstreamAgent.send` returned; it is closed here.
-        name: Whose silence it is, for people.
-        leave: How it asks people while it answers.
-        first_token_s: The silence allowed before the first word or call, where it is longer than `limits.idle_s`.
+        events: The result of `UpstreamAgent.send`; it is closed here.
+        name: The upstream's name, for messages.
+        leave: The permission requests of this answer.
+        first_token_s: The limit before the first text or call, if it is longer than `limits.idle_s`.
     """
 
     def __init__(
@@ -114,26 +114,26 @@ class AgentRun:
         leave: PermissionRequests | None = None,
         first_token_s: float = 0.0,
     ) -> None:
-        self.is_left = False
-        """Whether it did not stop in time; its agent must not be spoken to again in this process."""
+        self.is_abandoned = False
+        """Whether the run did not stop in time; its agent must not be used again in this process."""
         self._events = cast("AsyncGenerator[UpstreamEvent, None]", events)
         self._limits = limits
         self._world = world
         self._name = name
         self._leave = leave or PermissionRequests(None)
         self._idle_s = max(limits.idle_s, first_token_s)
-        """The silence allowed while no tool is open."""
+        """The limit of a silence while no tool is open."""
         self._line: asyncio.Queue[UpstreamEvent | _Ended] = asyncio.Queue(EVENTS_MAX)
-        self._heard_at = world.monotonic()
+        self._last_event_at = world.monotonic()
         self._open: dict[str, str] = {}
-        """Tools of the upstream that are running, by the ids of their calls."""
+        """Running tools of the upstream, by the ids of their calls."""
         self._is_over = False
         """Whether it has no reader any more."""
         self._reading = world.spawn(self._read(), name="agent run")
         self._watching = world.spawn(self._watch(), name="agent run watchdog")
 
     async def __aenter__(self) -> Self:
-        """Stop the run when this is left, whole or not."""
+        """Return the run; at the end of the block it is stopped if it is incomplete."""
         return self
 
     async def __aexit__(
@@ -141,22 +141,22 @@ class AgentRun:
     ) -> None:
         self._is_over = True
         self._watching.cancel()
-        if kind is None:  # it has finished: what is left are its last words to itself
+        if kind is None:  # it has finished: its remaining events are not needed
             await asyncio.wait({self._reading}, timeout=self._limits.close_s)
         if not self._reading.done():
             self._reading.cancel()
             await asyncio.wait({self._reading}, timeout=self._limits.close_s)
-        self.is_left = not self._reading.done()
-        if self.is_left:
+        self.is_abandoned = not self._reading.done()
+        if self.is_abandoned:
             _log.warning("%s did not stop within %.0f s; it is abandoned", self._name, self._limits.close_s)
 
     async def next(self) -> UpstreamEvent:
-        """Return the next event; `Working` of ours while a tool takes long. Nothing may be asked after `Finished`.
+        """Return the next event, or `Working` while a tool takes long. Do not call this after `Finished`.
 
         Raises:
-            ModelError: What the agent failed with.
-            UpstreamFailedError: It stopped in the middle of its answer, or failed with an error of no known kind.
-            ModelStalledError: It was silent for too long; the message names the tools that were still open.
+            ModelError: The agent's error.
+            UpstreamFailedError: The answer ended early, or the error is unknown.
+            ModelStalledError: The silence exceeded its limit; the message names the open tools.
         """
         event = await self._line.get()
         if not isinstance(event, _Ended):
@@ -178,14 +178,14 @@ class AgentRun:
         except asyncio.CancelledError:
             if self._is_over:
                 raise
-            # Not by us: the agent's software was shut down, or cancels itself.
+            # Cancelled by the upstream's package, because it was shut down or cancels itself.
         except Exception as raised:  # noqa: BLE001 - foreign code; the waiting task raises it
             error = raised
         if not self._is_over:
             await self._line.put(_Ended(error))
 
     def _note(self, event: UpstreamEvent) -> None:
-        self._heard_at = self._world.monotonic()
+        self._last_event_at = self._world.monotonic()
         if not isinstance(event, MessageTaken | Marked | KeepAlive):
             self._idle_s = self._limits.idle_s
         match event:
@@ -197,12 +197,12 @@ class AgentRun:
                 self._open.clear()
 
     async def _watch(self) -> None:
-        signed_at = self._heard_at
+        signed_at = self._last_event_at
         while True:
             if not self._line.empty() or self._leave.is_asked:  # a slow reader is no silence of the agent
-                self._heard_at = self._world.monotonic()
+                self._last_event_at = self._world.monotonic()
             now = self._world.monotonic()
-            silent_s = now - self._heard_at
+            silent_s = now - self._last_event_at
             limit_s = self._limits.tool_s if self._open else self._idle_s
             if silent_s >= limit_s:
                 self._is_over = True

@@ -1,7 +1,7 @@
 """Values of an agent's process as JSON text: arguments and results of the tools that it runs itself.
 
-A model chooses the arguments, and a web page may choose a result. So a value is bounded in depth here, in one place for
-all upstreams, before it is journaled, shown or walked.
+A model chooses the arguments, and a web page may choose a result. So the depth of values is limited here, for all
+upstreams, before they are journaled, shown or processed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from midstream.json_depth import TOO_DEEP, is_text_too_deep, is_too_deep
 
 DEEP_VALUE = f'{{"midstream":"a value {TOO_DEEP} is not shown"}}'
-"""Text in the place of a value that is too deep."""
+"""Replacement for a value that is too deep."""
 _encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 
 
@@ -21,6 +21,6 @@ def json_text(value: object) -> str:
         return DEEP_VALUE
     try:
         text = _encode(value)
-    except RecursionError:  # in objects of a package, which are no lists and dicts
+    except RecursionError:  # in objects of a package other than lists and dicts
         return DEEP_VALUE
     return DEEP_VALUE if is_text_too_deep(text) else text.decode()

@@ -1,7 +1,7 @@
-"""The shape of an answer with tools that the upstream ran itself, as client applications need it.
+"""Answers with tools that the upstream ran itself, in a form for client applications.
 
-Hosts place a part where it starts and wait for the result of every call they were shown; one that declared no tools
-takes no tool part at all. `Paired` gives every call one start and one end, `Folded` describes calls as thoughts.
+A client application waits for the result of every call that it received. One that declared no tools accepts no tool
+part. `Paired` gives every call one start and one end, `Folded` describes calls as thoughts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from midstream.models.responses import (
 )
 
 FOLDED_CHARS_MAX = 2000
-"""Characters of arguments and of content that a folded call is shown with; declare tools to get all of it."""
+"""Characters of arguments and of content in the description of a call. Declare tools to get all of it."""
 
 
 class Paired:
-    """Lets an answer's events pass so that each call of the upstream starts once and ends once, in this order.
+    """Passes an answer's events on, with exactly one start and one end for each call of the upstream.
 
-    After the last event, or whatever came in its place, pass on `cut()`.
+    After the last event or an error, also pass on the result of `cut()`.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Paired:
         self._over: set[str] = set()
 
     def take(self, event: ModelEvent) -> Sequence[ModelEvent]:
-        """Return what to pass on for one event."""
+        """Return the events to pass on for one event."""
         match event:
             case UpstreamCallStarted():
                 if event.id in self._open or event.id in self._over:
@@ -66,8 +66,8 @@ class Paired:
 class Folded:
     """Describes every call as a thought, for a turn that declared no tools.
 
-    Calls of the upstream are described when they have ended. A call of a tool of the client application is described
-    too: there is none, so it will not run.
+    Calls of the upstream are described when they have ended. A call of the client application's tools is described,
+    too: there are none, so it will not run.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Folded:
         self._starts: dict[str, UpstreamCallStarted] = {}
 
     def take(self, event: ModelEvent) -> Sequence[ModelEvent]:
-        """Return what to pass on for one event; never a part of a tool."""
+        """Return the events to pass on for one event; never a part of a tool."""
         folded: list[ModelEvent] = []
         for each in self._paired.take(event):
             match each:
@@ -95,7 +95,7 @@ class Folded:
         return folded
 
     def cut(self) -> Sequence[ModelEvent]:
-        """Return what to pass on for the calls that are still open, where the answer broke off."""
+        """Return the events for the calls that are still open when the answer ends early."""
         return [self._render_call(end) for end in self._paired.cut()]
 
     def _render_call(self, end: UpstreamCallEnded) -> ThinkingDelta:
@@ -105,7 +105,7 @@ class Folded:
 
 
 def _render_thought(words: str) -> ThinkingDelta:
-    # The empty signature ends the part: what a model signs afterwards is its own words and nothing else.
+    # The empty signature ends the part, so that a model's signature covers only its own text.
     return ThinkingDelta(f"{words}\n", signature="")
 
 

@@ -1,11 +1,11 @@
-"""Attachments that have an address in the place of a content: which of them an agent on this machine is given.
+"""Attachments with an address instead of content, and the ones that an agent on this machine may read.
 
-An agent reads what an attachment's address names, with the rights of this process and from inside its network. A sender
-must not be able to choose `file:///etc/passwd`, a service on loopback or the metadata service of a cloud. So an agent
-is given public addresses of the web, and files below its working folder.
+An agent reads an address with the rights of this process and from inside its network. A sender must not be able to
+choose `file:///etc/passwd`, a service on loopback or the metadata service of a cloud. So an agent gets only public
+addresses of the web, and files below its working folder.
 
-The agent resolves a host's name once more when it fetches it. A name whose addresses change in between can still lead
-it to a private one: only a firewall around the agent prevents that.
+The agent resolves a host's name again when it fetches the address. If the addresses change in between, it may still
+reach a private one: only a firewall around the agent prevents that.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from midstream.errors import AccessError
 from midstream.history.messages import File, Text, UserMessage
 
 RESOLVE_S = 5.0
-"""Seconds for the addresses of a host's name."""
+"""Seconds for resolving a host's name."""
 _WEB = frozenset(("http", "https"))
 _PLAIN = re.compile(r"[!-\[\]-~]+")
-"""Printable ASCII without a backslash: readers of addresses differ about all else."""
+"""Printable ASCII without a backslash: parsers of addresses differ about everything else."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 _log = logging.getLogger(__name__)
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
-"""Return the IP addresses of a host; raises OSError where it has none."""
+"""Return the IP addresses of a host; raises OSError if there are none."""
 
 
 def refuse_local_files(message: UserMessage) -> None:
-    """Refuse files of this machine in a message whose sender is not its user.
+    """Refuse files of this machine in a message of another user.
 
     Raises:
         AccessError: An attachment is a `file:` address.
@@ -52,12 +52,12 @@ def refuse_local_files(message: UserMessage) -> None:
 
 
 async def resolve(host: str) -> Sequence[str]:
-    """Return the addresses that the system has for a host.
+    """Return the addresses of a host from the system.
 
     Raises:
-        OSError: It has none, or not within `RESOLVE_S`.
+        OSError: There are none, or none within `RESOLVE_S`.
     """
-    try:  # an address, in any of its spellings: no name server is involved
+    try:  # an IP address in any of its spellings needs no name server
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         asking = asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -67,7 +67,7 @@ async def resolve(host: str) -> Sequence[str]:
 
 
 async def with_readable_files(message: UserMessage, folder: Path, resolve: Resolve = resolve) -> UserMessage:
-    """Return a message as an agent in this folder is given it: what it must not read is named in words."""
+    """Return a message for an agent in this folder: files that it must not read are replaced by their names."""
     if not any(isinstance(part, File) and part.url for part in message.parts):
         return message
     parts = [
@@ -80,7 +80,7 @@ async def with_readable_files(message: UserMessage, folder: Path, resolve: Resol
 async def _readable(file: File, folder: Path, resolve: Resolve) -> File | Text:
     url = file.url or ""
     scheme = _scheme_of(url)
-    why = "its address is no public one of the web"
+    why = "its address is not a public one of the web"
     if scheme == "data":
         return file
     if scheme == "file":
@@ -106,14 +106,14 @@ def _fragment_of(url: str) -> str:
 
 
 def _path_below(url: str, folder: Path) -> Path | None:
-    """Return the file of a `file:` address, its links resolved; None where it is not below the folder."""
+    """Return the file of a `file:` address, with resolved links; None if it is not below the folder."""
     try:
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or parts.query or not _PLAIN.fullmatch(url):
             return None
         path = Path(url2pathname(parts.path)).resolve()
         return path if path.is_relative_to(folder.resolve()) else None
-    except (ValueError, OSError, RuntimeError):  # no address, no path, or links that lead in a circle
+    except (ValueError, OSError, RuntimeError):  # not an address, not a path, or a cycle of links
         return None
 
 
@@ -130,7 +130,7 @@ async def _is_public(url: str, resolve: Resolve) -> bool:
 
 
 def is_public_address(address: str) -> bool:
-    """Whether an IP address is one of the public internet, also where it contains one of the older protocol."""
+    """Whether an IP address is public, also an IPv6 address that contains an IPv4 address."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

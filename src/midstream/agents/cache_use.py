@@ -1,11 +1,11 @@
 """Cache use of a session's turns, at their provider or in an upstream's memory, and reasons for misses.
 
-It is read from the journal. Of a turn that a pool answered it has the pool's own judgement; of any other it is found
-out here how each request stood to the one before.
+The journal is the source. For a turn of a pool, it has the pool's classification. For any other turn, each request is
+compared here with the previous one.
 
-The journal has the tokens that the provider counted, the model, the moment, digests of the system prompt and of the
-tools, and every change of what is shown. It does not have the bytes that were sent: why a prompt has another digest,
-and what a proxy or an SDK made of a request, is for `first_difference` of two recorded requests.
+The journal has the provider's token counts, the model, the time, digests of the system prompt and of the tools, and
+every change of the visible history. It does not have the sent bytes. To find the reason for another digest, or changes
+by a proxy or an SDK, use `first_difference` with two recorded requests.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from midstream.session.records import (
 )
 
 TOKENS_MIN = 1024
-"""Tokens of a prompt from which providers keep it at all; some models need up to four times as many."""
+"""Tokens below which providers do not cache a prompt; some models need up to four times as many."""
 KEPT_S = 300.0
-"""Seconds that most providers keep what is not read."""
+"""Seconds after which most providers drop an unread cache entry."""
 
 
 class Prefix(StrEnum):
-    """How a request stood to the one before it."""
+    """Relation of a request to the previous one."""
 
     NEW = "new"
-    """There was none."""
+    """There was no previous request."""
     CONTINUATION = "continuation"
-    """It began with all of the one before."""
+    """It began with the whole previous request."""
     DIVERGENCE = "divergence"
-    """Something in its beginning was another."""
+    """It differed at its beginning."""
 
 
 class ModelCall(Struct, frozen=True, omit_defaults=True):
-    """One response, and what its request cost. Tokens are the provider's count; -1 where it gave none.
+    """One response and the cost of its request. Tokens are the provider's count; -1 if it gave none.
 
     Args:
-        turn, response: Which response it is.
-        at: When it was complete, in seconds since 1970.
-        kind: How its request stood to the one before.
-        reason: What it was that differed; of a continuation, why nothing of it may have come from the cache.
-        model: Who answered, as it names itself.
-        input_tokens: What was read, from the cache or not.
-        cached_tokens: What of it came from the cache.
+        turn, response: The numbers of the response.
+        at: Its time of completion, in seconds since 1970.
+        kind: Relation of its request to the previous one.
+        reason: The difference; for a continuation, the reason why the cache may not have been used.
+        model: The model's name, as it reports it.
+        input_tokens: All input tokens, from the cache or not.
+        cached_tokens: The part from the cache.
     """
 
     turn: int
@@ -66,20 +66,20 @@ class ModelCall(Struct, frozen=True, omit_defaults=True):
 
     @property
     def uncached_tokens(self) -> int:
-        """Tokens that were not read from the cache; -1 where that is unknown."""
+        """Input tokens that were not from the cache; -1 if unknown."""
         return -1 if self.input_tokens < 0 else max(self.input_tokens - max(self.cached_tokens, 0), 0)
 
 
 class TurnCost(Struct, frozen=True, omit_defaults=True):
-    """One turn, and what it cost. Tokens are those of all its responses; -1 where they were not counted.
+    """One turn and its cost. Tokens are those of all its responses; -1 if they were not counted.
 
     Args:
-        kind: How it stood to what was there before: the pool's judgement (docs/spec/reuse.md) where there was one, or
-            that of the first of its model calls that diverged, or of its first.
-        reason: What was decisive.
-        way: How the pool's agent was got; "" where there was no pool.
-        calls: Its whole responses.
-        judgements: All that a pool judged in it, in order: several where agents failed, or a response had calls.
+        kind: The pool's classification (docs/spec/reuse.md) if there is one; else the relation of its first diverging
+            model call, or of its first one.
+        reason: The reason for `kind`.
+        way: Origin of the pool's agent; "" without a pool.
+        calls: Its complete responses.
+        judgements: All classifications by a pool, in order: several if agents failed, or a response had calls.
     """
 
     turn: int
@@ -94,12 +94,12 @@ class TurnCost(Struct, frozen=True, omit_defaults=True):
 
     @property
     def uncached_tokens(self) -> int:
-        """Tokens that were not read from the cache; -1 where that is unknown."""
+        """Input tokens that were not from the cache; -1 if unknown."""
         return -1 if self.input_tokens < 0 else max(self.input_tokens - max(self.cached_tokens, 0), 0)
 
 
 def turn_costs(records: Iterable[Record]) -> list[TurnCost]:
-    """Return what the turns of a journal cost, in order; those of which nothing is known are left out."""
+    """Return the costs of a journal's turns, in order, without those of unknown cost."""
     reading = _Reading()
     calls: dict[int, list[ModelCall]] = {}
     judgements: dict[int, list[ReuseDecision]] = {}
@@ -124,7 +124,7 @@ def _cost(turn: int, at: float, calls: list[ModelCall], judgements: list[ReuseDe
 
 
 def _of_pool(judgements: list[ReuseDecision]) -> tuple[str, str, str]:
-    """Return the first decision and its result: a fresh agent may have needed the whole transcript."""
+    """Return the first classification and its result: a fresh agent may have needed the whole transcript."""
     first, last = judgements[0], judgements[-1]
     rebuilt = next((each.rebuilt for each in judgements if each.rebuilt), "")
     reason = f"rebuilt ({rebuilt})" if rebuilt else first.why
@@ -138,7 +138,7 @@ def _of_calls(calls: list[ModelCall], cached: int) -> tuple[str, str, str]:
 
 
 class _Reading:
-    """Facts known of the last request that the next one should begin with."""
+    """State of the last request, with which the next one should begin."""
 
     def __init__(self) -> None:
         self._is_begun = False
@@ -174,7 +174,7 @@ class _Reading:
             -1 if used is None else used.input_tokens,
             -1 if used is None else used.cached_tokens,
         )
-        if not self._is_last:  # a hand-in is requested without tools, and no turn goes on from it
+        if not self._is_last:  # a hand-in is requested without tools, and no turn continues from it
             self._prompt = record.prompt or self._prompt
             self._is_compacted = False
         self._is_begun, self._at = True, record.at
@@ -200,7 +200,7 @@ class _Reading:
         return Prefix.CONTINUATION, "unknown: compare requests"
 
     def _find_change(self, record: ResponseCompleted) -> str:
-        """Return the difference at the beginning of this request; "" where none is known."""
+        """Return the difference at the beginning of this request; "" if none is known."""
         if self._model and record.body.model and record.body.model != self._model:
             return "another model"
         if self._is_last:

@@ -1,11 +1,11 @@
-"""Claude Code as an upstream, through the Claude Agent SDK: conversations that its CLI keeps on disk, or in our store.
+"""Claude Code as an upstream, through the Claude Agent SDK. Its CLI, or a store of midstream, keeps the conversations.
 
     upstream = Claude("opus", cwd="/srv/project")
 
-Each open agent is one process of the CLI, started when it is first spoken to, and kept between messages. A message that
-is stopped ends its process, too: the next one resumes the conversation in a fresh one. Conversations belong to their
-folder, and to the home that the CLI uses: `CLAUDE_CONFIG_DIR`, else `.claude` in `HOME`, of `options.env` or of this
-process. The same id opened elsewhere is not remembered.
+Each open agent is one process of the CLI, started with the first message, and kept between messages. Stopping a message
+ends its process; the next message resumes the conversation in a new one. Conversations belong to their folder, and to
+the home that the CLI uses: `CLAUDE_CONFIG_DIR`, else `.claude` in `HOME`, of `options.env` or of this process. The same
+id is unknown elsewhere.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ with extra("claude"):
     )
 
 INTERRUPT_S = 2.0
-"""Seconds the CLI has to stop its run by itself, so that its transcript shows that. Then its process is ended."""
+"""Seconds for the CLI to stop its run, so that its transcript contains the stop. Then its process is ended."""
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of one message of the CLI, such as a file that its agent has read. The SDK's own limit of 1 MiB ends runs."""
+"""Bytes of one message of the CLI, which may contain a file. The SDK's own limit of 1 MiB would end runs."""
 STDERR_LINES_MAX = 50
-"""Lines of the CLI's stderr that are kept, for the reason that it gives nowhere else."""
+"""Kept lines of the CLI's stderr, which is the only place of some errors' reasons."""
 STDERR_WAIT_S = 0.5
-"""Seconds that lines may take from a process that has just died."""
+"""Seconds for the last lines of a process that has just died."""
 KINDS: Mapping[str, Kind] = {
     "Read": "read",
     "NotebookRead": "read",
@@ -108,11 +108,11 @@ KINDS: Mapping[str, Kind] = {
     "Bash": "execute",
     "KillShell": "execute",
 }
-"""What sort of deed a tool of Claude Code is; the others are "other"."""
+"""The kind of act of each tool of Claude Code; the others are "other"."""
 
 _LOOK_S = 0.02
 _CONFIG = "CLAUDE_CONFIG_DIR"
-"""Variable with the folder of the CLI's conversations; else it is `.claude` in the user's home."""
+"""Environment variable with the folder of the CLI's conversations; the default is `.claude` in the user's home."""
 _HOME = "USERPROFILE" if sys.platform == "win32" else "HOME"
 
 
@@ -120,22 +120,22 @@ class Claude(Upstream):
     """Conversations with Claude Code.
 
     Args:
-        model: Such as "opus" or a full name; "" for the CLI's own choice.
+        model: A name such as "opus", or a full name; "" for the CLI's own choice.
         cwd: The folder it works in; its conversations belong to it. By default that of `options`, or of this process.
-        permission_mode: The SDK's; by default what would need a person is refused.
-        permissions: Asked for what the mode does not settle: `Rules`, or code of yours; `ASK_FIRST` asks the people of
-            the session about what has effects. None refuses it all.
+        permission_mode: The SDK's mode; by default acts that need a person are refused.
+        permissions: Decides about acts that the mode does not decide: `Rules`, or your own function; `ASK_FIRST` asks
+            the people of the session about effects. None refuses all of them.
         options: Other options of the SDK. Its `system_prompt` is Claude Code's own by default, to which the client
             application's instructions are added. `mcp_servers` must be a dict here; the client application's servers
             are added to it.
-        sessions: Where transcripts are kept, too, and resumed from on any machine: `KeyValueSessions`, or any store
-            of the SDK's protocol. By default only the CLI has them.
+        sessions: An additional store of transcripts, so that any machine can resume them: `KeyValueSessions`, or any
+            store of the SDK's protocol. By default only the CLI has them.
         account: Distinguishes accounts that share a folder. Never a key.
-        is_verbatim: What users write is given to the model as it is. Otherwise the CLI acts on it first: it reads the
-            files that are named with an `@`, and runs commands that begin with a slash.
+        is_verbatim: Users' text is sent to the model unchanged. Otherwise the CLI first reads files that are named with
+            an `@`, and runs commands that begin with a slash.
 
     Raises:
-        UsageError: `options` cannot be combined with this. Nothing was started.
+        UsageError: `options` conflicts with another argument. Nothing was started.
     """
 
     abilities = Abilities(
@@ -145,7 +145,7 @@ class Claude(Upstream):
         can_fork=True,
         can_oauth=True,
         has_process=True,
-        rest_s=60.0,  # each takes some 200 MB, and a resume 0.7 to 1.5 s
+        rest_s=60.0,  # each process uses some 200 MB, and a resume takes 0.7 to 1.5 s
     )
 
     def __init__(
@@ -188,7 +188,7 @@ class Claude(Upstream):
 
     @property
     def name(self) -> str:
-        """Name shown to people."""
+        """The name for users."""
         return f"claude:{self._options.model}" if self._options.model else "claude"
 
     @property
@@ -208,11 +208,11 @@ class Claude(Upstream):
         return self._agent(setup, resume, mark="")
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> _ClaudeAgent:
-        """See `ForkingUpstream.fork`. The fork is made with the first message."""
+        """See `ForkingUpstream.fork`. The fork is created with the first message."""
         return self._agent(setup, agent, mark=mark)
 
     async def verify(self) -> bool:
-        """Check that the CLI is signed in or has a key. It is not asked to use it, which would cost tokens."""
+        """Check that the CLI is signed in or has a key. The key is not used, because that would cost tokens."""
         options = dataclasses.replace(self._options, session_store=None, mcp_servers={})
         async with contextlib.AsyncExitStack() as stack:
             program = _Program(self.name, options, self._world)
@@ -225,7 +225,7 @@ class Claude(Upstream):
         """Delete the transcript of a conversation, here and in `sessions`."""
         folder, store = str(self._options.cwd), self._options.session_store
         with contextlib.suppress(OSError, ValueError, MidstreamError):
-            # What becomes part of a path is a name of the CLI's, and nothing else.
+            # Only ids of the CLI may become part of a path.
             name = str(uuid.UUID(agent))
             if store is not None:
                 await delete_session_via_store(store, agent, directory=folder)
@@ -252,7 +252,7 @@ class Claude(Upstream):
 
 
 def _home_of(options: ClaudeAgentOptions, changes: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of the CLI's conversations, given the changes to the environment of this process."""
+    """Return the folder of the CLI's conversations. `changes` are those to the environment of this process."""
     env = {**os.environ, **(options.env if changes is None else changes)}
     home = env.get(_CONFIG) or Path(env.get(_HOME) or Path.home(), ".claude")
     return Path(str(options.cwd), home)
@@ -269,12 +269,12 @@ class _Program:
         self.client = ClaudeSDKClient(dataclasses.replace(options, env=env, stderr=self._stderr.append))
         self.greeting: Mapping[str, Any] = {}
         self.is_branch = options.fork_session
-        """Its conversation has yet to be made, as a copy."""
+        """Whether its conversation must still be created as a copy."""
         self._starting: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start it and wait until it is ready. What was started is ended by `aclose`, whatever this raises."""
+        """Start the CLI and wait until it is ready. Call `aclose` even if this raises."""
         await prepare_to_start()
         if self._ending is not None:
             raise UpstreamFailedError(f"{self._name} was closed while it started")
@@ -296,7 +296,7 @@ class _Program:
         return process is not None and has_exited(process.pid)
 
     async def classify_error(self, error: Exception) -> ModelError:
-        """Return what an error of the SDK means; the reason may stand on stderr only."""
+        """Return the typed error for an error of the SDK; the reason may be only on stderr."""
         if isinstance(error, CLINotFoundError):
             return ModelMissingError(f"{self._name} has no CLI: {error}")
         if isinstance(error, ResultError):
@@ -313,11 +313,11 @@ class _Program:
         return typed
 
     def clear_stderr(self) -> None:
-        """Drop earlier output: it does not explain later failures."""
+        """Drop earlier output, which does not explain later failures."""
         self._stderr.clear()
 
     async def aclose(self) -> None:
-        """End it. It is ended even where who waits for that is cancelled."""
+        """End the process, also if the caller is cancelled."""
         if self._ending is None:
             self._ending = self._world.spawn(self._end(), name="claude: end of a process")
         await asyncio.shield(self._ending)
@@ -344,22 +344,22 @@ class _ClaudeAgent:
         self._name = name
         self._options = options
         self._source = source
-        """What to go on from: the conversation itself as soon as it has a name."""
+        """The conversation to continue: its own as soon as it has an id."""
         self._mark = mark
-        """Where to branch off from it; "" once that is done, or never to be."""
+        """The point at which it branches off; "" if it does not, or already has."""
         self._last = ""
-        """The id of the last entry that its transcript must have; "" where that is unknown."""
+        """The id of an entry that its transcript must have; "" if unknown."""
         self._world = world
         self._program: _Program | None = None
         self._person: Person | None = None
-        """Whom it can ask in the answer that it is giving."""
+        """The receiver of permission requests during the current answer."""
         self._is_sending = False
         self._is_closed = False
         self._agents = agents
         agents.add(self)
 
     def use_permissions(self, permissions: Rules | Asking) -> None:
-        """Let what the permission mode does not settle be decided."""
+        """Set the callback for acts that the permission mode does not decide."""
 
         async def can_use_tool(
             tool: str, arguments: dict[str, Any], _: ToolPermissionContext
@@ -383,8 +383,8 @@ class _ClaudeAgent:
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """See `UpstreamAgent.send`.
 
-        A conversation that runs in another process of the CLI is busy. By force, a branch of it is gone on with, under
-        an id of its own; the other run is left to itself.
+        A conversation that runs in another process of the CLI is busy. With `is_forced`, a branch of it continues under
+        an id of its own, and the other run is not stopped.
         """
         if self._is_closed:
             raise UpstreamFailedError(f"this agent of {self._name} is closed")
@@ -395,7 +395,7 @@ class _ClaudeAgent:
         try:
             program = await self._start(is_forced=is_forced)
             self._last = ""
-            # Each try has a new id: the CLI skips a message whose id its transcript has, also an unanswered one.
+            # Each try has a new id: the CLI skips a message whose id is in its transcript, also an unanswered one.
             message_id = str(uuid.UUID(hex=_digits(self._world)))
             reader = ClaudeReader(self._name, self._source, message_id, is_branch=program.is_branch)
             async for event in self._answer(program, reader, said.message):
@@ -409,7 +409,7 @@ class _ClaudeAgent:
                 await self._end()
 
     async def aclose(self) -> None:
-        """End the process. What it was saying ends with an error."""
+        """End the process. A running answer ends with an error."""
         self._is_closed = True
         program, self._program = self._program, None
         if program is not None:
@@ -442,7 +442,7 @@ class _ClaudeAgent:
         raise UpstreamFailedError(f"{self._name} ended before its answer did")
 
     async def _start(self, *, is_forced: bool) -> _Program:
-        """Return the process that has the conversation. One that has ended is replaced: the conversation is resumed."""
+        """Return the process of the conversation. If it has ended, resume the conversation in a new one."""
         if self._program is not None and self._program.has_exited:
             await self._end()
         if self._program is not None:
@@ -470,7 +470,7 @@ class _ClaudeAgent:
         return program
 
     async def _check_transcript(self) -> None:
-        """See that nothing is missing in the transcript that is gone on from. One in a store is not on this disk."""
+        """Check that the transcript to continue is complete. One in a store is not on this disk."""
         if not self._source or self._options.session_store is not None:
             return
         last = self._mark or self._last

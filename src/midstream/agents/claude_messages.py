@@ -1,4 +1,4 @@
-"""Meaning of the messages of a Claude Code process: one turn of it, as events of an upstream."""
+"""Translation of one turn's messages of a Claude Code process into events of an upstream."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ with extra("claude"):
 
 _FINISHES = {"max_tokens": Finish.LENGTH, "refusal": Finish.FILTER}
 _LIMITS = {"error_max_turns"}
-"""Results that are an end by a limit, and no failure: the conversation goes on."""
+"""Results of reached limits, which are no failures: the conversation can continue."""
 _ACCESS_STATUSES = {401, 403}
-"""Statuses that the CLI (2.1) retries ten times, in three minutes, although only a person can help."""
+"""Statuses that the CLI (2.1) retries ten times, in three minutes, although they need a person."""
 _UNSPECIFIC = {"api_error"}
-"""Reasons of the CLI for any fault of its provider: the status is more exact."""
+"""The CLI's names for any fault of its provider: the HTTP status is more exact."""
 
 
 class ClaudeReader:
-    """Reads one turn: `read` each message until `is_ended`; then `failure` has the error, if any.
+    """Reads one turn: pass each message to `read` until `is_ended`; then `failure` has the error, if any.
 
     Args:
-        name: What errors call the upstream.
-        source: The conversation that is gone on from, or "".
+        name: The upstream's name in errors.
+        source: The conversation to continue, or "".
         is_branch: Messages go into a new conversation, which begins as a copy of that one.
-        message_id: The id of the user's message: results of other turns are passed over.
+        message_id: The id of the user's message; results of other turns are skipped.
     """
 
     def __init__(self, name: str, source: str, message_id: str, *, is_branch: bool = False) -> None:
@@ -72,14 +72,14 @@ class ClaudeReader:
         """The CLI's id of the conversation; "" until it has taken the message."""
         self._model = ""
         self._streamed: set[str] = set()
-        """Ids of messages whose words came in pieces."""
+        """Ids of messages whose text was streamed."""
         self._has_words = False
         self._open: dict[str, None] = {}
-        """Ids of calls without a result, in their order."""
+        """Ids of calls without a result, in order."""
         self._mark = ""
         self._spent: list[Usage] = []
         self._trouble: tuple[str, str] = ("", "")
-        """What the CLI sends in the model's place: the kind of error, and its words."""
+        """The CLI's message instead of the model's: the kind of error, and its text."""
         self._resets_at: float | None = None
 
     def read(self, message: Message, *, now: float) -> Iterator[UpstreamEvent]:
@@ -119,7 +119,7 @@ class ClaudeReader:
         if self._session or not isinstance(session, str) or not session:
             return
         self._session = session
-        # It names what it writes to from now on: of a branch the new one, else what it went on from.
+        # The id of the conversation that the CLI writes to: of the branch if there is one, else of the continued one.
         yield MessageTaken(session, self._source if self._is_branch or not self._source else session)
 
     def _piece(self, event: dict[str, Any]) -> Iterator[UpstreamEvent]:
@@ -178,7 +178,7 @@ class ClaudeReader:
             yield UpstreamCallEnded(call_id, _text(content), Outcome.ERROR if is_error else Outcome.OK)
 
     def _is_ours(self, result: ResultMessage) -> bool:
-        """The CLI also takes turns by itself, such as when a background task has ended."""
+        """Whether a result belongs to this turn: the CLI also takes turns itself, such as after a background task."""
         taken = result.user_message_uuids
         if result.is_error or taken is None:
             return result.origin is None or result.origin.get("kind") == "human"
@@ -226,12 +226,12 @@ class ClaudeReader:
 
 
 def exact_reason(terminal_reason: str | None) -> str | None:
-    """Return why a run ended, or None where that is any fault of the provider."""
+    """Return the reason for the end of a run, or None if it may be any fault of the provider."""
     return None if terminal_reason in _UNSPECIFIC else terminal_reason
 
 
 def usage_of(counted: object) -> Usage:
-    """Return the tokens that Anthropic counted; what was read from a cache or written to one is input, too."""
+    """Return the tokens that Anthropic counted; input includes cache reads and writes."""
     if not isinstance(counted, dict):
         return Usage()
 
@@ -248,7 +248,7 @@ def _sum(spent: Iterable[Usage]) -> Usage:
 
 
 def _text(content: object) -> str:
-    """Return a result as text: pictures are named by their kind."""
+    """Return the text of a result; pictures are replaced by their kind."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -1,8 +1,8 @@
-"""Transcripts of Claude Code in a store of ours: resumed on any machine that reaches it, by the SDK's `SessionStore`.
+"""Transcripts of Claude Code in a store of midstream, for the SDK's `SessionStore`: any machine can resume them.
 
-A transcript is a namespace of its own, an entry for each batch of the SDK's, numbered from 1; so a turn costs what it
-adds, however long the conversation is. Who else appends at the same time takes the next number. The transcripts
-of a folder are listed in another namespace, before their first batch is there: what can be read can be deleted.
+A transcript is a namespace with an entry for each batch of the SDK, numbered from 1. So the cost of a turn does not
+grow with the conversation. Concurrent writers take successive numbers. Another namespace lists the transcripts of a
+folder. An entry is listed before its first batch is written, so that every transcript can be deleted.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ with extra("claude"):
     )
 
 TRIES_MAX = 1000
-"""Numbers that others may take before an append is given up. Each of them is an append that succeeded."""
+"""Numbers that other writers may take before an append is given up."""
 KNOWN_MAX = 200
-"""Transcripts of which it is remembered what they hold; the one that was used longest ago is forgotten first."""
+"""Transcripts whose known content is in memory; beyond it, the longest unused one is dropped."""
 
 _decode = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class _Known:
-    """Facts known of a transcript, so that an append need not read it: others can only have added to it."""
+    """Known content of a transcript, so that an append need not read it: other writers can only add to it."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -51,10 +51,10 @@ class _Known:
 class KeyValueSessions(SessionStore):
     """A `SessionStore` of the Claude Agent SDK, kept in an open `KeyValue` such as `SQLiteStore`.
 
-    An entry that comes again (the SDK repeats a batch that failed) is kept once, by its uuid.
+    A repeated entry (the SDK repeats a failed batch) is stored once, by its uuid.
 
     Args:
-        kv: Where transcripts are kept. They stay until they are deleted.
+        kv: The store of the transcripts, which stay until they are deleted.
     """
 
     def __init__(self, kv: KeyValue, *, world: World = World()) -> None:
@@ -63,10 +63,10 @@ class KeyValueSessions(SessionStore):
         self._known: dict[str, _Known] = {}
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """Add a batch, after whatever is there.
+        """Append a batch.
 
         Raises:
-            EntryMovedError: Others were faster for `TRIES_MAX` times. Nothing was written.
+            EntryMovedError: Other writers were faster `TRIES_MAX` times. Nothing was written.
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
         """
         if not entries:
@@ -90,7 +90,7 @@ class KeyValueSessions(SessionStore):
         raise _slow()
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """Return a transcript, or None where there is none."""
+        """Return a transcript, or None if there is none."""
         batches = await self._batches(_name(key))
         if not batches:
             return None
@@ -111,7 +111,7 @@ class KeyValueSessions(SessionStore):
         ]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        """Return what the SDK shows of the sessions of a folder, last written first."""
+        """Return the SDK's summaries of the sessions of a folder, last written first."""
         return [
             _summary(session, line)
             for session, subpath, line in await self._list_entries(project_key)
@@ -127,7 +127,7 @@ class KeyValueSessions(SessionStore):
         ]
 
     async def delete(self, key: SessionKey) -> None:
-        """Delete a transcript; that of a session with those of its sub-agents. What is not there stays away."""
+        """Delete a transcript, with its sub-agents' transcripts if it is a session's. A missing one is no error."""
         project, session, subpath = key["project_key"], key["session_id"], key.get("subpath", "")
         for found, below, _ in await self._list_entries(project):
             if found == session and subpath in {"", below}:
@@ -154,7 +154,7 @@ class KeyValueSessions(SessionStore):
             await self._kv.kv_delete(_index(project), line.key, expected=line.version)
 
     async def _list(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
-        """See to it that a transcript is listed, with the time of its last batch and the SDK's summary of it."""
+        """List a transcript, with the time of its last batch and the SDK's summary."""
         index, line = _index(key["project_key"]), _line(key["session_id"], key.get("subpath", ""))
         for _ in range(TRIES_MAX):
             found = await self._kv.kv_get(index, line)
@@ -208,7 +208,7 @@ def _transcript(project: str, session: str, subpath: str) -> str:
 
 
 def _new(entries: Iterable[Any], known: Collection[str]) -> Iterator[Any]:
-    """Give the entries whose uuid is not known, each once. One without a uuid is always new."""
+    """Yield the entries whose uuid is not known, each once. One without a uuid is always new."""
     seen: set[str] = set()
     for entry in entries:
         name = entry.get("uuid")

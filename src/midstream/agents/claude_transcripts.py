@@ -1,9 +1,9 @@
-"""Transcripts that Claude Code keeps on disk: whether one is whole, and its removal.
+"""Transcripts that Claude Code keeps on disk: a check for completeness, and their removal.
 
-The CLI appends to the file of a conversation. Where the file is deleted under a living process, the next entry makes
-a new one, and a later process resumes that rest of the conversation without a sign. Each entry names the one before
-it: a transcript whose first entry names a missing one has lost its beginning. The CLI also notes at which entry it is
-to be resumed. A version that does not note that leaves its messages in a branch that a newer version does not find.
+The CLI appends to the file of a conversation. If the file is deleted while the process lives, the next entry creates a
+new file. A later process then resumes only this rest of the conversation. Each entry names the previous one: a
+transcript whose first entry names a missing one has lost its beginning. The CLI also writes the entry at which it must
+be resumed. A version without this leaves its messages in a branch that a newer version does not find.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MESSAGES = {"user", "assistant"}
 
 
 def is_whole(home: Path, agent: str, last: str = "") -> bool:
-    """Return whether a process that resumes a conversation will have all of it. A missing file is left to the CLI.
+    """Whether a process that resumes a conversation will have all of it. True for a missing file: the CLI reports it.
 
     Args:
         home: The folder of the CLI's conversations.
@@ -46,7 +46,7 @@ def _is_whole(read: Sequence[_Entry], last: str) -> bool:
     before_last, before_newest = _ancestors(entries, last or newest), _ancestors(entries, newest)
     if before_last is None or before_newest is None:
         return False
-    # The CLI resumes at the entry that it noted last, or behind it. Another version of it may not have noted its own.
+    # The CLI resumes at the entry that it wrote last, or after it. Another version may not have written it.
     leaves = [entry.leaf_uuid for entry in read if entry.leaf_uuid in entries]
     if not leaves or leaves[-1] in before_newest:
         return True
@@ -54,7 +54,7 @@ def _is_whole(read: Sequence[_Entry], last: str) -> bool:
 
 
 def _ancestors(entries: Mapping[str, _Entry], at: str) -> set[str] | None:
-    """Return an entry and all before it, by their ids; None where one of them is missing."""
+    """Return the ids of an entry and all before it; None if one of them is missing."""
     found: set[str] = set()
     while at and at not in found:
         entry = entries.get(at)
@@ -66,7 +66,7 @@ def _ancestors(entries: Mapping[str, _Entry], at: str) -> set[str] | None:
 
 
 def delete_transcript(home: Path, agent: str) -> None:
-    """Delete the transcript of a conversation, and those of its sub-agents in the folder beside it.
+    """Delete the transcript of a conversation, and the folder of its sub-agents' transcripts.
 
     The SDK's own function finds only transcripts in the home of this process.
     """
@@ -78,10 +78,10 @@ def delete_transcript(home: Path, agent: str) -> None:
 def _read(transcript: Path) -> Iterator[_Entry]:
     try:
         lines = transcript.read_bytes().split(b"\n")
-    except OSError:  # it is deleted at this moment
+    except OSError:  # it is just being deleted
         return
     for line in lines:
         try:
             yield _DECODER.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # of another form: no entry
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # another format: no entry
             continue

@@ -1,8 +1,7 @@
-"""Codex as an upstream that remembers, through the `openai-codex` package and the app server it starts.
+"""Codex as an upstream, through the `openai-codex` package and its app server.
 
-Sources: the package's own types (0.163.0). A thread that is not there is refused as an invalid request with the words
-"no rollout found for thread id", or "rollout … is empty" where it is empty: a search for "not found" misses
-both.
+Sources: the package's own types (0.163.0). A missing thread is refused as an invalid request with the text "no rollout
+found for thread id", and an empty one with "rollout … is empty". A search for "not found" misses both.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ with extra("codex"):
     from openai_codex.generated import v2_all as wire
 
 STOP_S = 5.0
-"""Seconds a turn has to be interrupted, when no task waits for it any more."""
+"""Seconds for interrupting a turn that no task waits for."""
 _GONE_WORDS = ("no rollout found", "is empty", "thread not found", "no such thread")
 _FAULTS: Mapping[str, type[ModelError]] = {
     "contextWindowExceeded": ContextOverflowError,
@@ -90,32 +89,32 @@ _FAULTS: Mapping[str, type[ModelError]] = {
     "unauthorized": ModelAccessError,
     "badRequest": ModelRejectedError,
 }
-"""Meaning of a failed turn's `codexErrorInfo`; any other fault is an unknown one."""
+"""Error class for each `codexErrorInfo` of a failed turn; any other fault is unknown."""
 _TRANSPORTS: tuple[Transport, ...] = ("stdio", "http")
-"""How Codex reaches MCP servers: its configuration has no place for server-sent events, nor for a registration."""
+"""Transports of Codex for MCP servers: its configuration supports neither server-sent events nor a registration."""
 _CLOSED = (sdk.TransportClosedError, OSError, ValueError, AttributeError)
-"""What the package raises where its app server ends: the last three where the pipes close under a request."""
+"""Exceptions of the package when its app server ends: the last three if the pipes close during a request."""
 _TERMINATE = "thread/backgroundTerminals/terminate"
 _QUIET = ("turn/", "thread/", "account/", "mcpServer/", "warning", "configWarning", "deprecationNotice")
 """Notifications without a part of an answer."""
 
 
 class Codex:
-    """An upstream of Codex threads that work in a folder of this machine.
+    """An upstream of Codex threads in a folder of this machine.
 
     Args:
-        model: None leaves it to Codex's own configuration.
-        cwd: The folder they work in.
-        api_key: Logged in with before the first conversation; None uses the login Codex has.
+        model: None for the model of Codex's own configuration.
+        cwd: The working folder.
+        api_key: The key for a login before the first conversation; None uses Codex's existing login.
         sandbox: What the agent may change.
         is_reviewing: Whether commands that need more than the sandbox allows go to Codex's automatic review.
-        permissions: Decides about such commands here: `Rules`, or code of yours; `ASK_FIRST` asks the people of the
+        permissions: Decides about such commands: `Rules`, or your own function; `ASK_FIRST` asks the people of the
             session. With neither they are refused.
         command: The command that starts the app server; the package's own runtime by default.
         env: Added to its environment, which is that of this process.
 
     Raises:
-        UsageError: There is no folder `cwd`, or both `is_reviewing` and `permissions` are to decide.
+        UsageError: The folder `cwd` is missing, or both `is_reviewing` and `permissions` are set.
     """
 
     def __init__(
@@ -160,26 +159,26 @@ class Codex:
         self.permissions = permissions
         self.world = world
         self.speaking: dict[str, CodexPermissions] = {}
-        """How the threads that are answering ask leave, by their ids."""
+        """Permission requests of the threads that are answering, by thread id."""
         self._forwarding = Forwarding(self.name, self.abilities)
         self._codex: sdk.AsyncCodex | None = None
         self._starting = asyncio.Lock()
         self._fresh: sdk.AsyncCodex | None = None
-        """One that is being started."""
+        """An app server that is being started."""
         self._closings = 0
 
     async def open(self, setup: Setup, *, resume: str = "") -> CodexThread:
-        """Start a thread, or take up the one that `resume` names; see `midstream.agents.upstreams`.
+        """Start a thread, or resume the one that `resume` names; see `midstream.agents.upstreams`.
 
         Raises:
-            UpstreamMismatchError: Another thread was taken up. It is empty.
+            UpstreamMismatchError: Codex opened another, empty thread.
         """
         closings = self._closings
         codex, thread = await self.open_thread(setup, resume=resume)
         return CodexThread(self, setup, codex, thread, resume, closings)
 
     async def open_thread(self, setup: Setup, *, resume: str = "") -> tuple[sdk.AsyncCodex, sdk.AsyncThread]:
-        """Return a thread and the app server that has it; see `open`."""
+        """Return a thread and its app server; see `open`."""
         async with self._server() as codex:
             options = self._options(setup)
             if self.permissions is not None:
@@ -193,13 +192,13 @@ class Codex:
         return codex, thread
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> CodexThread:
-        """Go on from the end of an earlier turn (`mark`) in a thread of its own."""
+        """Continue from the end of an earlier turn (`mark`) in a new thread."""
         closings = self._closings
         async with self._server() as codex:
             params = wire.ThreadForkParams(
                 thread_id=agent, last_turn_id=mark, exclude_turns=True, **self._terms(setup)
             )
-            # The public method has no `last_turn_id`.
+            # The package's public method has no `last_turn_id`.
             forked = await codex._client.thread_fork(agent, params)  # noqa: SLF001
         return CodexThread(self, setup, codex, sdk.AsyncThread(codex, forked.thread.id), agent, closings)
 
@@ -210,18 +209,18 @@ class Codex:
         return account.account is not None or not account.requires_openai_auth
 
     async def delete(self, agent: str) -> None:
-        """Archive a thread: Codex deletes none for others."""
+        """Archive a thread, because Codex cannot delete one."""
         with contextlib.suppress(ModelError):
             async with self._server() as codex:
                 await codex.thread_archive(agent)
 
     def is_open(self, codex: sdk.AsyncCodex) -> bool:
-        """Return whether this app server can still be asked."""
+        """Whether this app server is the current one and runs."""
         return codex is self._codex and not _has_exited(codex)
 
     @property
     def closings(self) -> int:
-        """How often `aclose` was called: what was opened before is closed for good."""
+        """Number of calls of `aclose`: everything opened before is closed."""
         return self._closings
 
     async def aclose(self) -> None:
@@ -244,7 +243,7 @@ class Codex:
         }
 
     def _terms(self, setup: Setup) -> dict[str, Any]:
-        """Return what the package's public methods have no place for, in its wire's own words."""
+        """Return the settings without a parameter in the package's public methods, as fields of its wire protocol."""
         options = self._options(setup)
         is_asking = self.permissions is not None
         return {
@@ -258,7 +257,7 @@ class Codex:
         }
 
     async def _open_asking_thread(self, codex: sdk.AsyncCodex, setup: Setup, resume: str) -> sdk.AsyncThread:
-        """Start or resume a thread whose questions come to us: the public methods have no such mode."""
+        """Start or resume a thread with permission requests to this client: the public methods have no such mode."""
         client, terms = codex._client, self._terms(setup)  # noqa: SLF001
         if resume:
             params = wire.ThreadResumeParams(thread_id=resume, exclude_turns=True, **terms)
@@ -273,7 +272,7 @@ class Codex:
 
     @contextlib.asynccontextmanager
     async def _server(self) -> AsyncIterator[sdk.AsyncCodex]:
-        """Give the app server; what goes wrong with it becomes one of our errors."""
+        """Yield the app server, and convert its errors."""
         codex = await self._start()
         async with self.errors(codex):
             yield codex
@@ -288,7 +287,7 @@ class Codex:
                 env = {**(self._config.env or {}), OWNER_VARIABLE: owner_of_new_agents()}
                 config = dataclasses.replace(self._config, env=env)
                 self._fresh = codex = sdk.AsyncCodex(config)
-                # The package has no way to choose the client that it sends requests with.
+                # The package has no parameter for the client.
                 codex._client._sync = (  # noqa: SLF001
                     OnceClient(config) if self.permissions is None else AskingClient(config, self._decide)
                 )
@@ -301,7 +300,7 @@ class Codex:
                         raise
                 finally:
                     self._fresh = None
-                    if self._codex is not codex:  # the package lets go of it only where no task is cancelled
+                    if self._codex is not codex:  # the package releases it only if no task is cancelled
                         ending = self.world.spawn(codex.close(), name="codex: end of an app server")
                         await asyncio.shield(ending)
             if self._closings != closings:
@@ -321,7 +320,7 @@ class Codex:
 
     @contextlib.asynccontextmanager
     async def errors(self, codex: sdk.AsyncCodex) -> AsyncIterator[None]:
-        """Make the package's errors ours."""
+        """Convert the package's errors."""
         try:
             yield
         except _CLOSED as error:
@@ -346,7 +345,7 @@ _WIRE_SANDBOX = {
 
 
 class CodexThread:
-    """One thread. Made by `Codex.open`."""
+    """One thread, created by `Codex.open`."""
 
     def __init__(
         self,
@@ -362,7 +361,7 @@ class CodexThread:
         self._codex = codex
         self._thread = thread
         self._resumed = resumed
-        """What the next answer goes on from: what it was forked from only once."""
+        """The source of the next answer; a fork has one only once."""
         self._closings = closings
 
     async def send(
@@ -374,10 +373,10 @@ class CodexThread:
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """Send a message; see `midstream.agents.upstreams` for the order of the events and the errors.
 
-        A turn that is under way in the thread would be joined by the message: by force it is interrupted first. Once
-        a turn has begun, the message stays in the thread, whatever becomes of the turn.
+        A message would join a turn that is running in the thread: with `is_forced` that turn is interrupted first. Once
+        a turn has begun, the message stays in the thread.
         """
-        await self._resume_where_lost()
+        await self._resume_if_lost()
         handle: sdk.AsyncTurnHandle | None = None
         leave = self._leave(said.person)
         reading = CodexTurn(leave.refusals if leave is not None else {})
@@ -394,15 +393,15 @@ class CodexThread:
                     for event in reading.read(notification.payload, notification.method):
                         yield event
         except ModelUnavailableError as error:
-            # The app server, and not the provider.
+            # The fault is of the app server, not of the provider.
             if handle is not None and isinstance(error.__cause__, _CLOSED):
                 raise doubtful(error) from error.__cause__
             raise
         finally:
             if leave is not None:
                 self._upstream.speaking.pop(self._thread.id, None)
-                leave.let_go()
-            # Any request to an app server that was stopped starts another one.
+                leave.cancel_requests()
+            # Any request to a stopped app server starts another one.
             if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
                 await _wait_briefly(self._stop(handle, reading.terminals))
         if reading.failure is not None:
@@ -411,10 +410,10 @@ class CodexThread:
         yield reading.finish()
 
     async def aclose(self) -> None:
-        """Nothing is held: the app server keeps the thread."""
+        """Do nothing: the app server keeps the thread."""
 
-    async def _resume_where_lost(self) -> None:
-        """Resume the thread in another app server where the one that had it has ended since the last answer."""
+    async def _resume_if_lost(self) -> None:
+        """Resume the thread in another app server if its app server has ended since the last answer."""
         if self._upstream.is_open(self._codex):
             return
         if self._closings != self._upstream.closings or self._resumed != self._thread.id:
@@ -422,10 +421,10 @@ class CodexThread:
         self._codex, self._thread = await self._upstream.open_thread(self._setup, resume=self._thread.id)
 
     async def _stop(self, handle: sdk.AsyncTurnHandle, terminals: Mapping[str, str]) -> None:
-        """Interrupt a turn, and end its commands: the app server lets these run on in the background."""
+        """Interrupt a turn, and end its commands, which the app server would continue in the background."""
         await handle.interrupt()
         for terminal in terminals.values():
-            # The package has no method for it.
+            # The package has no method for this.
             params: dict[str, Any] = {"threadId": self._thread.id, "processId": terminal}
             with contextlib.suppress(sdk.CodexError):
                 await self._codex._client.request(  # noqa: SLF001
@@ -433,7 +432,7 @@ class CodexThread:
                 )
 
     def _leave(self, person: Person | None) -> CodexPermissions | None:
-        """Return how this answer asks leave; None where Codex does not request permissions here."""
+        """Return the permission requests of this answer; None if Codex sends none."""
         permissions = self._upstream.permissions
         if permissions is None:
             return None
@@ -443,7 +442,7 @@ class CodexThread:
         return leave
 
     async def _begin_turn(self, said: UpstreamMessage) -> sdk.AsyncTurnHandle:
-        """Start a turn. An app server that dies meanwhile may have stored the message."""
+        """Start a turn. If the app server dies meanwhile, it may have stored the message."""
         starting = self._upstream.world.spawn(
             self._thread.turn(_input(said.message)), name="codex: start of a turn"
         )
@@ -451,7 +450,7 @@ class CodexThread:
             async with self._upstream.errors(self._codex):
                 return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The app server starts it even if no task waits for it.
+            # The app server starts the turn even if no task waits.
             ending = self._upstream.world.spawn(_interrupt_begun(starting), name="codex: end of a turn")
             await asyncio.wait({ending}, timeout=STOP_S)  # a slow app server is interrupted later
             raise
@@ -468,10 +467,10 @@ class CodexThread:
 
 
 class CodexTurn:
-    """One turn, as the app server reports it.
+    """One turn of the app server.
 
     Args:
-        refusals: Why leave was refused, by the ids of what was to be done: Codex reports only that it was declined.
+        refusals: Reasons for refused permissions, by item id: Codex reports only that an item was declined.
     """
 
     def __init__(self, refusals: Mapping[str, str] | None = None) -> None:
@@ -479,18 +478,18 @@ class CodexTurn:
         self.is_over = False
         self.failure: ModelError | None = None
         self._spoken: set[str] = set()
-        """Messages and thoughts whose words came as they were produced."""
+        """Messages and thoughts whose text was streamed."""
         self._shown: dict[str, str] = {}
-        """The arguments of the calls that run, by their ids."""
+        """The arguments of the running calls, by call id."""
         self.terminals: dict[str, str] = {}
-        """The processes of the commands that run, by the ids of their calls."""
+        """The processes of the running commands, by call id."""
         self._usage: Usage | None = None
-        """Tokens of all model calls of this turn; Codex counts those of the thread and those of the last call."""
+        """Tokens of all model calls of this turn; Codex counts those of the thread and of the last call."""
         self._before: Usage | None = None
         """Tokens of the thread before this turn."""
 
     def read(self, payload: object, method: str) -> Sequence[UpstreamEvent]:
-        """Return the events of one notification: none, while the agent has not begun to answer."""
+        """Return the events of one notification; none before the agent begins to answer."""
         match payload:
             case wire.AgentMessageDeltaNotification():
                 self._spoken.add(payload.item_id)
@@ -515,7 +514,7 @@ class CodexTurn:
         return [] if method.startswith(_QUIET) or method == "error" else [Working()]
 
     def finish(self) -> Finished:
-        """Return the end of a turn that went well."""
+        """Return the end of a successful turn."""
         return Finished(Finish.STOP, "", self._usage)
 
     def _start_item(self, item: object) -> list[ModelEvent]:
@@ -557,7 +556,7 @@ class CodexTurn:
 
 
 def _home(changes: Mapping[str, str]) -> str:
-    """Return the home of the app server, whose environment is that of this process with changes; "" for the default."""
+    """Return the home of the app server, given the changes to this process's environment; "" for the default."""
     config = changes.get("CODEX_HOME", os.environ.get("CODEX_HOME"))
     return config or (str(Path(changes["HOME"], ".codex")) if changes.get("HOME") else "")
 
@@ -567,7 +566,7 @@ def _usage_of(counted: wire.TokenUsageBreakdown) -> Usage:
 
 
 def _call_of(item: object) -> tuple[str, str, str] | None:
-    """Return id, name and arguments of what Codex runs itself, or None for anything else."""
+    """Return id, name and arguments of an item that is a call of Codex's own tools, or None."""
     match item:
         case wire.CommandExecutionThreadItem():
             return item.id, "shell", json_text({"command": item.command, "cwd": str(item.cwd.root)})
@@ -604,7 +603,7 @@ def _words_in(piece: object) -> str:
 
 
 def _fault_of(info: object) -> str:
-    """Return the name of a fault: a word, or the one key of an object."""
+    """Return the name of a fault: a string, or the only key of an object."""
     if isinstance(info, str):
         return info.value if isinstance(info, wire.CodexErrorInfoValue) else info
     fields = info if isinstance(info, dict) else dict(getattr(info, "__dict__", {}))
@@ -614,7 +613,7 @@ def _fault_of(info: object) -> str:
 
 
 def _status_of(info: object) -> int:
-    """Return the HTTP status of the provider in a fault, which is more exact than the fault's name; 0 for none."""
+    """Return the provider's HTTP status in a fault, which is more exact than the fault's name; 0 if there is none."""
     fields = dict(getattr(info, "__dict__", {}))
     status = getattr(next(iter(fields.values()), None), "http_status_code", None)
     return status or 0
@@ -632,7 +631,7 @@ def _refusal(error: sdk.JsonRpcError) -> ModelError:
 
 
 def _policy(is_asking: bool) -> types.AskForApproval:  # noqa: FBT001 - it is the question
-    """Return when Codex requests a permission: for more than the sandbox allows, or never."""
+    """Return when Codex requests permissions: for more than the sandbox permits, or never."""
     value = wire.AskForApprovalValue.on_request if is_asking else wire.AskForApprovalValue.never
     return types.AskForApproval(root=value)
 
@@ -657,13 +656,13 @@ def _server(server: ForwardedMcpServer) -> dict[str, Any]:
 
 
 async def _interrupt_begun(starting: asyncio.Task[sdk.AsyncTurnHandle]) -> None:
-    """Interrupt a turn as soon as it has begun; an app server that ends has none."""
+    """Interrupt a turn as soon as it has begun; after its end an app server has none."""
     with contextlib.suppress(sdk.CodexError):
         await (await starting).interrupt()
 
 
 async def _wait_briefly(work: Awaitable[object]) -> None:
-    """Wait a limited time for a final answer that is not needed."""
+    """Wait a limited time for an answer whose result is not needed."""
     with contextlib.suppress(TimeoutError, sdk.CodexError):
         async with asyncio.timeout(STOP_S):
             await work

@@ -1,10 +1,10 @@
-"""Permissions that Codex requests while a turn runs: read meanwhile, decided here, answered after the decision.
+"""Permission requests of Codex during a turn.
 
-The package answers such requests in the thread that reads, at once, and allows them by default; all other
-threads of its app server would stand still while a person thinks. So its client is given another way to answer.
+The package answers such requests at once, in its reading thread, and allows them by default. Waiting for a person there
+would block all threads of the app server. So this client answers them in tasks of their own.
 
-Sources: `openai_codex.client` (0.163.0); the app server's own description of its approvals: a command or a change is
-asked about with `itemId`, `threadId`, `turnId`, and answered with a `decision`: accept, decline or cancel.
+Sources: `openai_codex.client` (0.163.0); the app server's own description of its approvals: a request for a command or
+a change has `itemId`, `threadId`, `turnId`, and the answer has a `decision`: accept, decline or cancel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ with extra("codex"):
 COMMAND = "item/commandExecution/requestApproval"
 CHANGE = "item/fileChange/requestApproval"
 ITEM_S = 2.0
-"""Seconds to wait for the changes that are asked about: they come as a notification of their own."""
+"""Seconds to wait for the changes that a request refers to: they come in a separate notification."""
 
 Json = dict[str, Any]
 Decide = Callable[[str, Json], Awaitable[str]]
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnceClient(CodexClient):
-    """A client of one app server: asked anything once that is stopped, the package would start another one."""
+    """A client of one app server: after a stop, the package's own client would start another one."""
 
     def __init__(self, config: sdk.CodexConfig) -> None:
         super().__init__(config=config)
@@ -53,7 +53,7 @@ class OnceClient(CodexClient):
         """Start the app server, unless it was stopped.
 
         Raises:
-            TransportClosedError: It was. Nothing was started.
+            TransportClosedError: It was stopped. Nothing was started.
         """
         with self._turning:
             if self._is_stopped:
@@ -66,14 +66,14 @@ class OnceClient(CodexClient):
         return self._proc is not None and has_exited(self._proc.pid)
 
     def close(self) -> None:
-        """Stop it for good. Calling it twice, or before it was started, is harmless."""
+        """Stop the app server for ever. A second call, or a call before the start, has no effect."""
         with self._turning:
             self._is_stopped = True
             super().close()
 
 
 class AskingClient(OnceClient):
-    """A client of the app server that reads on while a person decides."""
+    """A client of the app server that continues to read while a person decides."""
 
     def __init__(self, config: sdk.CodexConfig, decide: Decide) -> None:
         super().__init__(config)
@@ -96,16 +96,16 @@ class AskingClient(OnceClient):
         decision = await self._decide(method, params)
         try:
             await asyncio.to_thread(self._write_message, {"id": request_id, "result": {"decision": decision}})
-        except (sdk.TransportClosedError, OSError, ValueError):  # it waits for nothing any more
+        except (sdk.TransportClosedError, OSError, ValueError):  # the app server no longer waits
             _log.debug("an answer came too late for the app server of codex")
 
 
 class CodexPermissions:
-    """Permission that the agent of one thread requests in one answer."""
+    """The permission requests of one thread's agent in one answer."""
 
     def __init__(self, permissions: Rules | Asking, thread: str, person: Person | None, world: World) -> None:
         self.refusals: dict[str, str] = {}
-        """Why leave was refused, by the ids of what was to be done."""
+        """Reasons for refused permissions, by item id."""
         self._permissions = permissions
         self._thread = thread
         self._person = person
@@ -115,7 +115,7 @@ class CodexPermissions:
         self._asking: set[asyncio.Task[Any]] = set()
 
     def notice(self, payload: object) -> None:
-        """Store the changes of a notification: a permission request may refer to them."""
+        """Store the changes of a notification, because a permission request may refer to them."""
         match payload:
             case wire.ItemStartedNotification() if isinstance(payload.item.root, wire.FileChangeThreadItem):
                 self._changes[payload.item.root.id] = payload.item.root.changes
@@ -123,7 +123,7 @@ class CodexPermissions:
 
     async def decide(self, method: str, params: Mapping[str, Any]) -> str:
         """Return the decision about a request."""
-        deciding = self._world.spawn(self._decide(method, params), name="codex: leave is asked for")
+        deciding = self._world.spawn(self._decide(method, params), name="codex: permission is requested")
         self._asking.add(deciding)
         try:
             await asyncio.wait({deciding})
@@ -141,8 +141,8 @@ class CodexPermissions:
         self.refusals[str(params.get("itemId"))] = answer
         return "decline"
 
-    def let_go(self) -> None:
-        """Answer all open requests: they will not be decided any more."""
+    def cancel_requests(self) -> None:
+        """Answer all open requests as cancelled."""
         for deciding in self._asking:
             deciding.cancel()
 
@@ -162,7 +162,7 @@ class CodexPermissions:
         return Permission(self._thread, tool, kind, json_text(shown), is_fixed=True, is_vague=is_vague)
 
     async def _changes_of(self, item: str) -> Sequence[wire.FileUpdateChange]:
-        """Return the changes of an item, once a notification had them; else none."""
+        """Return the changes of an item, after waiting for their notification; none if it does not come."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ITEM_S):
                 while item not in self._changes:

@@ -1,8 +1,8 @@
-"""Cursor's agents as an upstream that remembers, through the `cursor-sdk` package and the bridge it brings along.
+"""Cursor's agents as an upstream, through the `cursor-sdk` package and its bridge.
 
-Sources: the package's own protocol files (`sdk_agent_service.proto`, `sdk_messages.proto` of 1.1.0), and what a plugin
-that pools these agents learned from its users: a resumed agent that the server has dropped fails only in the run, with
-status "error" and no words; images fail without a reason; a system prompt inside a message is taken for an injection.
+Sources: the package's own protocol files (`sdk_agent_service.proto`, `sdk_messages.proto` of 1.1.0), and the experience
+of a plugin that pools these agents. A resumed agent that the server has dropped fails only in the run, with status
+"error" and no text; images fail without a reason; a system prompt inside a message is treated as an injection.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ with extra("cursor"):
     from cursor_sdk.asyncio import AsyncAgent, AsyncClient, AsyncRun
 
 LAUNCH_S = 30.0
-"""Seconds the bridge has to start."""
+"""Seconds for the bridge to start."""
 STOP_S = 5.0
-"""Seconds a run has to be stopped, or an agent to be released, when no task waits for it any more."""
+"""Seconds for stopping a run, or releasing an agent, that no task waits for."""
 _log = logging.getLogger(__name__)
 
 RULES_FILE = Path(".cursor/rules/midstream.mdc")
-"""Where a client application's instructions are left for the agent, in the folder it works in."""
+"""File for a client application's instructions, in the agent's working folder."""
 RULES_SENTINEL = "<!-- written by midstream: it is replaced and removed without asking -->"
 
 _ERRORS: tuple[tuple[type[Exception], type[ModelError]], ...] = (
@@ -95,7 +95,7 @@ _ERRORS: tuple[tuple[type[Exception], type[ModelError]], ...] = (
     (sdk.ConfigurationError, ModelAccessError),
     (sdk.BadRequestError, ModelRejectedError),
 )
-"""The package's errors, the most exact first; any other one is an unknown failure."""
+"""Error classes for the package's errors, the most exact first; any other error is unknown."""
 _STATUSES: Mapping[str, type[ModelError]] = {
     "expired": UpstreamGoneError,
     "cancelled": UpstreamFailedError,
@@ -113,29 +113,29 @@ _CODES: Mapping[str, type[ModelError]] = {
     "usage_limit_exceeded": ModelRateLimitedError,
     "timeout": ModelStalledError,
 }
-"""Meaning of a failed run's `error_code`; the words are for people."""
-_UNSAID = {"system", "status", "request", "user", "task"}
-"""Messages of a run that has not begun to answer: one that fails after nothing else has produced nothing."""
+"""Error class for each `error_code` of a failed run; its text is for users."""
+_NO_OUTPUT = {"system", "status", "request", "user", "task"}
+"""Messages of a run that has not begun to answer: a run that fails after only these has produced no output."""
 
 
 class Cursor:
-    """An upstream of Cursor agents that work in a folder of this machine.
+    """An upstream of Cursor agents in a folder of this machine.
 
     Args:
-        model: Such as `composer-2`.
-        cwd: The folder they work in; agents of another folder are other agents.
-        api_key: None takes it from `CURSOR_API_KEY`.
-        client: A `cursor_sdk.asyncio.AsyncClient` of yours, which you close; without one the package's bridge is
-            started with the first conversation. The package lets only a client made with
-            `allow_api_key_env_fallback=True` stop a run.
+        model: A name such as `composer-2`.
+        cwd: The working folder; agents belong to their folder.
+        api_key: The key; None for that in `CURSOR_API_KEY`.
+        client: Your own `cursor_sdk.asyncio.AsyncClient`, which you close; without one the package's bridge is started
+            with the first conversation. A client can stop a run only if it was created with
+            `allow_api_key_env_fallback=True`.
         bridge: The command that starts the bridge; the one in the package by default.
         options: More `AgentOptions`, such as `mode`, `tools` or `disallowed_tools`.
-        is_instructing: Whether a client application's instructions are written to `.cursor/rules/midstream.mdc`
-            in `cwd` for the agent to read. A file of that name which is not ours is left alone. Without it they
-            are not sent: inside a message they would be refused as an injection.
+        is_instructing: Whether a client application's instructions are written to `.cursor/rules/midstream.mdc` in
+            `cwd` for the agent to read. Another program's file of that name is not changed. Otherwise they are not
+            sent: inside a message they would be refused as an injection.
 
     Raises:
-        UsageError: There is no folder `cwd`.
+        UsageError: The folder `cwd` is missing.
     """
 
     def __init__(
@@ -166,11 +166,11 @@ class Cursor:
         self._is_instructing = is_instructing
         self._world = world
         self.closings = 0
-        """How often `aclose` was called: what was opened before is closed for good."""
+        """Number of calls of `aclose`: everything opened before is closed."""
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """The model, the folder, whose account, and the options that limit what an agent may do."""
+        """The model, the folder, the account, and the options that limit an agent."""
         options = msgspec.json.encode(self._options, enc_hook=str, order="deterministic")
         return {
             "model": self._model,
@@ -180,10 +180,10 @@ class Cursor:
         }
 
     async def open(self, setup: Setup, *, resume: str = "") -> CursorAgent:
-        """Make an agent, or take up the one that `resume` names; see `midstream.agents.upstreams`.
+        """Create an agent, or resume the one that `resume` names; see `midstream.agents.upstreams`.
 
         Raises:
-            UpstreamMismatchError: The bridge took up another agent. It is empty.
+            UpstreamMismatchError: The bridge opened another, empty agent.
         """
         closings = self.closings
         agent = await self.open_agent(setup, resume=resume)
@@ -210,7 +210,7 @@ class Cursor:
         return agent
 
     async def verify(self) -> bool:
-        """Ask whose key it is."""
+        """Request the account of the key."""
         try:
             async with self._bridge.client() as client:
                 await self._bridge.openings.answer(client.me(api_key=self._key))
@@ -219,20 +219,20 @@ class Cursor:
         return True
 
     async def delete(self, agent: str) -> None:
-        """Delete an agent with all that is kept of it."""
+        """Delete an agent with all its data."""
         options = {"cwd": str(self._folder), "apiKey": self._key}
         with contextlib.suppress(ModelError, TimeoutError):
             async with asyncio.timeout(STOP_S), self._bridge.client() as client:
                 await self._bridge.openings.answer(client.agents.delete(agent, options))
 
     async def aclose(self) -> None:
-        """Stop the bridge, unless it is yours."""
+        """Stop the bridge, unless it is the user's."""
         self.closings += 1
         await self._bridge.aclose()
 
 
 class CursorAgent:
-    """One agent. Made by `Cursor.open`."""
+    """One agent, created by `Cursor.open`."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class CursorAgent:
         self._bridge = bridge
         self._resumed = resumed
         self._is_begun = bool(resumed)
-        """Whether it may have a message."""
+        """Whether it may have received a message."""
         self._closings = closings
         self._is_closed = False
 
@@ -258,14 +258,14 @@ class CursorAgent:
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """Send a message; see `midstream.agents.upstreams` for the order of the events and the errors.
 
-        `MessageTaken` comes with the first word, thought or tool: a run of an agent that the server has dropped
-        names the agent, fails, and has no other output.
+        `MessageTaken` comes with the first text, thought or tool: a run of an agent that the server has dropped names
+        the agent and fails without other output.
         """
         options = sdk.SendOptions(
             local=sdk.LocalSendOptions(force=True) if is_forced else None,
-            on_delta=_unread,  # requests the text as it comes; it is read from the run
+            on_delta=_unread,  # requests streamed text, which is read from the run
         )
-        await self._resume_where_lost()
+        await self._resume_if_lost()
         self._is_begun = True
         run: AsyncRun | None = None
         reading = _Reading()
@@ -286,12 +286,12 @@ class CursorAgent:
         except ModelError as error:
             cause = error.__cause__
             is_refused = run is None and (isinstance(cause, sdk.RateLimitError) or _is_never_sent(cause))
-            is_lost = isinstance(cause, sdk.NetworkError)  # the bridge, and not the provider
+            is_lost = isinstance(cause, sdk.NetworkError)  # the fault is of the bridge, not of the provider
             if (is_opened and not is_lost) or is_refused or cause is None:
                 raise
             if run is not None and isinstance(error, ModelAccessError):
                 yield self._message_taken_of(run)
-            # The key counts for agents in the cloud only.
+            # The key is only for agents in the cloud.
             raise doubtful(error) from cause
         finally:
             if run is not None and not is_over and self._bridge.is_open(self._agent.client):
@@ -302,13 +302,13 @@ class CursorAgent:
             yield event
 
     async def aclose(self) -> None:
-        """Let the bridge let go of the agent; it is kept."""
+        """Release the agent in the bridge; the agent itself is kept."""
         if not self._is_closed and self._bridge.is_open(self._agent.client):
             await _wait_briefly(self._agent.close())
         self._is_closed = True
 
-    async def _resume_where_lost(self) -> None:
-        """Resume the agent in another bridge where the one that had it has ended since the last answer."""
+    async def _resume_if_lost(self) -> None:
+        """Resume the agent in another bridge if its bridge has ended since the last answer."""
         if self._bridge.is_open(self._agent.client):
             return
         if self._is_closed or self._closings != self._upstream.closings:
@@ -321,20 +321,20 @@ class CursorAgent:
 
 
 class _Reading:
-    """One run, as its events come.
+    """One run and its events.
 
-    Text and thoughts come twice: as they stream, and whole when a step is over. The second is for bridges that
-    leave out the first.
+    Text and thoughts come twice: streamed, and complete at the end of a step. The second is for bridges that do not
+    stream.
     """
 
     def __init__(self) -> None:
         self._is_live = False
         self._has_said = False
         self._open: dict[str, str] = {}
-        """The arguments of the calls that were shown, by their ids."""
+        """The arguments of the shown calls, by call id."""
 
     def read(self, event: sdk.RunStreamEvent) -> list[ModelEvent]:
-        """Return the events of one event of the run: none, while the agent has not begun to answer."""
+        """Return the upstream's events for an event of the run; none before the agent begins to answer."""
         if event.interaction_update is not None:
             return self._live(event.interaction_update)
         if event.sdk_message is not None:
@@ -342,17 +342,17 @@ class _Reading:
         return []
 
     def may_have_message(self, result: sdk.RunResult) -> bool:
-        """Return whether an agent without output exists all the same, and may have the message."""
+        """Whether an agent without output exists nevertheless, and may have the message."""
         kind = _kind_of(result)
         return kind is None or not issubclass(
             kind, UpstreamGoneError | UpstreamBusyError | UpstreamFailedError
         )
 
     def end(self, result: sdk.RunResult) -> list[ModelEvent]:
-        """Return the end of a run that finished.
+        """Return the end of a finished run.
 
         Raises:
-            ModelError: It did not: see `midstream.agents.upstreams`.
+            ModelError: The run failed: see `midstream.agents.upstreams`.
         """
         kind = _kind_of(result)
         if kind is not None:
@@ -385,7 +385,7 @@ class _Reading:
             case sdk.SDKThinkingMessage() if not self._is_live:
                 return [ThinkingDelta(message.text)]
         kind = message.get("type") if isinstance(message, Mapping) else getattr(message, "type", "")
-        return [] if kind in _UNSAID else [Working()]
+        return [] if kind in _NO_OUTPUT else [Working()]
 
     def _tool(self, message: sdk.SDKToolUseMessage) -> list[ModelEvent]:
         events: list[ModelEvent] = []
@@ -401,7 +401,7 @@ class _Reading:
 
 
 def _kind_of(result: sdk.RunResult) -> type[ModelError] | None:
-    """Return what a run failed with, or None: it finished."""
+    """Return the error class of a failed run, or None for a finished one."""
     if result.status == "finished":
         return None
     code = (result.error_code or "").removeprefix("SDK_ERROR_CODE_").lower()
@@ -413,7 +413,7 @@ def _is_never_sent(error: BaseException | None) -> bool:
 
 
 class _Bridge:
-    """The client of the bridge: yours, or one with a bridge of our own, which is started anew when it died."""
+    """The client of the bridge: the user's, or one with its own bridge, which is restarted after its death."""
 
     def __init__(
         self, client: AsyncClient | None, command: Sequence[str] | None, folder: Path, world: World
@@ -424,18 +424,18 @@ class _Bridge:
         self._folder = folder
         self._world = world
         self._starting: asyncio.Task[_Running] | None = None
-        """The start of ours, until there is one that has ended, or was closed."""
+        """The start of the own bridge, until it has ended or was closed."""
         self.openings = SingleFlight("the bridge of cursor-sdk")
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[AsyncClient]:
-        """Give the client; what goes wrong with it becomes one of our errors."""
+        """Yield the client, and convert its errors."""
         async with self.errors():
             yield self._yours or await self._start()
 
     @contextlib.asynccontextmanager
     async def errors(self) -> AsyncIterator[None]:
-        """Make the package's errors ours."""
+        """Convert the package's errors."""
         try:
             yield
         except sdk.CursorAgentError as error:
@@ -448,17 +448,17 @@ class _Bridge:
             ) from error
 
     async def end(self, run: AsyncRun) -> None:
-        """Stop a run. It is stopped even where who waits for that is cancelled."""
+        """Stop a run, also if the caller is cancelled."""
         ending = self._world.spawn(_wait_briefly(run.cancel()), name="cursor: end of a run")
         await asyncio.shield(ending)
 
     def is_open(self, client: AsyncClient) -> bool:
-        """Return whether this client can still be asked."""
+        """Whether this client is the current one and its bridge runs."""
         ours = self._ours
         return client is self._yours or (ours is not None and client is ours.client and not ours.has_exited)
 
     async def aclose(self) -> None:
-        """Stop our bridge, also one that is being started."""
+        """Stop the own bridge, also one that is being started."""
         self.openings.close()
         self.openings = SingleFlight("the bridge of cursor-sdk")
         starting, self._starting, self._ours = self._starting, None, None
@@ -469,7 +469,7 @@ class _Bridge:
             await asyncio.shield(ending)
 
     async def _restart_if_dead(self) -> None:
-        """Let the next conversation start another bridge, if ours does not answer; others may be using it."""
+        """Let the next conversation start another bridge if the own one does not answer; runs may still use it."""
         ours = self._ours
         if ours is not None:
             try:
@@ -488,7 +488,7 @@ class _Bridge:
             self._starting.add_done_callback(self._note_start)
         starting = self._starting
         try:
-            # A start that is cancelled would leave its process behind.
+            # Cancelling the start would leave its process behind.
             running = await asyncio.shield(starting)
         except (OSError, sdk.CursorSDKError) as error:
             raise ModelMissingError(f"the bridge of cursor-sdk does not start: {error}") from error
@@ -503,7 +503,7 @@ class _Bridge:
 
 
 class _Running(Struct, frozen=True, eq=False):
-    """A bridge of our own, and its client."""
+    """An own bridge, and its client."""
 
     bridge: sdk.Bridge
     client: AsyncClient
@@ -516,27 +516,27 @@ class _Running(Struct, frozen=True, eq=False):
         return process is not None and has_exited(process.pid)
 
     async def aclose(self) -> None:
-        """Stop it, within `STOP_S` and the moment that a process takes which is killed."""
+        """Stop the bridge, within `STOP_S` and the time for ending a killed process."""
         await _wait_briefly(self.client.aclose())
         closing = self.world.spawn(asyncio.to_thread(self.bridge.close), name="cursor: end of a bridge")
         await asyncio.wait({closing}, timeout=STOP_S)
         if not closing.done() and (process := self.bridge.process) is not None:
-            process.kill()  # it is frozen; tasks that wait for its answer then get an error
+            process.kill()  # it is frozen; tasks that wait for its answer get an error
         await closing
 
 
 async def _launch(command: Sequence[str] | None, folder: Path, world: World) -> _Running:
-    """Start a bridge in a thread, as it is stopped in one.
+    """Start a bridge in a thread.
 
-    The package can do both on the event loop. Stopping one there joins the thread of a server of its own, which looks
-    twice a second whether it is to end: for so long no other session would be served.
+    On the event loop, a stop would join the thread of the package's server, which checks for its end twice a second: it
+    would block all sessions meanwhile.
     """
     await prepare_to_start()
     bridge = await asyncio.to_thread(
         lambda: sdk.Bridge.launch(_name_owner(command), workspace=os.fspath(folder), timeout=LAUNCH_S)
     )
     assert bridge.process is not None  # it was launched
-    assert bridge.process.stderr is not None  # where it wrote its address
+    assert bridge.process.stderr is not None  # the bridge wrote its address there
     threading.Thread(
         target=_read_away, args=(bridge.process.stderr,), name="cursor: words of a bridge", daemon=True
     ).start()
@@ -544,31 +544,29 @@ async def _launch(command: Sequence[str] | None, folder: Path, world: World) -> 
 
 
 def _name_owner(command: Sequence[str] | None) -> Sequence[str]:
-    """Return the command of a bridge whose environment names its owner: the package takes no environment."""
+    """Return the command of a bridge with its owner in its environment: the package has no parameter for that."""
     words = [resolve_bridge_path()] if command is None else command
     owner = owner_of_new_agents()
-    # A program that is missing is left to the package, which then reports it; behind `env` it would be an exit status.
+    # A missing program is left to the package, which reports it; after `env` it would be an exit status.
     return ["env", f"{OWNER_VARIABLE}={owner}", *words] if owner and shutil.which(words[0]) else words
 
 
 def _read_away(words: IO[str]) -> None:
-    """Read what a bridge prints after its address: the package leaves it in the pipe, and a full pipe stops the
-    bridge.
-    """
+    """Read the bridge's output after its address: the package does not read it, and a full pipe blocks the bridge."""
     with words:
         while os.read(words.fileno(), 65_536):
             pass
 
 
 async def _close_begun(starting: asyncio.Task[_Running]) -> None:
-    """Close a bridge as soon as there is one."""
+    """Close a bridge as soon as it has started."""
     await asyncio.wait({starting})
     if not starting.cancelled() and starting.exception() is None:
         await starting.result().aclose()
 
 
 def _unread(update: object) -> None:
-    """Take an update that is read elsewhere."""
+    """Ignore an update that is read elsewhere."""
 
 
 def _words(message: UserMessage) -> str:
@@ -598,9 +596,9 @@ def _server(server: ForwardedMcpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMc
 
 
 def write_rules(folder: Path, instructions: str) -> None:
-    """Write the instructions into `RULES_FILE` for agents to read. Several processes may.
+    """Write the instructions into `RULES_FILE` for agents. Several processes may do this.
 
-    A file that is not ours stays, and so does everything outside of the folder: a checkout may have links.
+    Another program's file is not changed, and nothing outside the folder: a checkout may have links.
 
     Args:
         instructions: The content; "" removes the file.
@@ -630,7 +628,7 @@ async def _close(agent: AsyncAgent) -> None:
 
 
 async def _wait_briefly(work: Awaitable[object]) -> None:
-    """Wait a limited time for a final answer that is not needed."""
+    """Wait a limited time for an answer whose result is not needed."""
     with contextlib.suppress(TimeoutError, sdk.CursorAgentError):
         async with asyncio.timeout(STOP_S):
             await work

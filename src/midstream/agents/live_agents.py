@@ -1,4 +1,4 @@
-"""The agents of an upstream that are open in this process: few, and only those that may soon be spoken to again."""
+"""The open agents of an upstream in this process: few, and only those that may soon be used again."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class LiveAgents:
     """Opens agents, keeps some open between two turns, and closes all others.
 
     Args:
-        live_max: How many are kept open, those in a turn included; a turn never waits for a place.
-        rest_s: Seconds without a message after which an agent is closed: some die silently after five minutes.
-        close_s: Seconds that closing and forgetting may take.
-        memory_mib_max: MiB that the processes of all agents may take together; None for no limit. Beyond it idle agents
-            are closed, the longest rested first. Agents in a turn are never closed for it.
+        live_max: Number of open agents, including those in a turn; a turn never waits for a place.
+        rest_s: Seconds without a message after which an agent is closed: some die unnoticed after five minutes.
+        close_s: Time limit in seconds for closing and deletion.
+        memory_mib_max: MiB of memory of all agents' processes together; None for no limit. Beyond it idle agents are
+            closed, the longest unused first. Agents in a turn are never closed for it.
         measure: Measures these MiB; returns None where that is not possible. It is called in a thread.
     """
 
@@ -55,14 +55,14 @@ class LiveAgents:
         self._measure = measure
         self._measuring: asyncio.Task[None] | None = None
         self._resting: OrderedDict[str, _Resting] = OrderedDict()
-        """By the name they are resumed by, the longest rested first."""
+        """By the id for resuming, the longest unused first."""
         self._busy = 0
         self._errands: set[asyncio.Task[None]] = set()
         self._closing: dict[str, asyncio.Task[None]] = {}
 
     @property
     def resting(self) -> int:
-        """How many open agents are idle."""
+        """Number of open agents that are idle."""
         return len(self._resting)
 
     def has(self, setup: Setup, name: str) -> bool:
@@ -75,10 +75,9 @@ class LiveAgents:
         )
 
     async def take(self, setup: Setup, name: str) -> UpstreamAgent | None:
-        """Return the agent of this name that rests, if it was opened for the same and has not rested too long.
+        """Return the idle agent of this name, if it has the same setup and was not idle for too long.
 
-        Otherwise it is closed, so that two of the same conversation are never open at once. Give it back with `rest` or
-        `close`, once.
+        Otherwise it is closed, so that no conversation is open twice. Return it with `rest` or `close`, once.
         """
         if (closing := self._closing.get(name)) is not None:
             await asyncio.shield(closing)
@@ -94,41 +93,41 @@ class LiveAgents:
         return None
 
     async def open(self, setup: Setup, *, resume: str = "") -> UpstreamAgent:
-        """Open a fresh agent, or resume one that does not rest here. Give it back with `rest` or `close`, once.
+        """Open a fresh agent, or resume one that is not open here. Return it with `rest` or `close`, once.
 
         Raises:
-            ModelError: As `Upstream.open` does. Then there is nothing to give back.
+            ModelError: As `Upstream.open` does. Then there is nothing to return.
         """
         agent = await self._upstream.open(setup, resume=resume)
         self.has_opened()
         return agent
 
     def has_opened(self) -> None:
-        """Count an agent that was opened in another way, such as a fork. Give it back like the others."""
+        """Count an agent that was opened in another way, such as a fork. Return it like the others."""
         self._busy += 1
         self._close_surplus()
         self._check_memory()
 
     def rest(self, name: str, agent: UpstreamAgent, setup: Setup) -> None:
-        """Take an agent back that has finished its answer; it stays open for a while."""
+        """Return an agent after its answer; it stays open for a while."""
         self._busy -= 1
         self._resting[name] = _Resting(agent, setup, self._world.monotonic())
         self._close_rested()
         self._close_surplus()
         self._check_memory()
 
-    def close(self, agent: UpstreamAgent, *, forget: str = "") -> None:
-        """Take an agent back and close it soon; then delete the conversation of that id at the upstream."""
+    def close(self, agent: UpstreamAgent, *, deleted: str = "") -> None:
+        """Return an agent and close it soon; then delete the conversation `deleted` at the upstream."""
         self._busy -= 1
-        self._run(self._close(agent, forget))
+        self._run(self._close(agent, deleted))
 
     def delete(self, name: str) -> None:
-        """Delete a conversation at the upstream soon; an open agent of it is closed first."""
+        """Delete a conversation at the upstream soon, after closing its open agent."""
         resting = self._resting.pop(name, None)
         self._run(self._close(resting.agent if resting else None, name))
 
     async def aclose(self) -> None:
-        """Close what rests, and wait for what is being closed and forgotten."""
+        """Close idle agents, and wait for closings and deletions."""
         while self._resting:
             self._close_oldest()
         if self._errands:
@@ -150,7 +149,7 @@ class LiveAgents:
         return closing
 
     def _check_memory(self) -> None:
-        """Close idle agents beyond the limit of memory soon."""
+        """Begin to close idle agents beyond the memory limit."""
         is_measuring = self._measuring is not None and not self._measuring.done()
         if self._memory_mib_max is not None and self._resting and not is_measuring:
             self._measuring = self._run(self._close_beyond(self._memory_mib_max))
@@ -175,11 +174,11 @@ class LiveAgents:
         task.add_done_callback(self._errands.discard)
         return task
 
-    async def _close(self, agent: UpstreamAgent | None, forget: str) -> None:
+    async def _close(self, agent: UpstreamAgent | None, deleted: str) -> None:
         if agent is not None:
             await self._within(agent.aclose(), "closed")
-        if forget:
-            await self._within(self._upstream.delete(forget), "forgotten")
+        if deleted:
+            await self._within(self._upstream.delete(deleted), "deleted")
 
     async def _within(self, work: Awaitable[None], what: str) -> None:
         try:

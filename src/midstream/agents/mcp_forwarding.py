@@ -1,4 +1,4 @@
-"""MCP servers of the client application that an upstream gets; those that are left out are logged once."""
+"""MCP servers of the client application for an upstream; each reason to omit one is logged once."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _log = logging.getLogger(__name__)
 
 
 class Forwarding:
-    """The servers that one upstream is given, for as long as it lives.
+    """The servers for one upstream, during its life.
 
     Args:
-        abilities: Whether it has a flow of its own to sign in to servers.
+        abilities: Whether it has its own flow to sign in to servers.
     """
 
     def __init__(self, name: str, abilities: Abilities) -> None:
         self._name = name
         self._abilities = abilities
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def select(
         self, servers: Iterable[ForwardedMcpServer], transports: Collection[Transport] = TRANSPORTS
     ) -> tuple[ForwardedMcpServer, ...]:
-        """Return the servers to hand on, in the order of their names; a new reason to leave one out is logged."""
+        """Return the servers to pass on, in the order of their names; log each new reason to omit one."""
         kept, skipped = select_forwarded(
             servers,
             can_oauth=self._abilities.can_oauth,
@@ -34,7 +34,7 @@ class Forwarding:
             transports=transports,
         )
         for left in skipped:
-            if left.words not in self._told:
-                self._told.add(left.words)
+            if left.words not in self._logged:
+                self._logged.add(left.words)
                 _log.warning("%s: %s", self._name, left.words)
         return kept

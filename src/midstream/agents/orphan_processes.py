@@ -1,7 +1,7 @@
-"""Agents that outlived the process of midstream which started them: ended before another agent is started.
+"""Orphaned agents of dead processes of midstream, which are ended before another agent is started.
 
-The guardian of that process ends them first (`midstream.agents.agent_guardian`). This is the second line: the guardian
-may have been killed too. How they are found: `midstream.agents.owned_processes`.
+The guardian of that process ends them first (`midstream.agents.agent_guardian`). This search is for the case that the
+guardian was killed, too. `midstream.agents.owned_processes` finds them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 async def end_orphans() -> int:
-    """End all agents of this user whose owner has ended, with all that they started; return how many processes."""
+    """End all agents of this user whose owner has ended, with their child processes; return the number of processes."""
     return await asyncio.to_thread(_end)
 
 

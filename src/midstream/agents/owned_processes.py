@@ -1,11 +1,11 @@
-"""Processes that belong to an owner: found by their environment and their ancestors, and ended. Linux only.
+"""Search for the processes of an owner, by environment and ancestors, and their end. Linux only.
 
 The environment of each agent names its owner: the process that started it, by process id, start time and namespace,
-because process ids are used again. The programs that the agent starts inherit the name, whatever group or parent they
-have. A program with another environment is found by its parent, or by the leader of its session.
+because process ids are used again. The programs that the agent starts inherit this variable, in any group and with any
+parent. A program with another environment is found by its parent, or by the leader of its session.
 
 This file is also a program: the guardian of one owner, which `midstream.agents.agent_guardian` starts. It therefore
-imports only what a bare interpreter has loaded.
+imports only modules that a bare interpreter has loaded.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import sys
 import time
 
 TYPE_CHECKING = False
-"""Known to type checkers; the module `typing` takes half of the start of a bare interpreter."""
+"""A constant for type checkers; importing `typing` takes half of the start of a bare interpreter."""
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 OWNER_VARIABLE = "MIDSTREAM_AGENT_OWNER"
 GUARDIAN = "guardian"
-"""Value of `OWNER_VARIABLE` for a guardian: it belongs to no owner, and is no child of one in a search."""
+"""Value of `OWNER_VARIABLE` for a guardian, which has no owner and is no result of a search."""
 ROUNDS_MAX = 20
-"""Searches in a row: a process may start another one before it is stopped."""
+"""Greatest number of searches: a process may start another one before it is stopped."""
 EXIT_WAIT_S = 1.0
-"""Seconds to wait until killed processes have ended."""
+"""Greatest number of seconds to wait for the end of killed processes."""
 SEARCHES_AFTER_S = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)
-"""Pauses before the searches of a guardian. A process that its owner was just starting has no name of the owner yet."""
+"""Pauses before the searches of a guardian. The environment of a starting process has no owner yet."""
 _PROC = "/proc"
 _DEAD = ("Z", "X")
 _PARENT, _SESSION, _STARTED = 1, 3, 19
-"""Where these stand in `/proc/PID/stat`, behind the name."""
+"""Positions in `/proc/PID/stat`, after the name."""
 
 
 def owner_of_new_agents() -> str:
@@ -47,7 +47,7 @@ def owner_of_new_agents() -> str:
 
 
 def has_owner_ended(owner: str) -> bool:
-    """Return whether the process that a value of `OWNER_VARIABLE` names has ended; False for strange values."""
+    """Whether the process in a value of `OWNER_VARIABLE` has ended; False for invalid values."""
     namespace, _, rest = owner.partition("/")
     pid, _, started = rest.partition("/")
     if not pid.isdigit() or namespace != _namespace():
@@ -59,14 +59,13 @@ def has_owner_ended(owner: str) -> bool:
 
 
 def end_processes(is_meant: Callable[[int], bool]) -> int:
-    """Kill the processes of this user that `is_meant` names, and what they have started; return how many.
+    """Kill the processes of this user for which `is_meant` is true, and their child processes; return their number.
 
-    All are stopped before the first one is killed: none can start another one meanwhile, and none loses its parent, by
-    which a program without the environment of its parent is found. It returns when they have ended, or after
-    `EXIT_WAIT_S`.
+    All are stopped before the first one is killed. So none can start another one meanwhile, and none loses its parent,
+    which identifies programs with another environment. It returns when they have ended, or after `EXIT_WAIT_S`.
 
     Args:
-        is_meant: Decides about a process id. What it raises as `OSError` or `LookupError` means no.
+        is_meant: Decides about a process id. An `OSError` or `LookupError` means no.
     """
     held: dict[int, int] = {}
     try:
@@ -84,7 +83,7 @@ def end_processes(is_meant: Callable[[int], bool]) -> int:
 
 
 def _hold(pid: int, held: dict[int, int], is_meant: Callable[[int], bool]) -> bool:
-    """Stop a process if it is meant; its descriptor holds it, so that another one of the same id is safe."""
+    """Stop a process if it is meant; its descriptor protects against a reused id."""
     try:
         if not _is_included(pid, held, is_meant):  # most are not, and need no descriptor
             return False
@@ -115,7 +114,7 @@ def _is_included(pid: int, held: dict[int, int], is_meant: Callable[[int], bool]
 
 
 def _send(descriptor: int, means: int) -> bool:
-    """Send a signal; return whether the process was there."""
+    """Send a signal; return whether the process existed."""
     try:
         signal.pidfd_send_signal(descriptor, means)
     except OSError:
@@ -136,7 +135,7 @@ def _wait_for_exits(descriptors: list[int]) -> None:
 
 
 def own_processes() -> Iterator[int]:
-    """Yield the processes of this user, without this one; most recent ids first, so that agents are found early."""
+    """Yield the other processes of this user, the newest ids first, so that agents are found early."""
     try:
         found = sorted(filter(str.isdigit, os.listdir(_PROC)), key=int, reverse=True)
     except OSError:  # it is not mounted
@@ -157,16 +156,16 @@ def owner_of(pid: int) -> str:
     """Return the value of `OWNER_VARIABLE` in the environment of a process; "" for none.
 
     Raises:
-        OSError: It has ended, or is another user's.
+        OSError: It has ended, or belongs to another user.
     """
     return variable_of(pid, OWNER_VARIABLE)
 
 
 def variable_of(pid: int, name: str) -> str:
-    """Return the value of a variable in the environment that a process was started with; "" for none.
+    """Return the value of a variable in the initial environment of a process; "" for none.
 
     Raises:
-        OSError: It has ended, or is another user's.
+        OSError: It has ended, or belongs to another user.
     """
     prefix = f"{name}=".encode()
     for value in _read(f"{pid}/environ").split(b"\0"):
@@ -185,7 +184,7 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def start_time(pid: int) -> str:
-    """Return when a process was started, in ticks since the start of the system.
+    """Return the start time of a process, in ticks since the start of the system.
 
     Raises:
         OSError: It has ended.
@@ -207,9 +206,9 @@ def _state(pid: int) -> str:
 
 
 def _guard(owner: str) -> None:
-    """Wait for the end of an owner, and end what belongs to it.
+    """Wait for the end of an owner, and end its processes.
 
-    A byte on the standard input announces an end in order. Its mere end means nothing: the owner may have closed it.
+    A byte on the standard input announces an orderly end. A closed standard input alone means nothing.
     """
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -222,12 +221,12 @@ def _guard(owner: str) -> None:
 
 
 def _wait_for_end(owner: str) -> bool:
-    """Return whether the end was announced."""
+    """Wait for the end of an owner; return whether it was announced."""
     try:
         descriptor = os.pidfd_open(int(owner.split("/")[1]))
     except ProcessLookupError:
         return False
-    if has_owner_ended(owner):  # the descriptor is perhaps that of a later process
+    if has_owner_ended(owner):  # the descriptor may be that of a later process
         return False
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

@@ -1,8 +1,8 @@
-"""Permissions of upstream agents: decided by rules, or by a person.
+"""Permissions of upstream agents, decided by rules or by a person.
 
-A coding agent asks before it does certain things (which, is its own decision), and waits for the answer in the middle
-of its run. Rules decide without a person. Where they return `Ask`, and the agent works for a session, the question
-is put to the people of that session like any approval (docs/spec/turn.md, TURN-77 to TURN-82); elsewhere it is refused.
+A coding agent requests permission for certain acts, which it selects itself, and waits for the answer in its run. Rules
+decide without a person. If they return `Ask`, and the agent works for a session, the people of that session are asked,
+as for any approval (docs/spec/turn.md, TURN-77 to TURN-82). Otherwise the request is refused.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ __all__ = [
 ]
 
 HARMLESS: frozenset[Kind] = frozenset({"read", "search", "think"})
-"""What changes nothing, here or elsewhere. Fetching is not among them: an address can carry words away."""
+"""Kinds of acts that change nothing. Fetching is not among them: an address can contain secrets."""
 
 Verdict = Literal[True] | str | Ask
-"""True; or why not, which the agent reads; or that a person shall decide."""
+"""True; or a reason for a refusal, which the agent gets; or a question for a person."""
 
 
 class Rules(Struct, frozen=True):
-    """Allow what is of a kind or has a name; refuse the rest, or ask a person about it.
+    """Rules by kind or name of a tool: allow, refuse, or ask a person.
 
     Args:
-        kinds: Kinds that are allowed. An agent that lies about them gets away with it: name tools to be strict.
-        tools: Names that are allowed, whatever their kind.
-        refused: Names that are refused, whatever their kind, without a person.
-        others: What becomes of all else. It is refused, too, where no person can be asked.
-        asked: Patterns of names (`mcp__bank__*`), and the terms on which people are asked about those, whatever their
-            kind; the first that fits counts. `Ask(approvers=2)` requires two different people.
+        kinds: Allowed kinds. The agent itself declares the kind: use `tools` to be strict.
+        tools: Allowed names, of any kind.
+        refused: Refused names, of any kind, without a person.
+        others: The decision about all other acts. `Ask` means refused if no person can be asked.
+        asked: Patterns of names (`mcp__bank__*`) with the terms of questions to people, for any kind; the first match
+            applies. `Ask(approvers=2)` requires two different people.
     """
 
     kinds: frozenset[Kind] = HARMLESS
@@ -60,7 +60,7 @@ class Rules(Struct, frozen=True):
     asked: Mapping[str, Ask] = {}
 
     def verdict(self, permission: Permission) -> Verdict:
-        """Decide."""
+        """Return the decision of the rules about a permission."""
         is_refused = permission.tool in self.refused
         for pattern, terms in self.asked.items():
             if not is_refused and fnmatchcase(permission.tool, pattern):
@@ -73,24 +73,24 @@ class Rules(Struct, frozen=True):
 
 
 CAUTIOUS = Rules()
-"""The default: what only reads is allowed, whatever has effects is refused."""
+"""The default: reading is allowed, effects are refused."""
 ASK_FIRST = Rules(others=Ask())
-"""What only reads is allowed, a person is asked about the rest, for as long as they take."""
+"""Reading is allowed, people are asked about the rest, without a time limit."""
 EVERYTHING = Rules(
     frozenset({"read", "search", "think", "fetch", "edit", "delete", "move", "execute", "other"})
 )
-"""For agents in a place where nothing can be lost."""
+"""All acts are allowed, for agents in an environment without valuable data."""
 
 Asking = Callable[[Permission], Awaitable[Verdict]]
-"""Decides in code of your own. The agent waits, and its silence counts: to let people take their time, return `Ask`."""
+"""A function of yours that decides. The agent's silence is measured meanwhile: return `Ask` to give people time."""
 
 
 async def decide_permission(
     permissions: Rules | Asking, permission: Permission, person: Person | None = None
 ) -> Decision:
-    """Decide by rules or by code, and ask the person where those return `Ask`.
+    """Decide by rules or by a function, and ask a person if they return `Ask`.
 
-    An act whose arguments are too deep to be shown is refused: no rule has seen them.
+    An act whose arguments are too deep to be shown is refused.
     """
     if permission.arguments == DEEP_VALUE:
         return f"{permission.tool!r} is not allowed: its arguments are {TOO_DEEP}."

@@ -1,11 +1,11 @@
-"""The pool: a model made of an upstream that remembers, which never continues the wrong conversation.
+"""The pool: a model whose answers come from stateful upstream agents, and that never continues the wrong conversation.
 
-The caller resends the whole conversation, as with any model; the pool finds out what the upstream agent has of it
-and sends only the rest. What it has stands in a record of a key-value store, which is written before a message is
-sent (from then on it is uncertain what the agent has), again with the upstream's first event, and again with its
-last one. Kill the process between any two lines, and the next turn begins with a fresh agent that gets the whole
-transcript: one full replay is the worst case. What is decided is decided by pure functions:
-    `agents/reuse_classification.py` decides about a request, `agents/agent_failures.py` about a failure.
+The caller resends the whole conversation, as with any model. The pool finds out which part of it the upstream agent
+has, and sends only the rest. A record in a key-value store describes the agent's conversation. It is written before a
+message is sent (from then on the agent's state is uncertain), with the upstream's first event, and with its last one.
+If the process is killed in between, the next turn sends the whole transcript to a fresh agent: one full replay is the
+worst case. Pure functions decide: `agents/reuse_classification.py` about a request, `agents/agent_failures.py` about a
+failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from midstream.agents.agent_runs import AgentRun, PermissionRequests, SilenceLim
 from midstream.agents.attachments import with_readable_files
 from midstream.agents.live_agents import LiveAgents
 from midstream.agents.pool_counters import PoolCounters
-from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
+from midstream.agents.pool_entries import STORE_FAILURES, Found, PoolEntries
 from midstream.agents.pool_records import PoolRecord
 from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
 from midstream.agents.prior_transcript import TranscriptBudget, without_cut_answers
@@ -86,37 +86,36 @@ from midstream.store.memory import MemoryKeyValue
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 CLAIMS_MAX = 8
-"""Tries to claim a record that others write at the same time; then the turn goes without one."""
+"""Tries to claim a record with concurrent writers; then the turn continues without a record."""
 CHAINS_MAX = 32
-"""Conversations that are kept with their links, so that a longer one costs only what is new."""
+"""Conversations whose links are in memory, so that only new messages must be digested."""
 REPORTS_MAX = 1000
-"""Sessions whose last turn can be asked for."""
+"""Sessions whose last report is in memory."""
 
-TELLING_AGE_S = 60.0
-"""Seconds of silence from which it is a sign of an upstream's memory whether an agent is still there."""
+RETENTION_AGE_MIN_S = 60.0
+"""Seconds of silence after which an agent's existence is an observation about the upstream's memory."""
 
 Servers = Callable[[], Sequence[ForwardedMcpServer]]
-"""Returns the MCP servers that the client application has right now."""
+"""Returns the client application's current MCP servers."""
 OnTurn = Callable[[TurnReport], None]
-"""Receives what became of each turn."""
+"""Receives the report of each turn."""
 
 _log = logging.getLogger(__name__)
 
 
 class PoolLimits(Struct, frozen=True):
-    """Limits of what a pool holds, and how long it waits.
+    """Limits of a pool.
 
     Args:
         live_max: Agents kept open in this process.
-        rest_s: Seconds without a message after which an open agent is closed; it is resumed by name. None: as the
+        rest_s: Seconds without a message after which an open agent is closed; the next message resumes it. None: as the
             upstream declares (`Abilities.rest_s`).
-        memory_mib_max: MiB of memory that all agents of this process may take together, with all that they started;
-            None for no limit. Beyond it idle agents are closed, the longest idle first. It holds for upstreams with a
-            process for each agent (`Abilities.has_process`), on Linux.
-        wait_s: Seconds that a turn waits for another one of its session in this process; then it takes the session
-            over with a fresh agent.
-        silence: How long an agent may be silent.
-        budget: How much of a conversation a fresh agent gets.
+        memory_mib_max: MiB of memory of all agents of this process together, with their child processes; None for no
+            limit. Beyond it idle agents are closed, the longest idle first. It applies to upstreams with a process for
+            each agent (`Abilities.has_process`), on Linux.
+        wait_s: Seconds that a turn waits for another one of its session here; then it continues with a fresh agent.
+        silence: Limits for the silence of an agent.
+        budget: Limits for the transcript that a fresh agent gets.
         record_age_max_s: Seconds that the record of a conversation is kept after its last use.
         records_max: Records that are kept, the most recently used first, of all pools that share the store.
 
@@ -143,16 +142,16 @@ class PoolLimits(Struct, frozen=True):
 class Pooled(StoredModel):
     """A model of upstream agents that keep their conversations: it reuses them and sends only what is new.
 
-    A request without a session, or an ephemeral one, gets an agent of its own that is forgotten afterwards.
+    A request without a session, or an ephemeral one, gets an agent of its own that is deleted afterwards.
 
     Args:
-        upstream: What answers. It is closed with the pool.
-        kv: Where the records are kept while no engine runs the pool: an open store. Several processes may share
-            it. `Host`, `midstream serve` and the gateway use their own store instead, and close the pool with it.
-            Without any of them the records are in memory.
-        limits: What it holds, and how long it waits.
-        servers: Which MCP servers the client application has, asked anew each turn; for upstreams that take some.
-        on_turn: Called with the report of each turn, as in `Pooled.last`. What it raises is logged.
+        upstream: The upstream, which is closed with the pool.
+        kv: An open store for the records while no engine runs the pool. Several processes may share it. `Host`,
+            `midstream serve` and the gateway use their own store instead, and close the pool with it. Without any store
+            the records are in memory.
+        limits: Limits of the pool.
+        servers: Returns the client application's MCP servers, at each turn; for upstreams that accept them.
+        on_turn: Called with the report of each turn, as in `Pooled.last`. Its exceptions are logged.
         world: Clock and ids.
     """
 
@@ -172,9 +171,9 @@ class Pooled(StoredModel):
         self._on_turn = on_turn
         self._world = world
         self.counters = PoolCounters()
-        """What became of all turns since this pool was made, as numbers: for metrics."""
+        """Results of all turns since this pool was created, for metrics."""
         self._engines = 0
-        """Engines that run this pool now; the first one's store has the records."""
+        """Engines that run this pool now; the store of the first one has the records."""
         self._entries = self._entries_in(kv or MemoryKeyValue())
         self._live = LiveAgents(
             upstream,
@@ -202,12 +201,12 @@ class Pooled(StoredModel):
 
     @property
     def name(self) -> str:
-        """Name shown to people: the upstream's name."""
+        """The upstream's name, for users."""
         return self._upstream.name
 
     @property
     def grants(self) -> frozenset[str]:
-        """Which wishes for the making of an answer the upstream takes."""
+        """Names of the settings for an answer that the upstream accepts."""
         return self._upstream.abilities.grants
 
     @property
@@ -216,7 +215,7 @@ class Pooled(StoredModel):
         return self._upstream.abilities.takes_tools
 
     def last(self, session: str) -> TurnReport | None:
-        """Return what became of the last turn of a session in this process, if that is still known."""
+        """Return the report of a session's last turn in this process, or None if it is not in memory."""
         return self._reports.get(session)
 
     @override
@@ -232,7 +231,7 @@ class Pooled(StoredModel):
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Close all agents and the upstream. Calling it twice is harmless. What is streaming fails."""
+        """Close all agents and the upstream; running answers fail. A second call has no effect."""
         await self._held.aclose()
         await self._live.aclose()
         await self._upstream.aclose()
@@ -241,13 +240,12 @@ class Pooled(StoredModel):
         """Answer a request; see `Model.stream`. Closing the iterator stops the agent's run.
 
         Raises:
-            ModelError: The agent failed, and so did a fresh one where that was worth a try (then the first error is the
-                cause of this one).
+            ModelError: The agent failed. If a fresh one failed too, the first error is the cause of this one.
         """
         if request.settings.store is False and "store" in self._upstream.abilities.grants:
             request = replace(
                 request, is_ephemeral=True
-            )  # what the provider must not keep cannot be continued there
+            )  # content that the provider must not store cannot be continued there
         chain = self._chains.get(request.session, Chain()).then(request.history)
         setup, outline = self._read(request, chain.heard)
         can_drop = bool(request.session) and not (request.is_resent or request.is_ephemeral)
@@ -284,13 +282,13 @@ class Pooled(StoredModel):
                 turn.totals.end, turn.totals.error = End.FAILED, error.code
                 raise
             finally:
-                # Whoever stops us may not keep the record from being put right.
+                # The record must be corrected even if this task is cancelled.
                 await asyncio.shield(self._world.spawn(self._settle(turn), name="settle a turn"))
         finally:
             if is_ours:
                 self._locks.leave(request.session)
 
-    # --- what to do -------------------------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------------------
 
     def _read(self, request: ModelRequest, heard: ConversationDigest) -> tuple[Setup, Outline]:
         abilities = self._upstream.abilities
@@ -301,22 +299,22 @@ class Pooled(StoredModel):
         return setup, heard.outline(setup.instructions, setup.tools, setup.servers, identity)
 
     def _keep_links(self, session: str, chain: Chain) -> None:
-        """Keep a conversation's links for its next turn."""
+        """Store a conversation's links for its next turn."""
         self._chains.pop(session, None)
         self._chains[session] = chain
         while len(self._chains) > CHAINS_MAX:
             self._chains.popitem(last=False)
 
     async def _may_enter(self, request: ModelRequest, outline: Outline) -> bool:
-        """Wait for the session's other turn; return whether the session is this turn's, to be given back.
+        """Wait for the session's other turn; return whether this turn has the session and must release it.
 
-        It is not where the other one takes too long, nor for a side call.
+        False if the other turn takes too long, and for a side call.
         """
         session = request.session
         if not session or request.is_ephemeral:
             return False
         if self._locks.is_held(session):
-            with contextlib.suppress(*OUT_OF_ORDER):
+            with contextlib.suppress(*STORE_FAILURES):
                 found = await self._entries.find(session)
                 if classify(found.record, outline).kind is RequestRelation.SIDE_CALL:
                     return False
@@ -325,12 +323,12 @@ class Pooled(StoredModel):
     async def _begin(
         self, request: ModelRequest, outline: Outline, setup: Setup, heard: ConversationDigest
     ) -> PoolTurn:
-        """Judge a request and claim its record, unless it leaves no trace."""
+        """Classify a request and claim its record, unless it must leave no trace."""
         turn: PoolTurn | None = None
         try:
             if request.session and not request.is_ephemeral:
                 turn = await self._claim(request, outline, setup)
-        except OUT_OF_ORDER as error:
+        except STORE_FAILURES as error:
             _log.warning(
                 "a turn continues without its record: %s", error.code, extra={"session": request.session}
             )
@@ -346,15 +344,15 @@ class Pooled(StoredModel):
         return turn
 
     async def _read_calls(self, turn: PoolTurn) -> None:
-        """Read the calls that agents ran themselves, for an agent without them."""
+        """Read the stored own calls of agents, for an agent without them."""
         if turn.own_calls is not None:
-            with contextlib.suppress(*OUT_OF_ORDER):
+            with contextlib.suppress(*STORE_FAILURES):
                 turn.kept_calls = await self._entries.calls(turn.request.session)
 
     async def _keep_calls(self, turn: PoolTurn, *, is_whole: bool = False) -> None:
-        """Store a call that the agent ran itself, before it is published."""
+        """Store an own call of the agent before it is published."""
         if turn.own_calls:
-            with contextlib.suppress(*OUT_OF_ORDER):
+            with contextlib.suppress(*STORE_FAILURES):
                 await self._entries.keep_calls(
                     turn.request.session, turn.own_calls.collect(is_whole=is_whole)
                 )
@@ -366,7 +364,7 @@ class Pooled(StoredModel):
             judged = classify(found.record, outline)
             age_s = 0.0 if found.record is None else max(0.0, now - found.record.used_at)
             is_open = found.record is not None and self._live.has(setup, found.record.agent)
-            is_of_interest = age_s >= TELLING_AGE_S or (found.record is not None and not is_open)
+            is_of_interest = age_s >= RETENTION_AGE_MIN_S or (found.record is not None and not is_open)
             learned = await self._entries.retention() if is_of_interest else None
             uncut = self._find_uncut(request, setup) if found.record is not None else None
             doing = action(
@@ -375,7 +373,7 @@ class Pooled(StoredModel):
                 found.record,
                 self._upstream.abilities,
                 age_s=age_s,
-                limit_s=None if learned is None or age_s < TELLING_AGE_S else learned.limit_s(now=now),
+                limit_s=None if learned is None or age_s < RETENTION_AGE_MIN_S else learned.limit_s(now=now),
                 is_verifiable=is_open or learned is None or not learned.never_echoes(now=now),
                 uncut=uncut,
             )
@@ -398,7 +396,7 @@ class Pooled(StoredModel):
         return None
 
     def _find_uncut(self, request: ModelRequest, setup: Setup) -> Outline | None:
-        """Return the outline of a request without the cut answers at its end, where forks can start before them."""
+        """Return the outline without the cut answers at the end, if there are some and forks can start before them."""
         history = without_cut_answers(request.history)
         if history is request.history or not self._upstream.abilities.can_fork:
             return None
@@ -408,7 +406,7 @@ class Pooled(StoredModel):
     def _create_record(
         self, doing: ResumeAgent | Fork | Fresh, found: Found, outline: Outline, now: float
     ) -> PoolRecord:
-        """Return the record of an agent that is about to receive a message."""
+        """Return the record for an agent that is about to receive a message."""
         match doing:
             case ResumeAgent():
                 assert found.record is not None
@@ -420,7 +418,7 @@ class Pooled(StoredModel):
                 return pool_records.create_fresh(outline, upstream=self._upstream.name, now=now)
 
     def _take_over(self, turn: PoolTurn, record: PoolRecord | None, age_s: float) -> None:
-        """Note what becomes of the agent of the record that this turn replaces."""
+        """Record what happens to the previous agent of the record."""
         match turn.action:
             case ResumeAgent():
                 turn.idle_s = age_s
@@ -431,10 +429,10 @@ class Pooled(StoredModel):
         if isinstance(turn.action, Fresh) and record is not None and not record.run:
             turn.unneeded.add(record.agent)
 
-    # --- saying it --------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------------------
 
     async def _answer(self, turn: PoolTurn) -> Events:
-        """Send the messages, with a fresh agent where the first one fails, and yield the answer to the last."""
+        """Send the messages, with a fresh agent if the first one fails, and yield the answer to the last message."""
         while True:
             yield ReuseReported(turn.judgement())
             try:
@@ -442,7 +440,7 @@ class Pooled(StoredModel):
                     async for event in events:
                         yield event
             except ModelError as error:
-                await self._begin_anew(turn, error)
+                await self._begin_again(turn, error)
             else:
                 return
 
@@ -461,7 +459,8 @@ class Pooled(StoredModel):
                         if isinstance(event, Finished):
                             self._note_silent(turn, event)
                         if isinstance(event, UpstreamCallStarted | UpstreamCallEnded):
-                            turn.has_spoken = True  # it acted: from now on nothing is repeated (REUSE-79)
+                            # the agent has acted: nothing may be repeated from now on (REUSE-79)
+                            turn.has_spoken = True
                             yield event
                         else:
                             yield Working()
@@ -486,9 +485,11 @@ class Pooled(StoredModel):
             )
 
     async def _whole(self, turn: PoolTurn, finished: Finished) -> Finished:
-        """Release the record: what the agent has is certain now. Only then the caller continues."""
+        """Release the record before the caller continues: the agent's state is certain now."""
         total = turn.totals.count(finished.usage)
-        if isinstance(turn.action, ResumeAgent):  # naming itself is no sign of life: some do, and then fail
+        if isinstance(
+            turn.action, ResumeAgent
+        ):  # an id alone is no sign of life: some agents send it and then fail
             await self._note_retention(turn, is_alive=True)
         if turn.claim is not None and turn.current.is_confirmed and (asked := turn.claim.record) is not None:
             told = pool_records.with_answer(
@@ -504,8 +505,8 @@ class Pooled(StoredModel):
         return replace(finished, usage=total)
 
     async def _send(self, turn: PoolTurn, said: UpstreamMessage) -> Events:
-        """Send one message, again to the same agent where that is safe, and yield its answer."""
-        if folder := self._upstream.identity.get("cwd"):  # it runs here
+        """Send one message, again to the same agent if that is safe, and yield its answer."""
+        if folder := self._upstream.identity.get("cwd"):  # the agent runs on this machine
             said = replace(said, message=await with_readable_files(said.message, Path(folder)))
         turn.delivery.repeats, turn.delivery.is_forced = 0, False
         while True:
@@ -531,7 +532,7 @@ class Pooled(StoredModel):
                         async for event in events:
                             yield event
                 finally:
-                    turn.current.is_spoiled = run.is_left
+                    turn.current.is_spoiled = run.is_abandoned
             except ModelError as error:
                 if agent_failures.is_refusal(error, is_taken=turn.delivery.is_taken):
                     turn.take_back_send()
@@ -541,7 +542,7 @@ class Pooled(StoredModel):
                 turn.delivery.is_forced = turn.delivery.is_forced or doing.is_forced
                 turn.delivery.repeats += not doing.is_forced
                 self._log_turn(turn, "sent again after %s", error.code)
-                self._close_where_spoiled(turn)
+                self._close_if_spoiled(turn)
                 await self._world.sleep(doing.after_s)
             else:
                 return
@@ -566,7 +567,7 @@ class Pooled(StoredModel):
                 return
 
     async def _note_opened(self, turn: PoolTurn, opened: MessageTaken) -> None:
-        """Check that it is the conversation that was asked for, and keep what it is resumed by from now on."""
+        """Check that the requested conversation was opened, and store its new id."""
         if turn.delivery.is_taken:
             turn.current.name = opened.agent or turn.current.name
             return
@@ -577,9 +578,9 @@ class Pooled(StoredModel):
             and not turn.current.was_used
             and opened.resumed in {asked, ""}
         ):
-            with contextlib.suppress(*OUT_OF_ORDER):
+            with contextlib.suppress(*STORE_FAILURES):
                 await self._entries.note_echo(has_echo=bool(opened.resumed))
-        # An agent that this process opened and sent to before need not report again what it goes on from.
+        # An agent that this process opened and used before need not repeat the id of its conversation.
         is_itself = turn.current.was_used and opened.agent == asked and not opened.resumed
         is_same = opened.resumed == asked or is_itself
         if not is_same or not opened.agent:
@@ -597,18 +598,18 @@ class Pooled(StoredModel):
         turn.current.is_confirmed = True
 
     async def _note_mismatch(self, turn: PoolTurn, opened: MessageTaken) -> None:
-        """A message went to the wrong conversation: no later turn may continue there."""
+        """Record that a message went to the wrong conversation, so that no later turn continues there."""
         if not opened.resumed and opened.agent != turn.current.name:
-            turn.unneeded.add(opened.agent)  # a new one, that has only the last message
+            turn.unneeded.add(opened.agent)  # a new agent that has only the last message
             return
         touched = {opened.agent, opened.resumed}
-        with contextlib.suppress(*OUT_OF_ORDER):
+        with contextlib.suppress(*STORE_FAILURES):
             await self._entries.drop_where(lambda record: record.agent in touched and not record.run)
 
     # --- agents -----------------------------------------------------------------------------------------------
 
     async def _open_agent(self, turn: PoolTurn) -> UpstreamAgent:
-        """Return the agent of this turn, opened where it is not."""
+        """Return the agent of this turn; open it if necessary."""
         if turn.current.agent is not None:
             return turn.current.agent
         resume = turn.current.name if turn.current.taken or isinstance(turn.action, ResumeAgent) else ""
@@ -628,31 +629,31 @@ class Pooled(StoredModel):
             raise UpstreamFailedError(f"{self.name} failed with {type(error).__name__}") from error
         return turn.current.agent
 
-    def _close_where_spoiled(self, turn: PoolTurn) -> None:
+    def _close_if_spoiled(self, turn: PoolTurn) -> None:
         """Close an agent whose run did not stop: its state is unknown."""
         if turn.current.is_spoiled:
-            self._let_go(turn)
-            # The next one is another conversation.
+            self._release_agent(turn)
+            # The next agent has another conversation.
             if not (turn.current.taken or isinstance(turn.action, ResumeAgent)):
                 turn.current.nonce = self._world.new_id("agent")
 
-    def _let_go(self, turn: PoolTurn, *, forget: str = "") -> None:
+    def _release_agent(self, turn: PoolTurn, *, deleted: str = "") -> None:
         if turn.current.agent is not None:
-            self._live.close(turn.current.agent, forget=forget)
+            self._live.close(turn.current.agent, deleted=deleted)
             turn.current.agent = None
-        elif forget:
-            self._live.delete(forget)
+        elif deleted:
+            self._live.delete(deleted)
 
-    async def _begin_anew(self, turn: PoolTurn, error: ModelError) -> None:
-        """Let a fresh agent take the place of this turn's, or raise the error where that would not help."""
+    async def _begin_again(self, turn: PoolTurn, error: ModelError) -> None:
+        """Replace this turn's agent by a fresh one, or raise the error if that would not help."""
         doing = agent_failures.remedy(error, turn.situation)
         if (
-            isinstance(doing, agent_failures.BeginAnew)
+            isinstance(doing, agent_failures.StartFresh)
             and doing.if_verified
             and not await self._is_verified()
         ):
             doing = agent_failures.Fail()
-        if not isinstance(doing, agent_failures.BeginAnew):
+        if not isinstance(doing, agent_failures.StartFresh):
             if turn.first_error is not None:
                 raise error from turn.first_error
             raise error
@@ -664,8 +665,8 @@ class Pooled(StoredModel):
             turn.unneeded.add(turn.current.name)
         if turn.claim is not None and turn.claim.found.record is not None:
             turn.unneeded.add(turn.claim.found.record.agent)
-        self._let_go(turn)
-        turn.begin_anew(error)
+        self._release_agent(turn)
+        turn.begin_again(error)
         if turn.claim is not None:
             fresh = pool_records.create_fresh(turn.outline, upstream=self.name, now=self._world.now())
             asides = turn.claim.record.asides if turn.claim.record is not None else ()
@@ -673,7 +674,7 @@ class Pooled(StoredModel):
         turn.begin(self._world.new_id("agent"), self._upstream.abilities, self._limits.budget)
 
     async def _is_verified(self) -> bool:
-        """Ask whether the credential is accepted; where that cannot be found out, it is not."""
+        """Whether the credential is accepted; False if that cannot be checked."""
         try:
             async with asyncio.timeout(self._limits.silence.close_s):
                 return await self._upstream.verify()
@@ -681,12 +682,12 @@ class Pooled(StoredModel):
             return False
 
     async def _note_retention(self, turn: PoolTurn, *, is_alive: bool) -> None:
-        if turn.idle_s < TELLING_AGE_S:  # an accident, or nothing to wonder at
+        if turn.idle_s < RETENTION_AGE_MIN_S:  # a short silence shows nothing about the retention
             return
-        with contextlib.suppress(*OUT_OF_ORDER):
+        with contextlib.suppress(*STORE_FAILURES):
             await self._entries.note_resume(age_s=turn.idle_s, is_alive=is_alive)
 
-    # --- the end ----------------------------------------------------------------------------------------------
+    # --- end of a turn ----------------------------------------------------------------------------------------
 
     async def _settle(self, turn: PoolTurn) -> None:
         """Correct the record, release the agent, report the turn."""
@@ -701,11 +702,11 @@ class Pooled(StoredModel):
             if turn.current.agent is not None and is_good:
                 self._live.rest(turn.current.name, turn.current.agent, turn.setup)
                 turn.current.agent = None
-            self._let_go(turn)
-        elif not turn.is_untold or turn.current.taken:
-            self._let_go(turn, forget=turn.current.name if self._may_delete(turn) else "")
+            self._release_agent(turn)
+        elif not turn.has_taken_nothing or turn.current.taken:
+            self._release_agent(turn, deleted=turn.current.name if self._may_delete(turn) else "")
         else:
-            self._let_go(turn)
+            self._release_agent(turn)
         if not self._upstream.abilities.can_fork:
             for name in turn.unneeded - {turn.current.name, ""}:
                 self._live.delete(name)
@@ -714,9 +715,9 @@ class Pooled(StoredModel):
         self._report(turn)
 
     async def _settle_record(self, turn: PoolTurn) -> bool:
-        """Leave no record that claims more than is certain: the answer is not whole.
+        """Write only certain facts into the record of an incomplete answer.
 
-        Return whether the agent has what it had before this turn.
+        Return whether the agent has the same memory as before this turn.
         """
         claim = turn.claim
         if claim is None or claim.is_lost:
@@ -727,7 +728,7 @@ class Pooled(StoredModel):
             if not self._upstream.abilities.takes_tools:
                 await claim.release(claim.record)
                 return False
-        elif turn.is_untold and before is not None and isinstance(turn.action, ResumeAgent):
+        elif turn.has_taken_nothing and before is not None and isinstance(turn.action, ResumeAgent):
             await claim.release(pool_records.with_refusal(before, turn.totals.error))
             return True
         turn.current.is_confirmed = False
@@ -735,13 +736,11 @@ class Pooled(StoredModel):
         return False
 
     def _may_delete(self, turn: PoolTurn) -> bool:
-        """Whether no later turn can continue from this turn's agent: a mark of a record may name it where forks are
-        made.
-        """
+        """Whether no later turn can continue from this turn's agent: with forks, a mark of a record may name it."""
         return bool(turn.current.name) and (turn.claim is None or not self._upstream.abilities.can_fork)
 
     async def _prune(self) -> None:
-        with contextlib.suppress(*OUT_OF_ORDER):
+        with contextlib.suppress(*STORE_FAILURES):
             gone = await self._entries.prune()
             if not self._upstream.abilities.can_fork:
                 for name in gone:

@@ -1,4 +1,4 @@
-"""Results of a pool's turns, as numbers that only grow: for metrics."""
+"""Counters of a pool's turns, for metrics."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from midstream.agents.reuse_classification import RequestRelation
 
 
 class PoolCounters:
-    """Read it whenever you like; it is written on the loop's thread, after each turn."""
+    """Counters that are updated on the event loop after each turn."""
 
     def __init__(self) -> None:
         self.evictions: Counter[Eviction] = Counter()
-        """Records that a limit removed, or that were too old to be used, by the limit."""
+        """Records that were removed by a limit or by age, by the limit."""
         self.turns: Counter[tuple[RequestRelation, AgentOrigin, End]] = Counter()
-        """Turns, by what the request was, how the agent was got, and how it ended."""
+        """Turns, by the request's relation, the agent's origin, and the end."""
         self.rebuilt: Counter[str] = Counter()
-        """Turns in which a fresh agent had to take the place of one that should have known, by the reason."""
+        """Turns in which a fresh agent replaced one with the conversation, by the reason."""
         self.errors: Counter[str] = Counter()
         """Turns that failed, by the error's code."""
         self.sends = 0
-        """Messages that agents were sent, all tries counted."""
+        """Messages sent to agents, including retries."""
         self.replays = 0
-        """How often a fresh agent was sent a whole conversation."""
+        """Whole transcripts sent to fresh agents."""
         self.input_tokens = 0
-        """What upstreams read, from a cache or not, as far as they count."""
+        """Input tokens of upstreams, from a cache or not, as far as they are reported."""
         self.cached_tokens = 0
-        """What of that came from a cache."""
+        """The part of them from a cache."""
         self.cache_write_tokens = 0
-        """What of that was written to a cache."""
+        """The part of them written to a cache."""
         self.output_tokens = 0
 
     def take(self, report: TurnReport) -> None:
-        """Count a turn that is over."""
+        """Count a finished turn."""
         self.turns[report.kind, report.way, report.end] += 1
         if report.rebuilt:
             self.rebuilt[report.rebuilt] += 1

@@ -1,9 +1,9 @@
-"""The records of a pool in its key-value store: read, claimed by one run at a time, given back.
+"""The records of a pool in its key-value store: read, claimed by one run at a time, released.
 
-A run claims an entry by writing its own name into it before it sends anything to an agent, and releases it at its
-end. No other run resumes an agent that a run has, dead or alive: a run that needs the conversation meanwhile takes
-the entry over with a fresh agent, and the first run finds out at its next write. So no clock decides who may speak
-to an agent, and two processes never speak to the same one.
+A run claims an entry by writing its own name into it before it sends anything to an agent, and releases it at its end.
+No other run resumes the agent of a claimed entry, even if the claiming run is dead. A run that needs the conversation
+meanwhile takes the entry over with a fresh agent, and the first run notices this at its next write. So two processes
+never use the same agent, and no clock is needed.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from midstream.store.contract import KeyValue
 T = TypeVar("T")
 
 POOL_NAMESPACE = "pool"
-"""Where the records are, one for each session and upstream."""
+"""Namespace of the records, one for each session and upstream."""
 CALLS_NAMESPACE = "pool-calls"
-"""Where the calls are that agents ran themselves, one entry for each session and upstream."""
+"""Namespace of the agents' own calls, one entry for each session and upstream."""
 RETENTION_NAMESPACE = "pool-retention"
-"""What was learned of each upstream's memory, by its name."""
+"""Namespace of the learned retention, by the upstream's name."""
 WRITES_MAX = 5
-"""Tries to write an entry that side calls write at the same time."""
+"""Tries to write an entry with concurrent side calls."""
 
-OUT_OF_ORDER = (UnavailableError, StoreDamagedError)
-"""What a store raises that cannot be used now. A pool goes on without its memory then."""
+STORE_FAILURES = (UnavailableError, StoreDamagedError)
+"""Errors of a store that is unavailable. A pool continues without its records then."""
 
 _log = logging.getLogger(__name__)
 
 
 class Eviction(StrEnum):
-    """Which limit removed a record."""
+    """The limit that removed a record."""
 
     AGE = "age"
     COUNT = "count"
 
 
 class Found(Struct, frozen=True):
-    """Entry of a session, as read. `version` 0: there is no entry. An entry that cannot be read has no record.
+    """A session's entry, as it was read. `version` 0: there is no entry. An entry that cannot be read has no record.
 
-    `age_s`: Seconds since the last use of an entry that is too old to be used; 0 for any other.
+    `age_s`: Seconds since the last use of an expired entry; 0 for any other.
     """
 
     version: int
@@ -70,12 +70,12 @@ class Found(Struct, frozen=True):
 
 
 def key_of(upstream: str, session: str) -> str:
-    """Return under what name a session's record is kept: pools of different upstreams may share a store."""
+    """Return the key of a session's record: pools of different upstreams may share a store."""
     return f"{upstream}/{session}"
 
 
 def session_of(key: str, record: PoolRecord) -> str:
-    """Return whose record it is."""
+    """Return the session of a record."""
     return key.removeprefix(key_of(record.upstream, ""))
 
 
@@ -84,7 +84,7 @@ class PoolEntries:
 
     Args:
         age_max_s: Seconds that a record is kept after its last use.
-        records_max: Records that are kept, of all upstreams that share the store.
+        records_max: Greatest number of records, of all upstreams that share the store.
         evictions: Counts the removed records; a new counter by default.
     """
 
@@ -107,7 +107,7 @@ class PoolEntries:
         """Records that were removed because of a limit, by the limit."""
 
     async def find(self, session: str) -> Found:
-        """Return what is known of a session; one that is too old is not known."""
+        """Return the entry of a session; without a record if it has expired."""
         key = key_of(self._upstream, session)
         kept = await self._kv.kv_get(POOL_NAMESPACE, key)
         if kept is None:
@@ -118,7 +118,7 @@ class PoolEntries:
         return Found(kept.version, record)
 
     async def claim(self, session: str, found: Found, record: PoolRecord) -> Claim:
-        """Write `record` for a run of its own in place of what was found.
+        """Write `record` for a new run, in place of the found entry.
 
         Raises:
             EntryMovedError: Another writer was first: read again. Nothing was written.
@@ -132,7 +132,7 @@ class PoolEntries:
         return claim
 
     async def note_aside(self, session: str, found: Found, outline: Outline) -> None:
-        """Keep beside a record what was taken for a side call.
+        """Store a side call beside a record.
 
         Raises:
             EntryMovedError: Another run wrote the record first: read it again. Nothing was written.
@@ -143,14 +143,14 @@ class PoolEntries:
         await self._kv.kv_put(POOL_NAMESPACE, key, body, expected=found.version, at=found.record.used_at)
 
     async def drop_where(self, is_unwanted: Callable[[PoolRecord], bool]) -> None:
-        """Remove this upstream's records for which `is_unwanted`, also those of a run."""
+        """Remove this upstream's records for which `is_unwanted` is true, also those of a run."""
         for kept in await self._kv.kv_list(POOL_NAMESPACE):
             record = decode(kept.body)
             if record is not None and record.upstream == self._upstream and is_unwanted(record):
                 await self._kv.kv_delete(POOL_NAMESPACE, kept.key, expected=kept.version)
 
     async def prune(self) -> tuple[str, ...]:
-        """Remove what is too old or too much, of any upstream; return which of our agents have no record now."""
+        """Remove expired and surplus records of any upstream; return this upstream's agents that have no record now."""
         entries = {kept.key: kept for kept in await self._kv.kv_list(POOL_NAMESPACE)}
         gone: list[str] = []
         await self._drop_calls()
@@ -165,12 +165,12 @@ class PoolEntries:
         return tuple(agent for agent in gone if agent)
 
     async def calls(self, session: str) -> tuple[AnswerCalls, ...]:
-        """Return the calls that agents ran themselves in a session, as far as they are kept."""
+        """Return the agents' own calls in a session, as far as they are stored."""
         kept = await self._kv.kv_get(CALLS_NAMESPACE, key_of(self._upstream, session))
         return () if kept is None else decode_calls(kept.body)
 
     async def keep_calls(self, session: str, answer: AnswerCalls) -> None:
-        """Keep the calls of an answer beside those of the session's other answers."""
+        """Store the calls of an answer beside those of the session's other answers."""
         key = key_of(self._upstream, session)
         for _ in range(WRITES_MAX):
             kept = await self._kv.kv_get(CALLS_NAMESPACE, key)
@@ -181,7 +181,7 @@ class PoolEntries:
                 return
 
     async def _drop_calls(self) -> None:
-        """Remove the calls of what was not used for as long as a record is kept, or is beyond their number."""
+        """Remove the calls of expired and surplus entries."""
         entries = {kept.key: kept for kept in await self._kv.kv_list(CALLS_NAMESPACE)}
         for key in self._find_expired([(key, kept.at) for key, kept in entries.items()]):
             await self._kv.kv_delete(CALLS_NAMESPACE, key, expected=entries[key].version)
@@ -204,19 +204,19 @@ class PoolEntries:
         )
 
     async def retention(self) -> LearnedRetention:
-        """Return what was learned of this upstream's memory."""
+        """Return the learned retention of this upstream."""
         kept = await self._kv.kv_get(RETENTION_NAMESPACE, self._upstream)
         return LearnedRetention() if kept is None else decode_retention(kept.body)
 
     async def note_resume(self, *, age_s: float, is_alive: bool) -> None:
-        """Keep what became of an agent that was resumed. Where another writer is first, it is not stored."""
+        """Store the outcome of a resumption. If another writer is first, it is dropped."""
         now = self._world.now()
         await self._update_retention(
             lambda known: known.with_outcome("alive" if is_alive else "dead", age_s, now=now)
         )
 
     async def note_echo(self, *, has_echo: bool) -> None:
-        """Keep whether the upstream sent the id of what it resumed. Where another writer is first, it is not stored."""
+        """Store whether the upstream sent the resumed conversation's id. If another writer is first, it is dropped."""
         now = self._world.now()
         known, learned = await self._update_retention(
             lambda known: known.with_echo(now=now) if has_echo else known.without_echo(now=now)
@@ -231,7 +231,7 @@ class PoolEntries:
     async def _update_retention(
         self, learned_by: Callable[[LearnedRetention], LearnedRetention]
     ) -> tuple[LearnedRetention, LearnedRetention]:
-        """Keep what is learned, if it is new, and return what was known before and what is now."""
+        """Store an observation if it is new, and return the state before and after."""
         kept = await self._kv.kv_get(RETENTION_NAMESPACE, self._upstream)
         known = LearnedRetention() if kept is None else decode_retention(kept.body)
         learned = learned_by(known)
@@ -245,15 +245,15 @@ class PoolEntries:
 
 
 class Claim:
-    """One run's hold on an entry. Made by `PoolEntries.claim`.
+    """One run's claim of an entry, created by `PoolEntries.claim`.
 
-    Each write after the first may find the entry taken over (`is_lost`), or the store out of order; then nothing is
-    written and nothing raised: the entry names the run that has it, so no other run resumes its agent.
+    A later write may find that the entry was taken over (`is_lost`), or that the store is unavailable. Then nothing is
+    written and nothing is raised: the entry names its run, so no other run resumes the agent.
     """
 
     def __init__(self, kv: KeyValue, key: str, world: World, run: str, found: Found) -> None:
         self.is_lost = False
-        """Whether another process has the entry by now, or has removed it."""
+        """Whether another process has taken the entry over, or removed it."""
         self.found = found
         self._kv = kv
         self._key = key
@@ -261,22 +261,22 @@ class Claim:
         self._run = run
         self._version = found.version
         self.record: PoolRecord | None = None
-        """What was written last."""
+        """The last written record."""
 
     async def begin(self, record: PoolRecord) -> None:
-        """Write the first word; see `PoolEntries.claim`."""
+        """Write the first version; see `PoolEntries.claim`."""
         self._version = await self._keep(replace(record, run=self._run))
 
     async def hold(self, record: PoolRecord) -> None:
-        """Write what is certain by now; no other run may resume it yet."""
+        """Write the certain facts; no other run may resume the agent yet."""
         await self._write(replace(record, run=self._run))
 
     async def release(self, record: PoolRecord) -> None:
-        """Write what others may go by."""
+        """Write the final version, which other runs may use."""
         await self._write(replace(record, run=""))
 
     async def drop(self) -> None:
-        """Remove the entry: it is of no use any more."""
+        """Remove the entry."""
         if self.is_lost:
             return
         try:
@@ -284,7 +284,7 @@ class Claim:
                 await self._read_again()
                 if not self.is_lost:
                     await self._kv.kv_delete(POOL_NAMESPACE, self._key, expected=self._version)
-        except OUT_OF_ORDER as error:
+        except STORE_FAILURES as error:
             _log.warning("a record could not be removed: %s", error.code, extra={"entry": self._key})
 
     async def _write(self, record: PoolRecord) -> None:
@@ -296,7 +296,7 @@ class Claim:
             except EntryMovedError:
                 theirs = await self._read_again()
                 record = replace(record, asides=theirs.asides if theirs else ())
-            except OUT_OF_ORDER as error:
+            except STORE_FAILURES as error:
                 _log.warning("a record could not be written: %s", error.code, extra={"entry": self._key})
                 return
             else:
@@ -310,10 +310,10 @@ class Claim:
         return version
 
     async def _read_again(self) -> PoolRecord | None:
-        """Find out whether the entry is still this run's: a side call may have written something beside it."""
+        """Check whether the entry is still this run's: a side call may have changed it."""
         try:
             kept = await self._kv.kv_get(POOL_NAMESPACE, self._key)
-        except OUT_OF_ORDER:
+        except STORE_FAILURES:
             return None
         record = decode(kept.body) if kept else None
         if kept is None or record is None or record.run != self._run:

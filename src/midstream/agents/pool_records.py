@@ -1,7 +1,7 @@
-"""Pool records: what is kept of a conversation in an upstream, so that a later process goes on with it.
+"""Pool records: the stored state of a conversation in an upstream, with which a later process continues it.
 
 A record is written twice a turn (two phases). `create_fresh`, `create_resumed` or `create_fork` makes it pending,
-before anything is sent: from then on it is uncertain what the agent has. `confirm` follows the upstream's first event,
+before anything is sent: from then on the agent's state is uncertain. `confirm` follows the upstream's first event,
 `with_answer` its last.
 """
 
@@ -22,11 +22,11 @@ from midstream.models.fingerprint import LINK_BYTES, Fingerprint, Outline
 RECORD_AGE_MAX_S = 7 * 24 * 3600.0
 """Seconds a record is kept after its last use."""
 RECORDS_MAX = 200
-"""Records kept, the most recently used first."""
+"""Greatest number of records; the most recently used are kept."""
 MARKS_MAX = 64
-"""Marks kept of a conversation, the newest first: people edit their latest messages."""
+"""Marks of a conversation, the newest: users edit their latest messages."""
 ASIDES_MAX = 4
-"""Side calls kept beside a record: client applications have a few kinds of them, such as titles and summaries."""
+"""Side calls of a record: client applications have a few kinds of them, such as titles and summaries."""
 
 _VERSION = b"\x01"
 _CHECK_BYTES = 8
@@ -41,7 +41,7 @@ class ForkPoint(Struct, frozen=True, array_like=True):
 
 
 class Aside(Struct, frozen=True, array_like=True):
-    """A side call: its system prompt and identity, how many user messages it had, and the last one's link."""
+    """A side call: its system prompt and identity, the number of its user messages, and the last one's link."""
 
     system: bytes
     identity: bytes
@@ -53,19 +53,18 @@ class PoolRecord(Struct, frozen=True):
     """A conversation in an upstream.
 
     Args:
-        agent: What to resume it by; "" while a fresh one has no name yet.
+        agent: The id for resuming it; "" while a fresh one has none.
         fingerprint: The digest of the agent's conversation, once the record is confirmed.
-        phase: `pending`: a message was being sent; whether it arrived is unknown. `confirmed`: it answered with an
-            event.
+        phase: `pending`: a message was being sent, and may have arrived. `confirmed`: the agent answered with an event.
         marks: By ascending `users`, `MARKS_MAX` at most.
-        open_calls: The ids of the calls that its last response asked the client application to run.
-        answered: The ids of the calls whose results it was given since the last user message.
-        is_whole: Its last answer came to its end, and its provider has rejected no request since.
-        is_refused: The message after these was refused: it is sent together with the next one.
-        asides: The last unmarked side calls: should a client application continue one, it was none.
-        run: The run that has the agent now, "" where none: until it releases the record, no other run resumes the
-            agent. A dead run never does: what its agent received, and whether it still answers, is unknown.
-        created_at, used_at: Seconds since 1970: when the agent was opened, and when it last gave a sign of life.
+        open_calls: The ids of the calls that its last response requested from the client application.
+        answered: The ids of the calls whose results it got since the last user message.
+        is_whole: Its last answer was complete, and its provider has rejected no request since.
+        is_refused: The next message was refused: it is sent together with the following one.
+        asides: The last unmarked side calls: if a client application continues one, it was the conversation.
+        run: The run that has the agent now, or "". No other run resumes the agent before it is released. After the
+            death of a run it never is, because the agent's state is unknown.
+        created_at, used_at: Seconds since 1970: the opening of the agent, and its last sign of life.
     """
 
     agent: str
@@ -84,7 +83,7 @@ class PoolRecord(Struct, frozen=True):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether it is certain what the agent has, and its name, and no other run uses it."""
+        """Whether the agent has an id and a certain state, and no other run uses it."""
         return self.phase == "confirmed" and bool(self.agent) and not self.run
 
 
@@ -126,12 +125,12 @@ def confirm(record: PoolRecord, agent: str, *, now: float) -> PoolRecord:
 def with_answer(
     record: PoolRecord, *, agent: str, mark: str, open_calls: Sequence[str], now: float
 ) -> PoolRecord:
-    """Return the record after a whole response.
+    """Return the record after a complete response.
 
     Args:
-        agent: What to resume by from now on.
-        mark: The last one that came, or "". It is no place to fork from while calls are open.
-        open_calls: What the response asked the client application to run.
+        agent: The id for resuming from now on.
+        mark: The last mark, or "". No fork can start there while calls are open.
+        open_calls: The calls that the response requested from the client application.
     """
     count = record.fingerprint.count
     marks = record.marks
@@ -152,7 +151,7 @@ def with_refusal(record: PoolRecord, error: str) -> PoolRecord:
     """Return the record of an agent that has refused a message, or removed it again.
 
     Args:
-        error: The code of the error, or "". After a rejection the agent's memory is in doubt, too.
+        error: The code of the error, or "". After a rejection, the agent's memory may be the cause.
     """
     if not error:
         return record
@@ -161,12 +160,12 @@ def with_refusal(record: PoolRecord, error: str) -> PoolRecord:
 
 
 def with_side_call(record: PoolRecord, outline: Outline) -> PoolRecord:
-    """Return the record with an unmarked side call beside it. Nothing else of it changes."""
+    """Return the record with an unmarked side call beside it."""
     return replace(record, asides=with_aside(record.asides, outline.fingerprint))
 
 
 def with_aside(asides: Sequence[Aside], fingerprint: Fingerprint) -> tuple[Aside, ...]:
-    """Return these with one more; of those with one system prompt only the newest is kept, and `ASIDES_MAX` of all."""
+    """Return these with one more. Only the newest with the same system prompt is kept, and `ASIDES_MAX` of all."""
     aside = Aside(
         fingerprint.system, fingerprint.identity, fingerprint.count, fingerprint.users[-LINK_BYTES:]
     )
@@ -175,13 +174,13 @@ def with_aside(asides: Sequence[Aside], fingerprint: Fingerprint) -> tuple[Aside
 
 
 def encode(record: PoolRecord) -> bytes:
-    """Write a record. Two equal records give the same bytes."""
+    """Encode a record. Equal records give equal bytes."""
     body = msgspec.msgpack.encode(record)
     return _VERSION + _check(body) + body
 
 
 def decode(body: bytes) -> PoolRecord | None:
-    """Read a record, or return None: it is damaged, or of another version. Nothing is raised for a bad one."""
+    """Decode a record; None if it is damaged, or of another version."""
     check, rest = body[1 : 1 + _CHECK_BYTES], body[1 + _CHECK_BYTES :]
     if body[:1] != _VERSION or check != _check(rest):
         return None
@@ -199,10 +198,10 @@ def find_expired(
     age_max_s: float = RECORD_AGE_MAX_S,
     records_max: int = RECORDS_MAX,
 ) -> tuple[str, ...]:
-    """Return the keys of the records that go: not used for `age_max_s`, or beyond the `records_max` last used.
+    """Return the keys of expired records, and of those beyond the `records_max` last used.
 
     Args:
-        used: Keys, and when each was last used. A time in the future counts as now: a clock was put back.
+        used: Keys with their times of last use. A time in the future counts as now, because a clock was set back.
     """
     by_use = sorted(((min(at, now), key) for key, at in used), key=lambda pair: (-pair[0], pair[1]))
     return tuple(
@@ -229,7 +228,7 @@ def _is_sound(record: PoolRecord) -> bool:
 
 
 def _results_since_message(outline: Outline) -> tuple[str, ...]:
-    """Return the results that have been given since the last user message: none, where it is the end."""
+    """Return the results since the last user message; none if it is the end."""
     return () if outline.tail_users else outline.answered
 
 

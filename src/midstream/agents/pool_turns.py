@@ -48,43 +48,43 @@ from midstream.models.responses import ModelRequest
 from midstream.session.records import ReuseDecision
 
 REBUILT_NOTE = "[The agent no longer had this conversation; a new agent received all of it.]\n\n"
-"""What readers are shown, as the beginning of the model's thinking, when continuity was rebuilt."""
+"""Beginning of the model's thinking that readers see when a fresh agent got the transcript."""
 
 
 class AgentOrigin(StrEnum):
-    """How a turn got its agent."""
+    """The origin of a turn's agent."""
 
     RESUMED = "resumed"
     FORKED = "forked"
     FRESH = "fresh"
     ASIDE = "aside"
-    """A fresh agent that leaves no trace in the pool."""
+    """A fresh agent without a record."""
 
 
 class End(StrEnum):
-    """How a turn ended."""
+    """The end of a turn."""
 
     WHOLE = "whole"
     FAILED = "failed"
     STOPPED = "stopped"
-    """There was no reader any more."""
+    """The turn had no reader any more."""
 
 
 class TurnReport(Struct, frozen=True):
-    """Outcome of one turn: for logs, counters and tests. It holds no words of the conversation.
+    """Outcome of one turn, for logs, counters and tests. It contains no text of the conversation.
 
     Args:
-        kind, why: The classification, and what was decisive.
-        way: How the agent was got that answered, or was to answer.
-        agent: Its name, "" where it never got one.
+        kind, why: The classification, and the reason.
+        way: Origin of the agent that answered, or was to answer.
+        agent: Its id; "" if it never had one.
         common, new: User messages of this conversation in the record, and the others.
-        sends: Messages sent, all tries counted.
-        replays: How often a fresh agent got the whole transcript.
-        rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
-            died), "stale" (older than this upstream remembers), "unechoed" (it does not show what it resumed), or "".
-        error: The code of what the turn failed with, or "".
-        usage: Tokens of the messages of this turn, as far as the upstream reports them; None where it reports none.
-        field, index: What differs first, or where the new begins, and in which user message, counted from 0.
+        sends: Messages sent, including retries.
+        replays: Whole transcripts sent to fresh agents.
+        rebuilt: Why a fresh agent replaced one with the conversation: an error's code, "phase" (a run died), "stale"
+            (older than the upstream's retention), "unechoed" (it does not send the resumed id), or "".
+        error: The code of the turn's error, or "".
+        usage: Tokens of this turn's messages, as far as the upstream reports them; None if it reports none.
+        field, index: The first difference, or the beginning of the new part, and the number of its user message from 0.
     """
 
     session: str
@@ -105,7 +105,7 @@ class TurnReport(Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """The same as one line for a log."""
+        """The report as one line for a log."""
         cells = [
             f"session={self.session or '-'}",
             f"kind={self.kind.value} ({self.why})",
@@ -132,8 +132,8 @@ class CurrentAgent:
     """The agent that a turn uses now.
 
     Args:
-        name: The name it is resumed by; "" for one without a name yet.
-        nonce: Part of the idempotency keys of its messages that no other agent's messages have.
+        name: The id for resuming it; "" if it has none yet.
+        nonce: A unique part of the idempotency keys of its messages.
     """
 
     def __init__(self, name: str = "", nonce: str = "") -> None:
@@ -142,17 +142,17 @@ class CurrentAgent:
         self.agent: UpstreamAgent | None = None
         """The agent, while it is open."""
         self.was_used = False
-        """Whether the agent, as it is open now, got a message before."""
+        """Whether the open agent got a message before."""
         self.taken = 0
-        """Messages that it has taken in this turn."""
+        """Messages that it took in this turn."""
         self.is_confirmed = False
-        """Whether it has taken the last message."""
+        """Whether it took the last message."""
         self.is_provisional = False
-        """Whether it may remove the message if the answer does not come to its end."""
+        """Whether it may remove the message if the answer is not complete."""
         self.is_spoiled = False
         """Whether the open agent must not be used again in this process."""
         self.mark = ""
-        """The point to fork from that it named."""
+        """The point to fork from that it named last."""
 
 
 class MessageQueue:
@@ -161,7 +161,7 @@ class MessageQueue:
     def __init__(self, sends: list[UpstreamMessage]) -> None:
         self.sends = sends
         self.delivered = 0
-        """Messages with a whole answer."""
+        """Messages with a complete answer."""
         self.is_taken = False
         """Whether the agent has taken the current message."""
         self.repeats = 0
@@ -169,7 +169,7 @@ class MessageQueue:
 
     @property
     def is_last(self) -> bool:
-        """Whether the answer to the current message is the one to show."""
+        """Whether the answer to the current message is shown."""
         return self.delivered == len(self.sends) - 1
 
 
@@ -183,12 +183,12 @@ class TurnTotals:
         self.end = End.STOPPED
         self.error = ""
         self.rebuilt = ""
-        """Why a fresh agent had to take the place of an earlier one; see `TurnReport`."""
+        """Why a fresh agent replaced an earlier one; see `TurnReport`."""
         self.was_perhaps_taken = False
-        """Whether that earlier agent may have the message."""
+        """Whether the earlier agent may have taken the message."""
 
     def count(self, usage: Usage | None) -> Usage | None:
-        """Add the tokens of one answer and return those of all; None while none were reported."""
+        """Add the tokens of one answer and return the sum; None if none were reported."""
         if usage is not None:
             self.usage = usage if self.usage is None else self.usage + usage
         return self.usage
@@ -198,7 +198,7 @@ class PoolTurn:
     """The state of one turn, which `agents.pool` advances.
 
     Args:
-        claim: The hold on the session's record; None for a turn that leaves no trace.
+        claim: The claim of the session's record; None for a turn that leaves no trace.
     """
 
     def __init__(
@@ -220,12 +220,12 @@ class PoolTurn:
         self.delivery = MessageQueue([])
         self.totals = TurnTotals()
         self.idle_s = 0.0
-        """Seconds for which the resumed agent had been silent."""
+        """Seconds of silence of the resumed agent before this turn."""
         self.has_spoken = False
-        """Whether readers have something of the answer, so that nothing may be repeated."""
+        """Whether readers have a part of the answer, so that nothing may be repeated."""
         self.is_answered = False
-        self._was_untold = self.is_untold = True
-        """Whether the agent certainly has no more than its record had before this turn."""
+        self._had_taken_nothing = self.has_taken_nothing = True
+        """Whether the agent certainly has the same memory as before this turn."""
         self.calls: list[str] = []
         """Tools of the client application that the answer requests, by call id."""
         self.first_error: ModelError | None = None
@@ -233,13 +233,13 @@ class PoolTurn:
         self.unneeded: set[str] = set()
         """Agents that will not be resumed any more."""
         self.kept_calls: tuple[AnswerCalls, ...] = ()
-        """Calls that agents ran themselves in this conversation; the request does not have them."""
+        """Earlier own calls of agents in this conversation, which the request lacks."""
         self.own_calls: OwnCalls | None = None
-        """Calls that the agent runs itself in this turn; None where the application keeps them."""
+        """The agent's own calls in this turn; None if the application keeps them."""
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the session's record is this turn's to write."""
+        """Whether this turn writes the session's record."""
         return self.claim is not None and not self.claim.is_lost
 
     @property
@@ -249,14 +249,14 @@ class PoolTurn:
 
     @property
     def situation(self) -> FailureSituation:
-        """Position of the turn, for decisions about failures."""
+        """State of the turn for decisions about failures."""
         return FailureSituation(
             is_remembering=self.is_remembering,
             is_taken=self.delivery.is_taken,
             has_spoken=self.has_spoken,
             repeats=self.delivery.repeats,
             is_forced=self.delivery.is_forced,
-            is_anew=self.first_error is not None,
+            is_replacement=self.first_error is not None,
             is_retried=self.request.is_resent,
             was_whole=self._was_whole,
             idle_s=self.idle_s,
@@ -269,13 +269,13 @@ class PoolTurn:
                 record = self.claim.found.record if self.claim is not None else None
                 return record is not None and record.is_whole
             case Fork():
-                return True  # a mark is the end of a whole answer
+                return True  # a mark is the end of a complete answer
             case Fresh():
                 return False
 
     @property
     def _is_perhaps_acted_on(self) -> bool:
-        """Whether an earlier agent may have begun with the messages, in this turn or in a run without an end."""
+        """Whether an earlier agent may have begun to act on the messages, in this turn or in a run without an end."""
         before = self.claim.found.record if self.claim is not None else None
         is_of_dead_run = before is not None and bool(before.run)
         had_all = before is not None and self.judged.common == before.fingerprint.count
@@ -283,7 +283,7 @@ class PoolTurn:
 
     @property
     def way(self) -> AgentOrigin:
-        """How the agent was got."""
+        """The origin of the agent."""
         match self.action:
             case ResumeAgent():
                 return AgentOrigin.RESUMED
@@ -293,10 +293,10 @@ class PoolTurn:
                 return AgentOrigin.FRESH if self.claim is not None else AgentOrigin.ASIDE
 
     def begin(self, nonce: str, abilities: Abilities, budget: TranscriptBudget) -> None:
-        """Decide what to send, by the action; for a fresh agent once more after another one failed.
+        """Select the messages for the action; called again for a fresh agent after a failure.
 
         Args:
-            nonce: What no other agent's messages are keyed by, for one that has no name yet.
+            nonce: A unique key for an agent without an id.
         """
         match self.action:
             case ResumeAgent():
@@ -323,7 +323,7 @@ class PoolTurn:
         self.delivery = MessageQueue(sends)
 
     def _send_cut_answer(self, sends: list[UpstreamMessage], budget: TranscriptBudget) -> None:
-        """Send an agent that is not fresh the cut answer that the request does not have."""
+        """Add the cut answer that the request lacks to the messages for an agent that is not fresh."""
         last = self.kept_calls[-1] if self.kept_calls else None
         if isinstance(self.action, Fresh) or last is None or last.is_whole or sends[0].results:
             return
@@ -345,29 +345,29 @@ class PoolTurn:
         sends[place] = replace(said, message=after_cut(last.step, said.message, budget))
 
     def begin_send(self) -> None:
-        """From now on it is uncertain what the agent has."""
-        self._was_untold, self.is_untold = self.is_untold, False
+        """Record that the agent's state is uncertain from now on."""
+        self._had_taken_nothing, self.has_taken_nothing = self.has_taken_nothing, False
 
     def take_back_send(self) -> None:
-        """The agent refused the message."""
-        self.is_untold = self._was_untold
+        """Record that the agent refused the message."""
+        self.has_taken_nothing = self._had_taken_nothing
 
     def note_dropped(self) -> None:
-        """The agent has removed the message that it had taken."""
+        """Record that the agent has removed the message again."""
         self.take_back_send()
         self.current.taken -= 1
         self.current.is_confirmed = False
 
-    def begin_anew(self, error: ModelError) -> None:
-        """Let a fresh agent take the place of one that failed with `error`."""
+    def begin_again(self, error: ModelError) -> None:
+        """Replace an agent that failed with `error` by a fresh one."""
         self.totals.was_perhaps_taken = self.delivery.is_taken or isinstance(error, ModelStalledError)
         self.action = Fresh(is_pooled=True)
-        self.is_untold = False
+        self.has_taken_nothing = False
         self.first_error = error
         self.totals.rebuilt = error.code
 
     def key(self) -> str:
-        """Return the idempotency key of the current message: the same for each try to send it to this agent."""
+        """Return the idempotency key of the current message, which is the same for each try with this agent."""
         users = self.outline.fingerprint.users
         to_come = len(self.delivery.sends) - 1 - self.delivery.delivered
         told = users[: len(users) - to_come * LINK_BYTES]
@@ -396,7 +396,7 @@ class PoolTurn:
         )
 
     def judgement(self) -> ReuseDecision:
-        """Return the decision for readers, as it stands now."""
+        """Return the current decision, for readers."""
         reason = self.judged.reason
         return ReuseDecision(
             self.judged.kind.value,
@@ -413,9 +413,9 @@ class PoolTurn:
 def _messages_of(
     history: History, users: int, results: Sequence[str], budget: TranscriptBudget
 ) -> list[UpstreamMessage]:
-    """Return the last user messages one by one; the results of these calls go with the first.
+    """Return the last user messages one by one; the first one has the results of these calls.
 
-    Where the answer before them was cut, the first begins with what that answer did.
+    If the answer before them was cut, the first one begins with its content.
     """
     entries = history.entries
     first = len(entries) - users
@@ -429,13 +429,13 @@ def _messages_of(
 
 
 def _messages_behind_mark(history: History, users: int, budget: TranscriptBudget) -> list[UpstreamMessage]:
-    """Return the messages for a fork: one by one, or as one message where answers between them were cut."""
+    """Return the messages for a fork: one by one, or joined if answers between them were cut."""
     joined = join_cut_answers(history, users, budget)
     return _messages_of(history, users, (), budget) if joined is None else [UpstreamMessage(joined)]
 
 
 def _join(sends: list[UpstreamMessage]) -> list[UpstreamMessage]:
-    """Return several messages as one: the answers to all but the last are not needed."""
+    """Join several messages: the answers to all but the last are not needed."""
     parts: list[Text | File] = []
     for said in sends:
         if parts and said.message.parts:
@@ -469,7 +469,7 @@ def _message_with_transcript(
 
 
 def without_notes(history: History) -> History:
-    """Return a history without what this pool has shown of itself in it: it is no part of the conversation."""
+    """Return a history without the notes that this pool had shown in it."""
     return History(
         tuple(entry if isinstance(entry, UserMessage) else _without_note(entry) for entry in history.entries)
     )

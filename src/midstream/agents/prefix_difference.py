@@ -1,8 +1,8 @@
-"""The first difference of two requests: where a provider's cached prefix ends, and what ended it.
+"""The first difference of two requests: the place at which a provider's cached prefix ends, and the cause.
 
-Requests are compared as providers read them: the model, the tools, the system prompt, then the messages. What no
-prompt holds (spaces between members, the order of the request's own fields, cache marks) is no difference. The
-result has no words of the conversation, only places and kinds.
+Requests are compared as providers read them: the model, the tools, the system prompt, then the messages. Spaces between
+members, the order of the request's own fields, and cache marks are no differences, because they are not part of a
+prompt. The result contains no text of the conversation, only places and kinds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream.errors import UsageError
 from midstream.history.codecs.codec_spec import Json, Value
 
 AROUND_CHARS = 40
-"""Characters on each side of a difference that are examined to find what it is in."""
+"""Characters on each side of a difference that are examined to find its kind."""
 
 
 class PrefixCause(StrEnum):
@@ -30,23 +30,23 @@ class PrefixCause(StrEnum):
     TOOLS_ORDER = "tools_order"
     """The same tools in another order."""
     TOOLS = "tools"
-    """A tool came, went or was changed."""
+    """A tool was added, removed or changed."""
     KEY_ORDER = "key_order"
     """The same values with their members in another order."""
     ENCODING = "encoding"
-    """The same words in another form: a text once as text, once as a block."""
+    """The same text in another form, such as a string and a block."""
     CLOCK = "clock"
-    """A date or a time that goes on."""
+    """A date or a time has changed."""
     ID = "id"
-    """An id or a random token that is made anew."""
+    """An id or a random token has changed."""
     PATH = "path"
     """Another path of a file or a folder."""
     MOVED = "moved"
-    """What stood here stands further down now, such as a reminder that follows the newest message."""
+    """The content at this place is now further down, such as a reminder after the newest message."""
     SHORTENED = "shortened"
-    """The end is missing: something was taken back, or the conversation was compacted."""
+    """The end is missing: a message was removed, or the conversation was compacted."""
     WORDS = "words"
-    """Other words."""
+    """Other text."""
 
 
 _WORDS = {
@@ -65,15 +65,15 @@ _WORDS = {
 
 
 class Difference(Struct, frozen=True):
-    """Place where two requests differ first.
+    """Place of the first difference of two requests.
 
     Args:
-        byte: Bytes that both begin with, of the JSON without spaces, in the order in which providers read.
-        total: Bytes of the earlier request, counted likewise: what could have been read from the cache.
+        byte: Bytes of the common prefix, of the JSON without spaces, in the order in which providers read.
+        total: Bytes of the earlier request, counted likewise: the greatest possible cache read.
         field: The place, such as `system` or `messages[3].content[0].text`.
         cause: The cause, as far as it can be derived.
-        before, after: What stood there and stands there, by kind: `date`, `time`, `uuid`, `id`, `number`, `path`,
-            `text`, `switch`, `list`, `object`, `nothing`.
+        before, after: The kinds of the old and the new value: `date`, `time`, `uuid`, `id`, `number`, `path`, `text`,
+            `switch`, `list`, `object`, `nothing`.
     """
 
     byte: int
@@ -85,19 +85,19 @@ class Difference(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Return a line about it, without words of the conversation."""
+        """Return a line about it, without text of the conversation."""
         kinds = self.before if self.before == self.after else f"{self.before} to {self.after}"
         return f"{_WORDS[self.cause]} at {self.field} ({kinds}), after byte {self.byte} of {self.total}"
 
 
 def first_difference(before: bytes, after: bytes) -> Difference | None:
-    """Return what ends the prefix that `after` has in common with `before`, or None where all of `before` is kept.
+    """Return the end of the common prefix of `before` and `after`, or None if `after` begins with all of `before`.
 
     Args:
         before, after: The bodies of two requests, of OpenAI's chat completions or responses or Anthropic's messages.
 
     Raises:
-        UsageError: One of them is no JSON object.
+        UsageError: One of them is not a JSON object.
     """
     was, now = _request_of(before), _request_of(after)
     there = list(_pieces(now))
@@ -109,7 +109,7 @@ def first_difference(before: bytes, after: bytes) -> Difference | None:
             kept += len(_encode(value))
             continue
         if other_field != field:
-            # Either side has more of the fields that are read before this one, or the conversation became shorter.
+            # One request has more of the earlier fields, or the conversation became shorter.
             return _of_missing(field, other_field, kept, total, was, now)
         byte = kept + _common(_encode(value), _encode(other))
         return _of_values(field, value, other, byte, total, now)
@@ -131,7 +131,7 @@ _BEFORE = ("model", "tools", "system", "instructions", "systemInstruction")
 
 
 def _pieces(request: Json) -> Iterator[tuple[str, Value]]:
-    """Give a request's fields in the order in which providers read them, lists entry by entry."""
+    """Yield a request's fields in the order in which providers read them, lists entry by entry."""
     for name in (*_BEFORE, *_LISTS):
         value = request.get(name)
         if name in _LISTS and isinstance(value, list):
@@ -197,7 +197,7 @@ def _bag(values: list[Value]) -> list[bytes]:
 
 
 def _narrow(path: str, one: Value, other: Value) -> tuple[str, Value, Value]:
-    """Go down to the innermost place that holds the first difference."""
+    """Return the innermost place with the first difference, and its values."""
     while True:
         if isinstance(one, dict) and isinstance(other, dict) and list(one) == list(other):
             key = next(key for key in one if _encode(one[key]) != _encode(other[key]))
@@ -223,10 +223,10 @@ def _later(now: Json, field: str) -> Iterator[tuple[str, Value]]:
 
 
 def _has_moved(what: Value, now: Json, field: str) -> bool:
-    """Whether the longest text of it stands further down."""
+    """Whether its longest text is further down."""
     text = max(_texts(what), key=len, default="")
     if len(text) < AROUND_CHARS:
-        return False  # a short text may well occur twice
+        return False  # a short text may occur twice
     return any(text in each for _, value in _later(now, field) for each in _texts(value))
 
 
@@ -239,7 +239,7 @@ def _texts(value: Value) -> Iterator[str]:
 
 
 def _flat(value: Value) -> str:
-    """Return the words of a content, whatever form they have; "" where it has more than words."""
+    """Return the text of a content in any form; "" if it has more than text."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -253,7 +253,7 @@ def _flat(value: Value) -> str:
     return ""
 
 
-# --- what a difference is in -------------------------------------------------------------------------------------
+# --- the kind of a difference ------------------------------------------------------------------------------------
 
 _MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _KINDS: Mapping[str, re.Pattern[str]] = {
@@ -278,7 +278,7 @@ _OF_KINDS = {
 
 
 _GROUPS = (("date", "time"), ("uuid", "id"), ("path",))
-"""Kinds of which all that differs may be: a date is written with its day of the week and the hour."""
+"""Kinds that may contain other ones: a date may have its day of the week and the hour."""
 
 
 def _kinds_of_texts(one: str, other: str) -> tuple[str, str]:
@@ -297,7 +297,7 @@ def _mask(text: str, kinds: tuple[str, ...]) -> str:
 
 
 def _kind_within(text: str, start: int, end: int) -> str:
-    """Return the kind of the part that has the characters from `start` to `end`."""
+    """Return the kind of the part with the characters from `start` to `end`."""
     from_, to = max(start - AROUND_CHARS, 0), min(end, start + AROUND_CHARS) + AROUND_CHARS
     window = text[from_:to]
     for kind, pattern in _KINDS.items():

@@ -1,9 +1,8 @@
-"""The prior conversation as one text, for a fresh agent of an upstream that takes no messages.
+"""The prior conversation as one text, for a fresh agent of an upstream that accepts no messages.
 
-It is framed as data: every line of the frame carries a fence that occurs nowhere in what is quoted, so no quoted
-text can end the frame or forge a heading of it. The client application's system prompt is never part of it: a model
-takes instructions about whom to obey in a user's message for an attack, and refuses. Thinking is left out: it is
-another model's.
+It is framed as data: every line of the frame has a fence that does not occur in the quoted text, so no quoted text can
+end the frame or forge a heading. The client application's system prompt is never part of it: models treat such
+instructions in a user's message as an attack, and refuse. Thinking is omitted, because it is another model's.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from midstream.history.messages import (
 )
 
 RESULT_CHARS_MAX = 2000
-"""Characters of one tool's output; what an agent needs again it reads again."""
+"""Characters of one tool's output; an agent can read more of it again."""
 ARGUMENTS_CHARS_MAX = 500
 """Characters of the arguments of one call: enough for its path and its command."""
 TRANSCRIPT_CHARS_MAX = 400_000
-"""Characters of a whole transcript, about 100,000 tokens: half of what the usual coding agent can read."""
+"""Characters of a whole transcript, about 100,000 tokens: half of the context of a usual coding agent."""
 FENCE_CHARS = 9
-"""Characters of a fence: a letter that no number and no digest has, and 32 bits; more where the text has even those."""
+"""Characters of a fence: a letter that no number and no digest has, and 32 bits; more if the text contains those."""
 BASE64_CHARS_MIN = 256
-"""Characters without a space from which a run that looks like base64 is taken for a file, not for words."""
+"""Characters without a space after which a run that looks like base64 counts as a file, not as text."""
 
 _USER_CHARS_MIN = 1000
 _RESPONSE_CHARS_MIN = 200
-"""What stays of an old message for as long as there is room for anything of it: the tools' share goes first."""
+"""Minimum for an old message while there is room for it: tools are shortened first."""
 
 _DATA_URL = re.compile(
     r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?:;[\w=.+-]+)*;base64,(?:[\w+/=%-]|\\/)*+", re.ASCII
@@ -68,13 +67,13 @@ DONE = (
     "A tool call whose result is unknown may have taken effect, and one that was just begun may be missing above: "
     "find out before you repeat it."
 )
-"""What an agent is sent of an answer that was cut, with what that answer did."""
+"""Text for an agent about an answer that was cut, with the content of that answer."""
 
 UNRECORDED = (
     "An earlier agent received this request and was cut off, and what it did is not recorded. A tool call that it had "
     "begun may have taken effect: find out before you repeat it."
 )
-"""What an agent is sent where another one may have acted on the message, without a record of that."""
+"""Text for an agent if another one may have acted on the message, without a record of that."""
 
 _ENDED = {
     Outcome.OK: "ok",
@@ -91,12 +90,12 @@ _STOPPED = {
 
 
 class TranscriptBudget(Struct, frozen=True):
-    """How much of a conversation is sent again.
+    """Limits for the part of a conversation that is sent again.
 
     Args:
         result_chars: Characters of each tool's output.
         arguments_chars: Characters of each call's arguments.
-        total_chars: Characters of the whole transcript, its frame included. The newest is kept whole first.
+        total_chars: Characters of the whole transcript, including its frame. The newest parts are kept complete first.
     """
 
     result_chars: int = RESULT_CHARS_MAX
@@ -105,13 +104,13 @@ class TranscriptBudget(Struct, frozen=True):
 
 
 class _Piece(Struct, frozen=True):
-    """One heading and what stands under it. `floor`: characters that are kept before anything else gets more."""
+    """One heading and its text. `floor`: characters that are kept before any other piece gets more."""
 
     heading: str
     text: str
     floor: int = 0
     missing: int = 0
-    """Characters that its own limit has cut off already."""
+    """Characters that its own limit has already cut off."""
 
 
 def prepend_transcript(
@@ -121,16 +120,16 @@ def prepend_transcript(
     takes_files: bool,
     budget: TranscriptBudget = TranscriptBudget(),  # noqa: B008 - frozen
 ) -> UserMessage:
-    """Return the text for a fresh agent, so that it can answer `message` as if it had the conversation.
+    """Return the message for a fresh agent: the earlier conversation, and `message`.
 
-    The history comes first, framed as data; unanswered user messages at its end (they had queued up) follow outside
-    the frame, whole and in order, and `message` is the last of all, whole. Deterministic, linear.
+    The history comes first, framed as data. Unanswered user messages at its end follow outside the frame, complete and
+    in order. `message` is last and complete. Deterministic, linear.
 
     Args:
         history: The entries before `message`.
-        message: The user's newest words. One without parts asks to go on after the results at the history's end.
-        takes_files: Whether the agent reads attachments of the messages outside the frame; else they are named.
-        budget: How much of the history is sent.
+        message: The user's newest message; without parts it requests to continue after the history's last results.
+        takes_files: Whether the agent reads attachments outside the frame; else only their names are sent.
+        budget: Limits for the history.
     """
     asked = len(history.entries)
     while asked and isinstance(history.entries[asked - 1], UserMessage):
@@ -163,15 +162,15 @@ def after_cut(
     message: UserMessage,
     budget: TranscriptBudget = TranscriptBudget(),  # noqa: B008 - frozen
 ) -> UserMessage:
-    """Return what to send to an agent that is resumed behind an answer of its own that was cut (REUSE-79)."""
+    """Return the message for an agent that is resumed after a cut answer of its own (REUSE-79)."""
     did = transcript(History((step,)), budget)
     return UserMessage((Text(f"{did}\n\n{DONE}\n\n"), *message.parts))
 
 
 def after_unrecorded(message: UserMessage) -> UserMessage:
-    """Return what to send where another agent may have acted on a message already (REUSE-86).
+    """Return the message for an agent if another one may have acted on it already (REUSE-86).
 
-    It is the same message where it has what a cut answer did.
+    Return it unchanged if it contains a cut answer.
     """
     if any(isinstance(part, Text) and DONE in part.text for part in message.parts):
         return message
@@ -179,9 +178,9 @@ def after_unrecorded(message: UserMessage) -> UserMessage:
 
 
 def without_cut_answers(history: History) -> History:
-    """Return a history without the cut answers at its end, which stand between messages of the user or behind the last.
+    """Return a history without the cut answers at its end, which are between user messages or after the last one.
 
-    It is the same history where there are none.
+    Return the same object if there are none.
     """
     at = len(history.entries)
     while at and _is_message_or_cut(history.entries[at - 1]):
@@ -226,9 +225,9 @@ def _describe_cut(steps: tuple[Step, ...], budget: TranscriptBudget) -> Sequence
 
 
 def transcript(history: History, budget: TranscriptBudget = TranscriptBudget()) -> str:  # noqa: B008 - frozen
-    """Write a history as one text, framed as data; "" where it is empty.
+    """Return a history as one text, framed as data; "" if it is empty.
 
-    Never longer than `budget.total_chars`, except that the frame itself always stands. Deterministic, linear.
+    Never longer than `budget.total_chars`, except for the frame itself. Deterministic, linear.
     """
     pieces = [piece for piece in _pieces(history, budget) if piece.text or piece.missing]
     if not pieces:
@@ -238,20 +237,20 @@ def transcript(history: History, budget: TranscriptBudget = TranscriptBudget()) 
     room = budget.total_chars - sum(len(line) + 1 for line in frame)
     shown = _allot(pieces, room, heading_chars=len(fence) + 11)
     lines: list[str] = []
-    untold = _Untold()
+    omitted = _OmittedPieces()
     for piece, kept in zip(pieces, shown, strict=True):
         if kept is None:
-            untold.add(piece)
+            omitted.add(piece)
             continue
-        lines += untold.lines(fence)
+        lines += omitted.lines(fence)
         lines.append(f"--- {fence} {piece.heading} ---")
         lines.append(_cut(piece, kept))
-    lines += untold.lines(fence)
+    lines += omitted.lines(fence)
     return "\n".join([*frame[:2], *lines, frame[2]])
 
 
-class _Untold:
-    """Counts neighbouring pieces for which there is no room at all."""
+class _OmittedPieces:
+    """Counts adjacent pieces for which there is no room."""
 
     def __init__(self) -> None:
         self._count = self._chars = 0
@@ -261,7 +260,7 @@ class _Untold:
         self._chars += len(piece.text) + piece.missing
 
     def lines(self, fence: str) -> list[str]:
-        """Return the mark that stands for them, if there were any, and begin anew."""
+        """Return the mark that replaces them, if there were any, and reset the counts."""
         if not self._count:
             return []
         mark = f"--- {fence} left out: {self._count} pieces, +{self._chars} characters ---"
@@ -306,15 +305,15 @@ def _cap(heading: str, text: str, chars: int) -> _Piece:
 
 
 def _name(name: str) -> str:
-    """Return a tool's name as one word of a heading, whatever the model made of it."""
+    """Return a tool's name as one word of a heading."""
     return re.sub(r"\s+", " ", name)[:64] or "(without a name)"
 
 
 def _allot(pieces: Sequence[_Piece], room: int, *, heading_chars: int) -> list[int | None]:
-    """Return how many characters of each piece are written, None for one without even a heading.
+    """Return the number of characters of each piece; None for one without a heading.
 
-    First every piece gets its heading and floor, the newest first and the very first one with them, since it has the
-    subject; then the newest get the rest.
+    First every piece gets its heading and floor: the first piece, which has the subject, and then the newest ones. Then
+    the newest get the rest.
     """
     order = [len(pieces) - 1, *([0] if len(pieces) > 1 else []), *range(len(pieces) - 2, 0, -1)]
     whole = sum(len(piece.text) + len(piece.heading) + heading_chars + _mark_chars(piece) for piece in pieces)
@@ -340,7 +339,7 @@ def _allot(pieces: Sequence[_Piece], room: int, *, heading_chars: int) -> list[i
 
 
 _MARK_CHARS = 28
-"""The most characters that the mark of a cut takes, with its line break."""
+"""The most characters of a cut's mark, with its line break."""
 
 
 def _mark_chars(piece: _Piece) -> int:
@@ -353,7 +352,7 @@ def _cut(piece: _Piece, chars: int) -> str:
 
 
 def _fence(pieces: Sequence[_Piece]) -> str:
-    """Return a word that occurs in no piece; the same for the same pieces."""
+    """Return a fence that occurs in no piece; the same for equal pieces."""
     told = "\n".join(f"{piece.heading}\n{piece.text}" for piece in pieces)
     digest = hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
     fence = f"q{digest}"[:FENCE_CHARS]
@@ -376,7 +375,7 @@ def _describe(part: Text | File) -> str:
 
 
 def _name_part(part: Text | File) -> Text:
-    """Return a part of a message as words: a text whole, others by name."""
+    """Return a part of a message as text: a text complete, other parts by name."""
     if isinstance(part, Text):
         return part
     is_inlined = part.data is None and (part.url or "").startswith("data:")
@@ -384,7 +383,7 @@ def _name_part(part: Text | File) -> Text:
 
 
 def without_base64(text: str) -> str:
-    """Return a text with a note for each file that it holds as base64: data URLs, and long runs of mixed characters."""
+    """Return a text with a note instead of each base64 file: data URLs, and long runs of mixed characters."""
     if "base64," in text:
         text = _DATA_URL.sub(_replace_data, text)
     return _BASE64.sub(_replace_run, text) if len(text) >= BASE64_CHARS_MIN else text

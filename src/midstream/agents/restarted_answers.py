@@ -1,10 +1,10 @@
-"""Answers that the agent begins again by itself, after the connection to its own provider was lost.
+"""Answers that the agent begins again itself, after it lost the connection to its provider.
 
-The text before the loss is no part of the answer. A session's readers drop it: the agent's second try becomes an
-attempt of the turn, as any other (`Pooled` fails the first attempt, and the next one goes on with the same run).
+The text before the loss is no part of the answer. A session's readers drop it: `Pooled` fails the first attempt, and
+the next attempt continues the same run with the agent's second try.
 
-An application behind the gateway cannot take text back, and neither can a turn in which the agent has used tools. There
-the second try is joined to the first one. What it repeats is left out; where it differs, it begins a new paragraph.
+An application behind the gateway cannot drop text, and neither can a turn in which the agent has used tools. Then the
+second try is joined to the first one: repeated text is omitted, and a difference begins a new paragraph.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class JoinedAnswer:
     """Passes the events of an answer on, and joins a second try to the first one.
 
     Args:
-        can_drop: Readers can drop text that they have.
+        can_drop: Whether readers can drop received text.
     """
 
     def __init__(self, *, can_drop: bool) -> None:
         self._can_drop = can_drop
         self._pieces: list[str] = []
-        """Text of the response that may be begun again: since the last tool."""
+        """Text that may be begun again: since the last tool."""
         self._first = ""
         """Text of the first try, once there is a second one."""
         self._repeated: str | None = None
@@ -44,11 +44,11 @@ class JoinedAnswer:
 
     @property
     def is_droppable(self) -> bool:
-        """Whether all text so far can be dropped, because there is some and it has no consequences."""
+        """Whether all text so far can be dropped, because there is some and no tool depends on it."""
         return self._can_drop and bool(self._pieces)
 
     def take(self, event: ModelEvent | ResponseRestarted) -> Sequence[ModelEvent]:
-        """Return what to pass on for one event."""
+        """Return the events to pass on for one event."""
         match event:
             case ResponseRestarted():
                 self._first = "".join(self._pieces)
@@ -82,7 +82,7 @@ class _HeldRun(Struct):
 
 
 class HeldRuns:
-    """Runs whose agent began its answer again, until the next attempt of their turn; one for each session."""
+    """Runs with a restarted answer that wait for the next attempt of their turn; one for each session."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -97,7 +97,7 @@ class HeldRuns:
         self._runs[session] = _HeldRun(outline, events, self._world.later(HELD_S, end))
 
     async def take(self, session: str, outline: Outline) -> Events | None:
-        """Return the run of the same request; end the run of another one of its session."""
+        """Return the run of the same request; end another run of its session."""
         held = self._runs.get(session)
         if held is None:
             return None
@@ -113,7 +113,7 @@ class HeldRuns:
         held = self._runs.pop(session, None)
         if held is not None:
             held.timer.cancel()
-            # It is being closed already, or the store is.
+            # The agent or the store is already being closed.
             with contextlib.suppress(RuntimeError, MidstreamError):
                 await held.events.aclose()
 

@@ -1,7 +1,7 @@
-"""Classification: what a request is to the conversation that a record describes, and what is to be done with it.
+"""Classification of a request by its relation to a recorded conversation, and the resulting action.
 
-Both functions are total and read nothing but their arguments. The table is in `docs/spec/reuse.md`. When in doubt a
-request is one that gets a fresh agent and the whole transcript: that costs tokens and is never wrong.
+Both functions are total and pure. The table is in `docs/spec/reuse.md`. In doubt, a fresh agent gets the whole
+transcript: that costs tokens and is never wrong.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class RequestRelation(StrEnum):
     NEW = "new"
     """There is no record."""
     CONTINUATION = "continuation"
-    """The agent has all but the end: one user message, or the results it waits for."""
+    """The agent lacks only the end: one user message, or the results it waits for."""
     CONTINUATION_MULTI = "continuation-multi"
-    """The agent has all but the end: several user messages with nothing between them."""
+    """The agent lacks only the end: several successive user messages."""
     REPEAT = "repeat"
-    """The agent has been asked exactly this: a retry, or another answer is wanted."""
+    """The agent got exactly this request: a retry, or a request for another answer."""
     SIDE_CALL = "side-call"
     """Another conversation under the same key, such as one that makes a title."""
     REBASE = "rebase"
-    """The same conversation goes on under another system prompt or identity."""
+    """The same conversation continues under another system prompt or identity."""
     TOOLS_CHANGED = "tools-changed"
     """The same conversation has other tools or servers."""
     DIVERGENCE = "divergence"
-    """The conversation is not the one the agent has: edited, reverted, compacted, answered elsewhere."""
+    """The conversation differs from the agent's: edited, reverted, compacted, answered elsewhere."""
 
 
 Field = Literal[
@@ -44,12 +44,12 @@ Field = Literal[
 
 
 class Reason(Struct, frozen=True):
-    """Why a request is of its kind.
+    """The reason for a classification.
 
     Args:
-        field: What was decisive: what differs first, or where the new begins.
-        index: Which user message, counted from 0; None where it is not about one.
-        words: The same for people. No content.
+        field: The first difference, or the beginning of the new part.
+        index: Number of the user message from 0; None if it concerns none.
+        words: A text for people, without content.
     """
 
     field: Field
@@ -58,20 +58,20 @@ class Reason(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """Messages new to the agent: so many user messages at the end, and before them the results of these calls."""
+    """Messages that are new to the agent: the results of these calls, and then so many user messages at the end."""
 
     users: int
     results: tuple[str, ...] = ()
 
 
 class Classification(Struct, frozen=True):
-    """Relation of a request to a record, with what follows from it.
+    """Relation of a request to a record, with its details.
 
     Args:
-        common: User messages that both have at their beginning.
-        new: User messages of the request after these.
-        changed: Which of identity, system, tools and servers differ.
-        delivery: What would complete the agent's knowledge; None where it is unknown.
+        common: Number of common user messages at the beginning.
+        new: Number of the request's user messages after these.
+        changed: Differing fields of identity, system, tools and servers.
+        delivery: The messages that the agent lacks; None if unknown.
     """
 
     kind: RequestRelation
@@ -89,7 +89,7 @@ class ResumeAgent(Struct, frozen=True):
 
 
 class Fork(Struct, frozen=True):
-    """Open a fork at `mark` and send the last `users` user messages, message by message."""
+    """Open a fork at `mark` and send the last `users` user messages, one by one."""
 
     mark: ForkPoint
     users: int
@@ -99,8 +99,8 @@ class Fresh(Struct, frozen=True):
     """Open a fresh agent and send the whole transcript.
 
     Args:
-        is_pooled: Whether it gets the record; otherwise the record stays as it is and the agent is let go.
-        passed_over: Why the record's agent was not resumed though the kind would allow it; "" where it would not.
+        is_pooled: Whether it gets the record; otherwise the record is unchanged and the agent is deleted afterwards.
+        passed_over: Why the record's agent was not resumed although the relation permits it; "" if it does not.
     """
 
     is_pooled: bool
@@ -111,10 +111,10 @@ Action = ResumeAgent | Fork | Fresh
 
 
 def classify(record: PoolRecord | None, outline: Outline, *, is_ephemeral: bool = False) -> Classification:
-    """Return what a request is to a record.
+    """Return the relation of a request to a record.
 
     Args:
-        is_ephemeral: The client application marks this as a side call.
+        is_ephemeral: Whether the client application marks this as a side call.
     """
     theirs = outline.fingerprint
     if is_ephemeral:
@@ -146,14 +146,13 @@ def action(
     is_verifiable: bool = True,
     uncut: Outline | None = None,
 ) -> Action:
-    """Return what to do with a request that `classify` judged.
+    """Return the action for a classified request.
 
     Args:
-        age_s: How long the record's agent has been silent, in seconds.
-        limit_s: From which age on a resume is not worth a try (`LearnedRetention.limit_s`).
-        is_verifiable: Whether the upstream will show that it resumed the record's agent
-            (`LearnedRetention.never_echoes`).
-        uncut: The outline of the request without the cut answers at its end; None where there are none.
+        age_s: Silence of the record's agent, in seconds.
+        limit_s: Age after which a resume is not worth a try (`LearnedRetention.limit_s`).
+        is_verifiable: Whether the upstream sends the id of the resumed agent (`LearnedRetention.never_echoes`).
+        uncut: The outline of the request without the cut answers at its end; None if there are none.
     """
     if classification.kind is RequestRelation.SIDE_CALL:
         return Fresh(is_pooled=False)
@@ -162,7 +161,7 @@ def action(
     if limit_s is not None and age_s >= limit_s:
         return Fresh(is_pooled=True, passed_over="stale")
     if _is_of_aside(record, outline, classification.changed):
-        return Fresh(is_pooled=True)  # neither the record's agent nor its marks are of this conversation
+        return Fresh(is_pooled=True)  # neither the record's agent nor its marks belong to this conversation
     if not _can_follow(classification.changed, abilities):
         return Fresh(is_pooled=True, passed_over="abilities" if classification.delivery else "")
     if classification.delivery is not None:
@@ -175,10 +174,10 @@ def action(
 
 
 def asides_of(classification: Classification, record: PoolRecord | None) -> tuple[Aside, ...]:
-    """Return what stands aside of the record that replaces `record`.
+    """Return the side calls for the record that replaces `record`.
 
-    A rebase may have been a side call that began like the conversation itself; then that one goes on. A request that
-    has nothing in common with the record is no evidence about its side calls.
+    A rebase may have been a side call that began like the conversation itself; then the conversation continues. A
+    request without anything in common with the record is no evidence about its side calls.
     """
     if record is None:
         return ()
@@ -188,7 +187,7 @@ def asides_of(classification: Classification, record: PoolRecord | None) -> tupl
 
 
 _BASE: tuple[Field, ...] = ("identity", "system", "tools", "servers")
-"""What stands before the first message, in the order in which a difference is reported."""
+"""The fields before the first message, in the order in which a difference is reported."""
 
 
 def _find_changes(mine: Fingerprint, theirs: Fingerprint) -> tuple[Field, ...]:
@@ -196,23 +195,23 @@ def _find_changes(mine: Fingerprint, theirs: Fingerprint) -> tuple[Field, ...]:
 
 
 def _delivery(record: PoolRecord, outline: Outline, common: int) -> Delivery | None:
-    """Return what a confirmed agent would lack, judged by users and results alone, or None where that is unknown.
+    """Return the messages that a confirmed agent lacks, by users and results alone; None if unknown.
 
-    Whatever the agent asked for must have been answered by the client application, and nothing else: results of
-    calls that it never made would be lost on it. Equal ids at the end prove nothing, since some upstreams use the
-    same ids each time: so all the results since the last user message are counted, each id as often as it stands there.
+    The client application must have answered exactly the calls that the agent requested; results of other calls would
+    be lost. Equal ids at the end prove nothing, because some upstreams reuse ids: so all results since the last user
+    message are counted, with repetitions.
     """
     known, count = record.fingerprint.count, outline.fingerprint.count
     new = count - known
     if common < known or known == 0 or outline.tail_users < new or (new == 0 and outline.tail_users):
         return None
-    # What stands before the tail answers another message, where the tail begins with messages that are known.
+    # Content before the tail answers another message if the tail begins with known messages.
     answered = Counter(outline.answered if outline.tail_users == new else ())
     if record.open_calls:
         is_asked = sorted(outline.tail_results) == sorted(record.open_calls)
         is_all = answered == Counter((*record.answered, *record.open_calls))
         return Delivery(new, outline.tail_results) if is_asked and is_all else None
-    # Fewer is well: many client applications leave out the results of tools in earlier turns.
+    # Fewer results are permitted: many client applications omit results of earlier turns.
     return Delivery(new) if new and answered <= Counter(record.answered) else None
 
 
@@ -246,7 +245,7 @@ def _judge(
 
 
 def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[RequestRelation, Reason]:
-    """Classify a request on the same base that does not complete the agent's conversation."""
+    """Classify a request with the same base whose messages do not continue the agent's conversation."""
     known, count = record.fingerprint.count, outline.fingerprint.count
     divergence = RequestRelation.DIVERGENCE
     if common < min(known, count):
@@ -270,13 +269,13 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[RequestRe
 
 
 def _is_of_aside(record: PoolRecord, outline: Outline, changed: tuple[Field, ...]) -> bool:
-    """Whether a request continues what stands beside the record: the record itself was the side call (REUSE-14)."""
+    """Whether a request continues a side call beside the record: then the record was the side call (REUSE-14)."""
     is_foreign = "identity" in changed or "system" in changed
-    return is_foreign and any(_goes_on(aside, outline) for aside in record.asides)
+    return is_foreign and any(_continues(aside, outline) for aside in record.asides)
 
 
-def _goes_on(aside: Aside, outline: Outline) -> bool:
-    """Whether a request continues what was taken for a side call: by more user messages, or by results."""
+def _continues(aside: Aside, outline: Outline) -> bool:
+    """Whether a request continues a presumed side call, with more user messages or with results."""
     theirs = outline.fingerprint
     is_same = aside.system == theirs.system and aside.identity == theirs.identity
     is_longer = aside.users < theirs.count or bool(outline.tail_results and not outline.tail_users)
@@ -285,7 +284,7 @@ def _goes_on(aside: Aside, outline: Outline) -> bool:
 
 
 def _can_follow(changed: tuple[Field, ...], abilities: Abilities) -> bool:
-    """Whether an agent goes by what changed when it is resumed or forked. Its identity never changes."""
+    """Whether a resumed or forked agent follows these changes. Its identity never changes."""
     can: dict[Field, bool] = {
         "identity": False,
         "system": abilities.can_reinstruct,
@@ -296,9 +295,9 @@ def _can_follow(changed: tuple[Field, ...], abilities: Abilities) -> bool:
 
 
 def _fork(common: int, outline: Outline, record: PoolRecord) -> Fork | None:
-    """Return the fork from the last mark after which only user messages follow, one at least, or None.
+    """Return the fork from the last mark that is followed only by user messages, at least one; or None.
 
-    A mark holds the answers as its agent gave them. Results directly before the tail may be of calls it never made.
+    A mark contains its agent's own answers. Results directly before the tail may be of calls that it never made.
     """
     count = outline.fingerprint.count
     first = count - outline.tail_users + bool(outline.tail_results)

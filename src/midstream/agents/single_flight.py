@@ -1,4 +1,4 @@
-"""Requests on their way to an upstream and not yet answered, so that closing the upstream ends them."""
+"""Unanswered requests to an upstream, so that closing the upstream ends them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 class SingleFlight:
     """The requests of one upstream that wait for their first answer.
 
-    Closing connections below such a request leaves some packages waiting for ever; a cancelled one ends.
+    If the connection of such a request is closed, some packages wait for ever; a cancelled request ends.
     """
 
     def __init__(self, name: str, world: World = World()) -> None:
@@ -27,17 +27,16 @@ class SingleFlight:
     async def answer(
         self,
         request: Coroutine[Any, Any, T],
-        let_go: Callable[[T], Coroutine[Any, Any, object]] | None = None,
+        release: Callable[[T], Coroutine[Any, Any, object]] | None = None,
     ) -> T:
         """Wait for an answer.
 
         Args:
-            let_go: Called with an answer that came although its waiter was cancelled: no other task has it.
-                Never raises.
+            release: Called with an answer whose waiter was cancelled, which no other task has. Never raises.
 
         Raises:
-            ModelUnavailableError: The upstream was closed before. Nothing was asked.
-            UpstreamFailedError: It was closed meanwhile; whether the request arrived is unknown.
+            ModelUnavailableError: The upstream was closed before. Nothing was sent.
+            UpstreamFailedError: The upstream was closed meanwhile; the request may have arrived.
         """
         if self._is_closed:
             request.close()
@@ -47,8 +46,10 @@ class SingleFlight:
         try:
             return await task
         except asyncio.CancelledError:
-            if let_go is not None and task.done() and not task.cancelled() and task.exception() is None:
-                await asyncio.shield(self._world.spawn(let_go(task.result()), name=f"leaving {self._name}"))
+            if release is not None and task.done() and not task.cancelled() and task.exception() is None:
+                await asyncio.shield(
+                    self._world.spawn(release(task.result()), name=f"releasing {self._name}")
+                )
             waiting = asyncio.current_task()
             if waiting is None or waiting.cancelling():
                 raise
@@ -57,7 +58,7 @@ class SingleFlight:
             self._tasks.discard(task)
 
     def close(self) -> None:
-        """End what waits, and let nothing begin any more. Calling it twice is harmless."""
+        """End all waiting requests, and refuse new ones. A second call has no effect."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()

@@ -1,8 +1,8 @@
-"""Tools that go on although the turn of their agent was stopped.
+"""Tools that continue although the turn of their agent was stopped.
 
 Some agents start a command in a session of its own and stop waiting for it, but not the command. Each agent has an id
-in its environment, which its tools inherit: what it has started since a time is found by that, and ended. What earlier
-turns have left running, such as a server, goes on. Linux only.
+in its environment, which its tools inherit. So the processes that it started in this turn can be found and ended.
+Processes of earlier turns, such as a server, continue. Linux only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ AGENT_VARIABLE = "MIDSTREAM_AGENT_ID"
 
 
 def ticks_now() -> int:
-    """Return the time in the unit of the start time of processes; 0 on systems without `/proc`."""
+    """Return the current time in the unit of processes' start times; 0 on systems without `/proc`."""
     if sys.platform != "linux":
         return 0
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 async def end_tools(agent: str, since: int) -> int:
-    """End what an agent has started since a time, and not the agent; return how many processes.
+    """End the processes that an agent has started since a time, without the agent; return their number.
 
     Args:
         agent: The value of `AGENT_VARIABLE` in its environment.

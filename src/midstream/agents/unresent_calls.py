@@ -1,9 +1,8 @@
-"""Calls that an agent ran itself, kept for a client application that does not send them back.
+"""Calls that an agent ran itself, stored for a client application that does not resend them.
 
-A client application resends words and the calls it ran itself. Calls of the agent's own tools are in none of its
-messages, so a fresh agent would not get them. These values are kept beside the record of the conversation, found by
-the place of the answer (the user messages before it, and the results since the last of them), and put back into the
-history.
+A client application resends texts and the calls that it ran itself. Calls of the agent's own tools are in none of its
+messages, so a fresh agent would not get them. They are stored beside the record of the conversation, under the place of
+the answer (the user messages before it, and the results since the last of them), and inserted into the history.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from midstream.models.fingerprint import LINK_BYTES, ConversationDigest
 from midstream.models.responses import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 
 KEPT_CHARS_MAX = 256 * 1024
-"""Characters kept of one conversation: those of the newest answers."""
+"""Stored characters of one conversation: those of the newest answers."""
 _MARK_CHARS = 32
-"""Room for the mark of what was left out."""
+"""Room for the mark of omitted text."""
 
 
 class OwnCall(Struct, frozen=True, array_like=True):
-    """A call, and how many characters of the answer's text stand before it."""
+    """A call, and the number of characters of the answer's text before it."""
 
     at: int
     call: UpstreamCall
@@ -48,10 +47,10 @@ class AnswerCalls(Struct, frozen=True, array_like=True):
     """The calls of one answer.
 
     Args:
-        place: Where the answer stands: see `place_of`.
-        calls: In their order; one that runs has no outcome.
-        text: The text of an answer that is not whole, as far as it was written before its last call.
-        is_whole: Whether the answer came to its end, so that the client application has its text.
+        place: The place of the answer: see `place_of`.
+        calls: In order; a running one has no outcome.
+        text: The text of an incomplete answer, up to its last call.
+        is_whole: Whether the answer is complete, so that the client application has its text.
     """
 
     place: bytes
@@ -61,7 +60,7 @@ class AnswerCalls(Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """Its characters."""
+        """Its number of characters."""
         calls = (own.call for own in self.calls)
         return len(self.text) + sum(len(call.arguments) + len(call.content) for call in calls)
 
@@ -72,7 +71,7 @@ class AnswerCalls(Struct, frozen=True, array_like=True):
 
     @property
     def step(self) -> Step:
-        """An answer that is not whole, as an entry of the history."""
+        """An incomplete answer, as an entry of the history."""
         return Step(Response(_parts((Text(self.text),), self), Finish.INTERRUPTED))
 
 
@@ -90,7 +89,7 @@ class OwnCalls:
         return bool(self._calls)
 
     def add(self, event: ModelEvent) -> bool:
-        """Take an event; return whether the calls changed."""
+        """Process an event; return whether the calls changed."""
         match event:
             case TextDelta():
                 self._texts.append(event.text)
@@ -123,7 +122,7 @@ class OwnCalls:
         return True
 
     def _find_open(self, call_id: str) -> int | None:
-        """Return where the call of this id stands that runs, or None."""
+        """Return the index of the running call with this id, or None."""
         for index in range(len(self._calls) - 1, -1, -1):
             call = self._calls[index].call
             if call.id == call_id and call.outcome is None:
@@ -131,7 +130,7 @@ class OwnCalls:
         return None
 
     def collect(self, *, is_whole: bool) -> AnswerCalls:
-        """Return what to keep by now."""
+        """Return the calls to store now."""
         text = "" if is_whole else "".join(self._texts)
         return AnswerCalls(self._place, tuple(self._calls), text, is_whole)
 
@@ -144,7 +143,7 @@ def place_of(heard: ConversationDigest) -> bytes:
 
 
 def with_answer(kept: Sequence[AnswerCalls], answer: AnswerCalls) -> tuple[AnswerCalls, ...]:
-    """Return these with one more, in place of an older one of the same place; the oldest go first."""
+    """Return these with one more, which replaces one of the same place; beyond the limit, the oldest are dropped."""
     answers = [each for each in kept if each.place != answer.place]
     answers.append(answer)
     size = sum(each.size for each in answers)
@@ -156,7 +155,7 @@ def with_answer(kept: Sequence[AnswerCalls], answer: AnswerCalls) -> tuple[Answe
 def with_own_calls(history: History, kept: Sequence[AnswerCalls]) -> History:
     """Return a history with the calls of its answers in their places (text, call, text).
 
-    An answer that was cut, and that the history has nothing of, comes last, as an interrupted one.
+    A cut answer that the history lacks is appended as an interrupted one.
     """
     if not kept:
         return history
@@ -177,12 +176,12 @@ def with_own_calls(history: History, kept: Sequence[AnswerCalls]) -> History:
 
 
 def encode_calls(kept: Sequence[AnswerCalls]) -> bytes:
-    """Write the calls of a conversation."""
+    """Encode the calls of a conversation."""
     return msgspec.msgpack.encode(kept)
 
 
 def decode_calls(body: bytes) -> tuple[AnswerCalls, ...]:
-    """Read the calls of a conversation; none, where they are damaged."""
+    """Decode the calls of a conversation; none if they are damaged."""
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -194,7 +193,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[AnswerCalls, ...])
 
 def _merge(step: Step, answer: AnswerCalls) -> Step:
     if any(isinstance(part, UpstreamCall) for part in step.response.parts):
-        return step  # the application sends them back
+        return step  # the application resends them
     return replace(step, response=replace(step.response, parts=_parts(step.response.parts, answer)))
 
 
@@ -222,7 +221,7 @@ def _parts(parts: Sequence[ResponsePart], answer: AnswerCalls) -> tuple[Response
 
 
 def _shorten(text: str, chars: int) -> str:
-    """Return a text as a transcript quotes it, at most so many characters with the mark of what is missing."""
+    """Return a text as a transcript quotes it: at most so many characters, with a mark of the omitted ones."""
     told = without_base64(text)
     if len(told) <= chars:
         return told

@@ -1,11 +1,10 @@
-"""Meaning of an upstream's failure: tables from its names, codes and words to our typed errors.
+"""Classification of an upstream's failure: tables from its names, codes and texts to typed errors.
 
-Agents report errors in prose, on their stderr, or in an error whose class is in another process; the prose changes
-with each version. So it is matched loosely: by fragments, whatever stands around them. The rows come from what these
-programs print and from users' reports; a new failure is a new row. A failure without a row is `UpstreamFailedError`:
-the run failed for an unknown reason.
+Agents report errors in prose, on stderr, or as errors of another process, and the prose changes with each version. So
+it is matched by fragments. The rows come from these programs and from users' reports; a new failure is a new row. A
+failure without a row is `UpstreamFailedError`.
 
-The caller keeps the raw text: as the error's cause, or as a note on it.
+The caller keeps the original text as the error's cause, or as a note on it.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ NAMES: Mapping[str, type[ModelError]] = MappingProxyType(
         "agentbusyerror": _BUSY,
     }
 )
-"""Names and codes by which an upstream states exactly what is wrong; compared in lower case."""
+"""Names and codes with which an upstream states its error exactly; compared in lower case."""
 
 SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
     (
@@ -135,7 +134,7 @@ SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
     ),
     (_LONG, OVERFLOW_WORDS),
     (
-        # The conversation itself has become one that the provider refuses: no message to this agent will do.
+        # The provider refuses the conversation itself, so that no message to this agent can succeed.
         _FAILED,
         (
             "tool_use ids were found without",
@@ -214,12 +213,12 @@ SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
         ),
     ),
 )
-"""Fragments of prose, in the order in which they are looked for; `&` stands for anything between its neighbours."""
+"""Fragments of prose, in the order in which they are tried; `&` stands for any text between its neighbours."""
 
 _STATUS = re.compile(r"(?:api error:|unexpected status|last status:|status code:?) (\d{3})\b")
-"""The provider's HTTP status, where a program reports it in its text only: Claude Code, Codex."""
+"""The provider's HTTP status, if a program reports it only in its text: Claude Code, Codex."""
 _CODE = re.compile(r'"(?:code|type)": ?"(\w+)"')
-"""A code in the provider's own error object, where a program passes it on as text."""
+"""A code in the provider's own error object, if a program passes it on as text."""
 CHECK_ACCESS = " (check its login or key, its account and the name of its model; then resume the turn)"
 
 _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
@@ -236,8 +235,8 @@ _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
 def kind_of(
     words: str, *, names: Iterable[object] = (), status: int | None = None
 ) -> type[ModelError] | None:
-    """Return which error a failure is, or None where no row matches. The most exact sign wins: a name, then words
-    about the conversation, then the HTTP status, then other words.
+    """Return the error class of a failure, or None if no row matches. The most exact evidence decides: a name, then
+    text about the conversation, then the HTTP status, then other text.
 
     Args:
         words: All texts of the failure: messages, stderr.
@@ -271,13 +270,13 @@ def upstream_error(
     retry_after_s: float | None = None,
     unknown: type[ModelError] = UpstreamFailedError,
 ) -> ModelError:
-    """Return the typed error for an upstream's failure, with the beginning of its text. Raise it from what carried it.
+    """Return the typed error for an upstream's failure, with the beginning of its text. Raise it from the original.
 
     Args:
-        who: What people call the upstream.
+        who: The upstream's name, for users.
         words, names, status: See `kind_of`.
-        retry_after_s: Seconds it asked to wait.
-        unknown: The type where no row matches.
+        retry_after_s: The upstream's requested wait, in seconds.
+        unknown: The class if no row matches.
     """
     kind = kind_of(words, names=names, status=status) or unknown
     said = " ".join(words.split())[:REASON_CHARS_MAX] or "no reason was given"

@@ -1,30 +1,31 @@
-"""The upstream protocol: a stateful agent that remembers its conversation, so that it is sent only what is new.
+"""The upstream protocol: a stateful agent keeps its conversation, and gets only the new messages.
 
-An `Upstream` opens agents; an `UpstreamAgent` is one conversation in it and outlives every process: it can be opened
-again by its id, for as long as the upstream keeps it. `midstream.agents.pool.Pooled` makes a model of it, which
-never continues the wrong conversation; an upstream itself decides nothing and repeats nothing.
+An `Upstream` opens agents. An `UpstreamAgent` is one conversation in it and outlives every process: it can be opened
+again by its id, for as long as the upstream keeps it. `midstream.agents.pool.Pooled` turns an upstream into a model
+that never continues the wrong conversation. An upstream itself makes no decisions and no retries.
 
 Order of the events of one `send`: `MessageTaken` first, as soon as the upstream has named the conversation; then its
-output; `Marked` wherever it names a point that a later conversation can start from; `ResponseRestarted` where it begins
-a response again by itself; `Finished` last. `MessageDropped` stands before an error after which the agent has no more
-than before. Closing the iterator stops the run upstream.
+output; `Marked` wherever it names a point that a later conversation can start from; `ResponseRestarted` when it begins
+a response again itself; `Finished` last. `MessageDropped` precedes an error after which the agent's memory is as
+before. Closing the iterator stops the run upstream.
 
-An error before `MessageTaken` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) means that nothing
-was taken, or that the same key takes it only once: the message is then sent again. Where an upstream cannot decide
-    that, as when a process died with the message, it raises `UpstreamFailedError`: see `doubtful`. After
-    `MessageTaken` a `ModelUnavailableError` is of the provider behind the agent, and the agent is kept. A
-    `ModelAccessError` or `ModelRejectedError` before `MessageTaken` means that nothing was taken; an upstream that
-    cannot decide that yields `MessageTaken` first.
+An error before `MessageTaken` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) means that nothing was
+taken, or that the same key takes it only once: the message is then sent again. An upstream that cannot decide this,
+such as after the death of a process, raises `UpstreamFailedError`: see `doubtful`. After `MessageTaken` a
+`ModelUnavailableError` comes from the provider behind the agent, and the agent is kept. A `ModelAccessError` or
+`ModelRejectedError` before `MessageTaken` means that nothing was taken; an upstream that cannot decide that yields
+`MessageTaken` first.
 
-Errors are those of `midstream.errors`, by what helps, from any method:
-    UpstreamGoneError: This agent is not remembered. Only this may be answered by a fresh one without a doubt.
-    UpstreamBusyError: The agent is in another run.
-    UpstreamFailedError: The run failed for an unknown reason.
-    ModelUnavailableError: Network, rate limit, overload; `retry_after_s` where the upstream gave it.
-    ModelStalledError: Silence past the upstream's own limit.
-    ModelAccessError: The key, the account, the model's name.
-    ModelRejectedError, ContextOverflowError, ModelFilteredError: What was sent will never be accepted.
-    ModelMissingError: The upstream's software is not installed, or does not start.
+Any method may raise these errors of `midstream.errors`, which are classified by their remedy:
+
+- `UpstreamGoneError`: The conversation does not exist. Only after this error, a fresh agent is always safe.
+- `UpstreamBusyError`: The agent is in another run.
+- `UpstreamFailedError`: The run failed for an unknown reason.
+- `ModelUnavailableError`: Network, rate limit, overload; with `retry_after_s` if the upstream sent it.
+- `ModelStalledError`: Silence past the upstream's own limit.
+- `ModelAccessError`: The key, the account, the model's name.
+- `ModelRejectedError`, `ContextOverflowError`, `ModelFilteredError`: The request will never be accepted.
+- `ModelMissingError`: The upstream's software is not installed, or does not start.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}
 
 
 class Setup(Struct, frozen=True):
-    """Settings that a conversation is opened with.
+    """Settings of a new or resumed conversation.
 
     Args:
         instructions: The client application's system prompt, or "".
-        tools: What the client application will run for the agent; only for upstreams that take tools.
-        servers: The MCP servers the agent is to have, in the order of their names.
+        tools: The client application's tools; only for upstreams that accept tools.
+        servers: The MCP servers for the agent, in the order of their names.
     """
 
     instructions: str = ""
@@ -76,13 +77,13 @@ class Setup(Struct, frozen=True):
 
 
 class UpstreamMessage(Struct, frozen=True):
-    """Message to an agent.
+    """A message to an agent.
 
     Args:
-        results: Answers to the calls its last response asked for, in the calls' order; then `message` may have no
-        parts. before: For a fresh conversation of an upstream that takes history: all entries before `message`.
-        settings: How the answer is to be made; those that `Abilities.grants` does not name are ignored.
-        person: The receiver of permission requests while the agent answers; None where there is none.
+        results: Results of the calls in its last response, in the calls' order; then `message` may have no parts.
+        before: For a fresh conversation of an upstream that accepts history: all entries before `message`.
+        settings: Settings for the answer; those that `Abilities.grants` lacks are ignored.
+        person: The receiver of permission requests while the agent answers; None if there is none.
     """
 
     message: UserMessage
@@ -93,12 +94,12 @@ class UpstreamMessage(Struct, frozen=True):
 
 
 class MessageTaken(Struct, frozen=True):
-    """The upstream has taken what was sent.
+    """The upstream has taken the message.
 
     Args:
-        agent: What to resume the conversation by from now on. Some upstreams give a new id with each answer.
-        resumed: The id of the conversation that it continued; "" where it began a new one.
-        is_provisional: It may remove the message again if the answer does not come to its end.
+        agent: The id for resuming the conversation from now on. Some upstreams have a new id with each answer.
+        resumed: The id of the continued conversation; "" for a new one.
+        is_provisional: Whether it may remove the message if the answer is not complete.
     """
 
     agent: str
@@ -107,7 +108,7 @@ class MessageTaken(Struct, frozen=True):
 
 
 class MessageDropped(Struct, frozen=True):
-    """The upstream has removed the message from the conversation again: it has what it had before."""
+    """The upstream has removed the message from the conversation again: the agent's memory is as before."""
 
 
 class Marked(Struct, frozen=True):
@@ -117,7 +118,7 @@ class Marked(Struct, frozen=True):
 
 
 class ResponseRestarted(Struct, frozen=True):
-    """The upstream lost its provider in the middle of a response, and begins that response again by itself.
+    """The upstream lost its provider during a response, and begins that response again itself.
 
     The text and thoughts since the last tool, or since the message, are no part of the answer.
     """
@@ -132,31 +133,31 @@ class UpstreamAgent(Protocol):
     def send(
         self, said: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncIterator[UpstreamEvent]:
-        """Send a message and yield the answer's events; see the module's text for their order and the errors.
+        """Send a message and yield the answer's events; see the module's docstring for their order and the errors.
 
         It is an async generator: closing it stops the run.
 
         Args:
             key: Idempotency key: the same for every try to send the same message to the same agent.
-            is_forced: End another run of this agent first, such as one that a crash left behind.
+            is_forced: End another run of this agent first, such as one that survived a crash.
         """
 
     async def aclose(self) -> None:
-        """Let go of processes and connections. The upstream goes on remembering. Calling it twice is harmless."""
+        """Close processes and connections. The upstream keeps the conversation. A second call has no effect."""
 
 
 class Upstream(Protocol):
-    """A kind of stateful agent, with the account, the model and the folder it works in."""
+    """A kind of stateful agent, with its account, model and folder."""
 
     @property
     def name(self) -> str:
-        """Name shown to people, such as `claude:opus`."""
+        """The name for users, such as `claude:opus`."""
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Properties that distinguish conversations of the same words: model, folder, permissions, account.
+        """Properties that distinguish conversations with equal texts: model, folder, permissions, account.
 
-        Never a key or a secret itself. Compared whole; part of the fingerprint.
+        Never a key or a secret itself. Compared as a whole; part of the fingerprint.
         """
 
     @property
@@ -166,17 +167,17 @@ class Upstream(Protocol):
     async def open(self, setup: Setup, *, resume: str = "") -> UpstreamAgent:
         """Open a fresh conversation, or the one that `resume` names. No message is sent yet.
 
-        An upstream may find out only in `send` that it remembers nothing.
+        An upstream may notice only in `send` that the conversation does not exist.
         """
 
     async def verify(self) -> bool:
-        """Ask whether the credential is accepted, apart from any conversation."""
+        """Check whether the credential is accepted, outside of any conversation."""
 
     async def delete(self, agent: str) -> None:
-        """Delete a conversation upstream, where that can be done. Failures are ignored."""
+        """Delete a conversation upstream, if that is possible. Failures are ignored."""
 
     async def aclose(self) -> None:
-        """Close everything that is open. Calling it twice is harmless."""
+        """Close all agents and connections. A second call has no effect."""
 
 
 @runtime_checkable
@@ -184,16 +185,16 @@ class ForkingUpstream(Upstream, Protocol):
     """An upstream that can begin a conversation from a point of another one, which stays as it is."""
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> UpstreamAgent:
-        """Open a fresh conversation that remembers another one up to `mark`.
+        """Open a fresh conversation that begins with another one up to `mark`.
 
-        Its first `MessageTaken` names the fork, and in `resumed` the agent it came from.
+        Its first `MessageTaken` names the fork, and in `resumed` the original agent.
         """
 
 
 def doubtful(error: ModelError) -> ModelError:
-    """Return what to raise before `MessageTaken` for an error after which it is unknown whether the message was taken.
+    """Return the error to raise before `MessageTaken` if the message may have been taken.
 
-    It is the error itself, unless that would send the message again to the same agent. Raise it from its cause.
+    It is the error itself, unless that would cause a retry with the same agent. Raise it from its cause.
     """
     if not isinstance(error, ModelUnavailableError) or isinstance(
         error, UpstreamBusyError | UpstreamFailedError
@@ -206,5 +207,5 @@ def doubtful(error: ModelError) -> ModelError:
 
 
 def is_never_sent(error: BaseException | None) -> bool:
-    """Return whether an error of an HTTP package proves that there never was a connection."""
+    """Whether an error of an HTTP package proves that no connection was established."""
     return type(error).__name__ in _NEVER_SENT

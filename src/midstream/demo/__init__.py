@@ -1,1 +1,1 @@
-"""The demo: a conversation, a cut, a kill, and what is in the files afterwards."""
+"""The demo: a conversation, a cut, a kill, and a check of the files."""

@@ -1,6 +1,6 @@
-"""Check of a demo from the outside: the screen against the journal's file, the ledger against the calls. Midstream's
-server and client are not used here. The journal is read from the SQLite file, the ledger was written by the tools,
-and what the screen showed was noted when it was printed.
+"""Independent check of a demo: compares the screen with the journal's file, and the ledger with the calls. It does not
+use midstream's server and client. The journal is read from the SQLite file, the tools wrote the ledger, and the printed
+text was stored when it was printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGE = 1000
 
 @dataclass(frozen=True)
 class PrintedText:
-    """Words that were printed, and the event they came with."""
+    """Printed text, and its event."""
 
     event_id: str
     text: str
@@ -38,7 +38,7 @@ class PrintedText:
 
 @dataclass(frozen=True)
 class Journaled:
-    """One record as it lies in the file."""
+    """One record in the file."""
 
     event_id: str
     epoch: int
@@ -47,7 +47,7 @@ class Journaled:
 
 @dataclass(frozen=True)
 class TextComparison:
-    """The words on the screen against the words in the journal."""
+    """Comparison of the text on the screen with that in the journal."""
 
     shown_pieces: int
     shown_characters: int
@@ -58,7 +58,7 @@ class TextComparison:
     twice: int
     """Pieces that were shown more than once."""
     wrong: int
-    """Pieces that were shown and are not in the journal so, or in another order."""
+    """Pieces that were shown and differ from the journal, or have another order."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,22 @@ class CheckedCall:
 
 @dataclass(frozen=True)
 class DemoVerdict:
-    """Everything that was checked."""
+    """All results of the check."""
 
     words: TextComparison
     executions: tuple[CheckedCall, ...]
     unasked: int
-    """Executions in the ledger that no call of the journal asked for."""
+    """Executions in the ledger without a call in the journal."""
     entries: int
-    """Entries of the history that the journal folds to; 0 if it does not fold."""
+    """Entries of the history in the journal; 0 if it does not fold."""
     unanswered: int
     """Calls without a result."""
     statuses: tuple[TurnStatus, ...]
-    """How each turn ended."""
+    """The status of each turn."""
 
     @property
     def problems(self) -> list[str]:
-        """The faults; empty if nothing was lost, shown twice or run twice."""
+        """The faults; empty if no text was lost or repeated, and no call was run twice."""
         again = sum(each.started > 1 for each in self.executions)
         found = {
             "pieces lost": self.words.lost,
@@ -122,7 +122,7 @@ def journal_of(store: Path, session: str) -> list[Journaled]:
 def judge(
     journal: Sequence[Journaled], shown: Sequence[PrintedText], ledger: Sequence[LedgerEntry], session: str
 ) -> DemoVerdict:
-    """Compare what was seen with what is in the files."""
+    """Compare the observations with the files."""
     records = [each.record for each in journal]
     executions, keys = _executions(records, ledger, session)
     try:
@@ -182,7 +182,7 @@ def _executions(
 
 @dataclass(frozen=True)
 class Timings:
-    """How long recovery took, in seconds; None where it was not seen."""
+    """Durations of the recoveries, in seconds; None if not observed."""
 
     cut_to_words: float | None
     restart_to_listening: float

@@ -1,4 +1,4 @@
-"""A relay on loopback between client and server that can cut: connections are reset as if a router had died."""
+"""A relay on loopback between client and server that can reset connections, like a router that dies."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Cutter:
 
     Args:
         port: The server's address; the server need not listen yet.
-        world: The clock that `accepted_at` is read from.
+        world: The clock of `accepted_at`.
     """
 
     def __init__(self, port: int, world: World) -> None:
         self.accepted_at: list[float] = []
-        """When each connection that reached the server was made (monotonic seconds)."""
+        """Times of the connections that reached the server (monotonic seconds)."""
         self._port = port
         self._world = world
         self._open: set[asyncio.StreamWriter] = set()
@@ -46,18 +46,18 @@ class Cutter:
         """The address for clients.
 
         Raises:
-            UnavailableError: It is not listening.
+            UnavailableError: The relay is not listening.
         """
         if self._server is None or not self._server.sockets:
             raise UnavailableError("the relay is not listening")
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> int:
-        """Reset every open connection, both ways, at once; return how many there were."""
+        """Reset every open connection in both directions; return their number."""
         cut, self._open = self._open, set()
         for writer in cut:
             connection = writer.get_extra_info("socket")
-            # No goodbye: with a linger of 0 the kernel sends a reset and drops what was still to be sent.
+            # With a linger of 0, the kernel sends a reset and drops unsent data.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         return len(cut) // 2
@@ -66,7 +66,7 @@ class Cutter:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:
-            writer.transport.abort()  # no server: the client sees a reset and tries again
+            writer.transport.abort()  # no server: the client gets a reset and tries again
             return
         self.accepted_at.append(self._world.monotonic())
         both = {writer, far_writer}

@@ -26,7 +26,7 @@ INSTRUCTIONS = "You are a friendly assistant. Answer from the notes, in two or t
 RESPONSE_TOKENS_MAX = 110
 WRITE_STEPS = 5
 WRITE_STEP_S = 0.2
-"""Writing takes about a second, so that it can be killed in the middle."""
+"""Writing takes about a second, so that it can be killed meanwhile."""
 
 
 def tools_over(folder: Folder, world: World) -> list[Tool]:
@@ -96,7 +96,7 @@ def agent_over(path: Path, model_name: str, world: World) -> Agent:
     """Return the demo's agent for a folder.
 
     Raises:
-        UsageError: There is no such model.
+        UsageError: The model is unknown.
     """
     model: Model
     if model_name == "local":
@@ -110,7 +110,7 @@ def agent_over(path: Path, model_name: str, world: World) -> Agent:
 
 
 def __getattr__(name: str) -> Agent:
-    """Make `agent` when the server asks for it: importing this module for its parts needs no environment."""
+    """Create `agent` when the server requests it: importing other parts of this module needs no environment."""
     if name != "agent":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if FOLDER_VARIABLE not in os.environ:

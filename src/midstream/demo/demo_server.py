@@ -16,7 +16,7 @@ from midstream.environment import World
 from midstream.errors import PortTakenError, UnavailableError
 
 START_S = 60.0
-"""Seconds to wait for a server to listen; a loaded machine compiles all imports on its first start."""
+"""Seconds to wait for a server to listen; on a loaded machine, the first start compiles all imports."""
 STOP_S = 15.0
 LOG_LINES_SHOWN = 3
 
@@ -29,7 +29,7 @@ class _Listening(Struct):
 
 
 class DemoServer:
-    """One server, started again and again on the same port and folder."""
+    """One server, restarted on the same port and folder."""
 
     def __init__(self, folder: Folder, model: str, port: int, world: World) -> None:
         self.port = port
@@ -49,7 +49,7 @@ class DemoServer:
 
         Raises:
             PortTakenError: Another program listens on the port.
-            UnavailableError: It did not come up; the message holds the end of its log.
+            UnavailableError: It did not start; the message has the end of its log.
         """
         environment = {
             **os.environ,
@@ -65,14 +65,14 @@ class DemoServer:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the demo, which then ends its server itself
+                start_new_session=True,  # Ctrl-C is for the demo, which ends its server itself
             )
         assert self._process.stdout is not None
         line = b""
         try:
             async with asyncio.timeout(START_S):
                 line = await self._process.stdout.readline()
-                if not line:  # it is ending by itself; a signal now would race with its end
+                if not line:  # it is already ending; a signal would interfere
                     await self._process.wait()
         except TimeoutError:
             pass
@@ -86,13 +86,13 @@ class DemoServer:
         self.port = int(listening.url.rpartition(":")[2])
 
     async def kill(self) -> None:
-        """SIGKILL: the process gets no warning."""
+        """Kill the process with SIGKILL."""
         assert self._process is not None
         self._process.kill()
-        await self._process.communicate()  # to its pipe's end: one left open outlives the event loop
+        await self._process.communicate()  # read to the end: an open pipe would outlive the event loop
 
     async def stop(self) -> None:
-        """Ask it to end, wait, insist. Harmless where it has ended."""
+        """Terminate it, wait, and kill it. Without effect after its end."""
         process = self._process
         if process is None or process.returncode is not None:
             return

@@ -1,4 +1,4 @@
-"""The folder the demo works on: a few notes, the database, and the ledger of what tools really did."""
+"""The folder of the demo: a few notes, the database, and the ledger of the tools' executions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One line of the ledger: which process did what for which call (`session/turn/response/call`)."""
+    """One line of the ledger: a process, an act, and a call (`session/turn/response/call`)."""
 
     pid: int
     tool: str
@@ -37,7 +37,7 @@ class LedgerEntry:
 
 
 class Folder:
-    """Everything the demo keeps on disk."""
+    """All files of the demo."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class Folder:
         self._ledger = path / "ledger.txt"
 
     def make(self) -> None:
-        """Write the notes that are not there yet."""
+        """Write the missing notes."""
         self.notes.mkdir(parents=True, exist_ok=True)
         for name, text in NOTES.items():
             if not (self.notes / name).exists():
@@ -68,11 +68,11 @@ class Folder:
         return path
 
     def all_notes(self) -> list[Path]:
-        """Return the notes that are there, without those that are being written."""
+        """Return the existing notes, without unfinished ones."""
         return sorted(path for path in self.notes.iterdir() if not path.name.startswith("."))
 
     def log(self, tool: str, key: str, what: str, world: World) -> None:
-        """Add a line to the ledger, in one write: what a killed process wrote stays."""
+        """Append a line to the ledger in one write, so that it survives a kill."""
         line = f"{world.now():.3f} {os.getpid()} {tool} {key} {what}\n"
         ledger = os.open(self._ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -81,7 +81,7 @@ class Folder:
             os.close(ledger)
 
     def entries(self, session: str) -> list[LedgerEntry]:
-        """Return what tools did for a session, in order."""
+        """Return the executions of a session, in order."""
         entries = []
         for line in self._ledger.read_text(encoding="utf-8").splitlines():
             _, pid, tool, key, what = line.split(" ", 4)

@@ -1,4 +1,4 @@
-"""Messages of the demo, and the answers of a scripted model where no real one is installed."""
+"""The demo's messages, and the scripted model's answers if no real model is installed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Lines:
     """The user's messages, turn by turn."""
 
     ask: str
-    """Answered at length: the connection is cut in the middle."""
+    """Gets a long answer, during which the connection is cut."""
     write: str
-    """Leads to `write_note`: the server is killed in the middle of it."""
+    """Leads to `write_note`, during which the server is killed."""
     again: str
-    """Answered from the history that recovery left; on request, the tool may run again."""
+    """Answered from the recovered history; on request, the tool may run again."""
 
 
-# Worded so that the local model's guide finds the calls, and a model of its size the answers.
+# Worded so that the local model's guide finds the calls, and a small model the answers.
 LINES = Lines(
     ask="Search the files for the word keeper, read lighthouse.txt, and tell me what the file says about the "
     "lighthouse and about Mary Quinn.",

@@ -1,6 +1,6 @@
-"""The demo step by step: a conversation, a cut, a kill, and a check of the files afterwards.
+"""The steps of the demo: a conversation, a cut, a kill, and a check of the files.
 
-Every cut is placed by what was seen: the n-th piece of the answer, a line of the ledger. Nothing sleeps and hopes.
+An observation triggers every cut: the n-th piece of the answer, or a line of the ledger. There are no sleeps.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CUT_AFTER_PIECES = 12
 KILL_AT = "wrote 2/5"
 """Line of the ledger at which the server is killed."""
 PATIENCE_S = 120.0
-"""Seconds the client goes on trying to reach a server that does not come back."""
+"""Seconds for which the client tries to reach a server that does not return."""
 LEDGER_LOOK_S = 0.01
-"""Seconds between two looks into the ledger; writing takes a hundred times as long."""
+"""Seconds between two reads of the ledger; writing takes a hundred times as long."""
 
 
 class Audience(Protocol):
-    """Output of the story."""
+    """The output of the demo."""
 
     def write(self, text: str) -> None:
         """Show a line of a chapter."""
@@ -41,22 +41,22 @@ class Audience(Protocol):
         """Begin a chapter."""
 
     def note(self, text: str) -> None:
-        """Show what was done to the connection or the server."""
+        """Show an act on the connection or the server."""
 
     def show(self, event: Event) -> None:
         """Show an event of the turn."""
 
     def pause(self) -> None:
-        """End the line that is being written."""
+        """End the current line."""
 
 
 class Story:
     """One run of the demo.
 
     Args:
-        folder: Made already.
-        server: Not started yet.
-        audience: Shows it.
+        folder: An existing folder.
+        server: A server that is not started yet.
+        audience: The output.
         world: Clock and tasks.
         lines: The user's messages.
     """
@@ -86,10 +86,10 @@ class Story:
         self._restart_to_words: float | None = None
 
     async def run(self, model: str) -> None:
-        """Run it to its end; `verdict` and `timings` hold what was found. The server is left up.
+        """Run the demo to its end; `verdict` and `timings` have the results. The server keeps running.
 
         Raises:
-            MidstreamError: The demo could not run (no server, no cut, no kill): nothing was proved.
+            MidstreamError: The demo could not run (no server, no cut, no kill).
         """
         self._audience.chapter(
             1, f"A folder with {len(NOTES)} notes and a ledger of what its tools really do:"
@@ -203,7 +203,7 @@ class Story:
         if isinstance(event.record, Delta):
             self._shown.append(PrintedText(str(event.id), event.record.text))
 
-    # --- judging ------------------------------------------------------------------------------------------------
+    # --- checking -----------------------------------------------------------------------------------------------
 
     def _journal(self) -> list[Journaled]:
         return journal_of(self._folder.store, self.session)

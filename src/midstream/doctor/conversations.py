@@ -1,9 +1,9 @@
-"""Lines of a file put together into conversations, and conversations into stretches that can be judged alone.
+"""Conversations in the lines of a file, and their stretches that can be examined separately.
 
-A tree of lines (Claude Code) holds one conversation for every branch that was continued; parallel results stand on
-branches of their own and belong to the conversation of their call. A stretch ends before a user's prompt
-when everything before it is answered and no id in it comes up again: what a repair does in it depends on nothing
-outside, so a file of any length is judged one stretch at a time.
+A tree of lines (Claude Code) has one conversation for every continued branch; parallel results have branches of their
+own and belong to the conversation of their call. A stretch ends before a user's prompt if everything before it is
+answered and none of its ids occurs again. The repair of a stretch is independent of the others, so a file of any length
+is examined stretch by stretch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import NamedTuple
 from midstream.doctor.index import Index
 from midstream.doctor.jsonl_formats import Facts, MessageLine
 
-NOBODY = -1
+NO_CONVERSATION = -1
 """The conversation of lines above the first message."""
 
 
-class Loose(NamedTuple):
-    """A line whose parent is not in the file: the parent, and the line that was last before it."""
+class LooseLine(NamedTuple):
+    """A line whose parent is not in the file: the parent, and the previous line."""
 
     number: int
     parent: str
@@ -30,7 +30,7 @@ class Loose(NamedTuple):
 
 
 class UnjudgedConversation:
-    """A conversation as far as it is not judged yet."""
+    """The part of a conversation that is not examined yet."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -39,37 +39,37 @@ class UnjudgedConversation:
         self.tip = ""
         """The id of the last line of a tree."""
         self.turn = -1
-        """Number of the node that began the turn which is open."""
+        """Number of the node that began the open turn."""
         self.reach = 0
-        """The last line that has to do with what is in here."""
+        """The last line that belongs to these lines."""
         self.origin: tuple[UnjudgedConversation, int] | None = None
-        """The conversation this one branched off, and the last node they share."""
+        """The conversation from which this one branched off, and the last common node."""
 
     def add(self, entry: MessageLine, facts: Facts, last: Index) -> None:
-        """Put an entry at the end."""
+        """Append an entry."""
         self.entries.append(entry)
         self.facts.append(facts)
         self.reach = max([self.reach, *(last.get(each) or 0 for each in facts.ids)])
 
     def is_done_before(self, entry: MessageLine) -> bool:
-        """Whether this prompt begins something that does not depend on what is in here."""
+        """Whether this prompt begins a part that is independent of these lines."""
         return bool(self.facts) and self.facts[-1].is_response and self.reach < entry.number
 
     def drain(self) -> list[MessageLine]:
-        """Return what is in here, and start again."""
+        """Return these lines, and start again."""
         entries, self.entries, self.facts, self.reach = self.entries, [], [], 0
         return entries
 
 
 class Threads:
-    """All conversations of one file, fed line by line.
+    """All conversations of one file, built line by line.
 
-    Keeps some sixty bytes for each line of a tree, and the stretches that are open.
+    It stores some sixty bytes for each line of a tree, and the open stretches.
 
     Args:
         last: For each id, the last line that mentions it.
-        may_cut: Whether stretches may be judged alone under these rules.
-        read: Gives the entry and facts at an offset again, or None where no message stands.
+        may_cut: Whether stretches may be examined separately under these rules.
+        read: Reads the entry and facts at an offset again; None without a message.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class Threads:
         self._line_of = array("i")
         self._latest: UnjudgedConversation | None = None
         self._held: list[tuple[int, list[MessageLine]]] = []
-        self.loose: list[Loose] = []
+        self.loose: list[LooseLine] = []
         self.copies = 0
-        """Lines that were there before, and are left out."""
+        """Number of repeated lines, which are skipped."""
 
     @property
     def count(self) -> int:
-        """Conversations so far."""
+        """Number of conversations so far."""
         return len(self._threads)
 
     def take(self, entry: MessageLine, facts: Facts, offset: int) -> Iterator[list[MessageLine]]:
-        """Put a line where it belongs; give out the stretch that is complete because of it."""
+        """Add a line to its conversation; yield the stretch that it completes."""
         thread = self._thread_for(entry, facts)
         if thread is None:
             self.copies += 1
@@ -114,21 +114,21 @@ class Threads:
         thread.add(entry, facts, self._last)
 
     def pass_by(self, node_id: str, parent: str | None, line: int) -> None:
-        """Note a line without a message that others may follow."""
+        """Record a line without a message, which others may follow."""
         above = self._nodes.get(parent) if parent else None
         if node_id in self._nodes:
             return
-        number = self._note(node_id, line, NOBODY if above is None else self._thread_of[above], -1)
-        self._turn_of[number] = NOBODY if above is None else self._turn_of[above]
+        number = self._note(node_id, line, NO_CONVERSATION if above is None else self._thread_of[above], -1)
+        self._turn_of[number] = NO_CONVERSATION if above is None else self._turn_of[above]
 
     def break_off(self) -> Iterator[list[MessageLine]]:
-        """Begin a new conversation with what follows; give out the open one."""
+        """Begin a new conversation; yield the open one."""
         yield from self.finish()
         if self._threads:
             self._latest = self._new()
 
     def finish(self) -> Iterator[list[MessageLine]]:
-        """Give out everything that is open."""
+        """Yield everything that is open."""
         for thread in self._threads:
             if thread.entries:
                 yield from self._give_out(thread)
@@ -137,17 +137,17 @@ class Threads:
             yield entries
 
     def _give_out(self, thread: UnjudgedConversation) -> Iterator[list[MessageLine]]:
-        """Give out a stretch; one that shares lines with another waits until that one was judged."""
+        """Yield a stretch; one that shares lines with another waits until that one was examined."""
         entries = thread.drain()
         if entries[-1].is_context and all(each.is_context for each in entries):
-            return  # judged where it belongs
+            return  # examined with its conversation
         if entries[0].is_context:
             self._held.append((thread.number, entries))
         else:
             yield entries
 
     def _thread_for(self, entry: MessageLine, facts: Facts) -> UnjudgedConversation | None:
-        """Return the conversation of a line; None for a copy of one that was there."""
+        """Return the conversation of a line; None for a repeated line."""
         if entry.node is None:
             return self._threads[-1] if self._threads else self._new()
         if entry.node.id in self._nodes:
@@ -155,17 +155,17 @@ class Threads:
         parent = entry.node.parent
         above = self._nodes.get(parent) if parent else None
         if above is None and parent is not None and self._latest is not None:
-            self.loose.append(Loose(entry.number, parent, self._latest.tip))
+            self.loose.append(LooseLine(entry.number, parent, self._latest.tip))
             return self._find_answered(facts) or self._latest
-        if above is None or self._thread_of[above] == NOBODY:
+        if above is None or self._thread_of[above] == NO_CONVERSATION:
             return self._find_answered(facts) or self._new()
         thread = self._threads[self._thread_of[above]]
-        if _is_result(facts) or self._goes_on(thread, above, entry):
+        if _is_result(facts) or self._continues(thread, above, entry):
             return thread
         return self._branch(thread, above)
 
     def _find_answered(self, facts: Facts) -> UnjudgedConversation | None:
-        """Find the conversation whose calls this line answers, though its parent is not in the file."""
+        """Return the conversation whose calls this line answers, although its parent is not in the file."""
         if not _is_result(facts):
             return None
         for thread in reversed(self._threads):
@@ -173,8 +173,8 @@ class Threads:
                 return thread
         return None
 
-    def _goes_on(self, thread: UnjudgedConversation, above: int, entry: MessageLine) -> bool:
-        """Whether nothing but results and pieces of the same response came after the parent."""
+    def _continues(self, thread: UnjudgedConversation, above: int, entry: MessageLine) -> bool:
+        """Whether only results and parts of the same response came after the parent."""
         if self._turn_of[above] != thread.turn:
             return False
         line = self._line_of[above]
@@ -187,7 +187,7 @@ class Threads:
         return True
 
     def _branch(self, thread: UnjudgedConversation, above: int) -> UnjudgedConversation:
-        """Begin a conversation that shares everything up to `above`; its last turn comes along as context."""
+        """Begin a conversation that shares everything up to `above`; its last turn is added as context."""
         branch = self._new()
         branch.origin = (thread, above)
         for entry, facts in self._turn_until(thread, above):
@@ -197,14 +197,14 @@ class Threads:
         return branch
 
     def _turn_until(self, thread: UnjudgedConversation, above: int) -> Iterator[tuple[MessageLine, Facts]]:
-        """Read a turn again up to a line, and the results its calls got later."""
+        """Read a turn again up to a line, and the later results of its calls."""
         turn = self._turn_of[above]
         later: set[int] = set()
         asked: set[str] = set()
         own = set(self._nodes_of(thread, above, turn))
         for number in sorted(own):
             for found in self._read_again(number):
-                # A late result of an earlier turn is judged there.
+                # A late result of an earlier turn is examined with that turn.
                 if not _is_result(found[1]) or found[1].ids & asked:
                     asked |= found[1].ids
                     yield found
@@ -216,12 +216,12 @@ class Threads:
         for line in sorted(later):
             number = bisect_left(self._line_of, line)
             is_known = number < len(self._line_of) and self._line_of[number] == line
-            # A result on another branch answers no call of this one.
+            # A result on another branch belongs to no call of this one.
             if is_known and number not in own and self._thread_of[number] in family:
                 yield from (found for found in self._read_again(number) if _is_result(found[1]))
 
     def _nodes_of(self, thread: UnjudgedConversation, above: int, turn: int) -> Iterator[int]:
-        """Iterate over the nodes of a turn, beginning with those it shares with the conversations it came from."""
+        """Yield the nodes of a turn, beginning with those shared with the original conversations."""
         shared = [(thread.number, above)]
         while thread.origin is not None and self._turn_of[thread.origin[1]] == turn:
             thread, above = thread.origin
@@ -253,5 +253,5 @@ class Threads:
 
 
 def _is_result(facts: Facts) -> bool:
-    """Whether a line holds results and nothing else."""
+    """Whether a line has only results."""
     return not facts.is_prompt and not facts.is_response

@@ -1,7 +1,7 @@
-"""opencode's database: tables `session`, `message` and `part`, with a JSON document a row.
+"""opencode's database: tables `session`, `message` and `part`, with a JSON document in each row.
 
-Sessions that are only in its newer tables are in `session_message`, a whole message a row. Nothing is made or left
-behind by reading, and a server may work on the file meanwhile.
+Sessions that are only in its newer tables are in `session_message`, with a complete message in each row. Reading
+creates no files, and a server may use the file meanwhile.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from midstream.errors import ConflictError, UnreadableHistoryError
 
 ITS_TABLES = {"session", "message", "part"}
 
-# Every session, the oldest first.
+# All sessions, the oldest first.
 SESSIONS = "select id from session order by time_created, id"
-# A session's messages in the order they are sent in.
+# A session's messages in the order of sending.
 MESSAGES = "select id, data from message where session_id = ? order by time_created, id"
 # The parts of a message in their order.
 PARTS = "select id, data from part where message_id = ? order by id"
-# Messages whose row is gone and whose parts are not.
+# Messages without a row that have parts.
 ORPHANS = "select distinct message_id from part where message_id not in (select id from message) order by 1"
-# A session's messages as newer versions keep them.
+# A session's messages in newer versions.
 NEWER = "select id, type, data from session_message where session_id = ? order by {order}"
 
 
@@ -41,12 +41,12 @@ REPLACE = {
     table: f"update {table} set data = ? where id = ? and data is ?"  # noqa: S608 - our own names
     for table in ("message", "part", "session_message")
 }
-"""Gives a row that is what it was another document."""
-LEAVE_OUT = {
+"""Replaces the document of an unchanged row."""
+DELETE = {
     table: f"delete from {table} where id = ? and data is ?"  # noqa: S608 - see above
     for table in ("message", "part", "session_message")
 }
-"""Takes a row away that is what it was."""
+"""Deletes an unchanged row."""
 
 
 class Change(Struct, frozen=True):
@@ -56,7 +56,7 @@ class Change(Struct, frozen=True):
     id: str
     before: str | bytes
     after: str | None
-    """None: the row is left out of the copy, and stays where it is in place."""
+    """None: the row is omitted from the copy, and not changed in place."""
 
 
 class DatabaseRemedy:
@@ -67,7 +67,7 @@ class DatabaseRemedy:
         self._changes = changes
 
     def beside(self) -> Written:
-        """Write `NAME.repaired.EXT`, a copy with other rows; an earlier copy is replaced.
+        """Write `NAME.repaired.EXT`, a copy with changed rows; an earlier copy is replaced.
 
         Raises:
             ConflictError: A row was changed since it was examined. No copy was written.
@@ -80,13 +80,13 @@ class DatabaseRemedy:
         return Written(target)
 
     def in_place(self) -> Written:
-        """Change the rows in one transaction, after a copy of the database was kept as `NAME.EXT.bak`.
+        """Change the rows in one transaction, after copying the database to `NAME.EXT.bak`.
 
-        opencode may be running: it waits, and sees all of the change or nothing.
+        opencode may be running: it waits, and reads all of the change or nothing.
 
         Raises:
             ConflictError: A row was changed since it was examined. Nothing was changed.
-            UnavailableError: The disk, the folder or a lock refuses. Nothing was changed; a backup may be there.
+            UnavailableError: The disk, the folder or a lock refuses. Nothing was changed; a backup may exist.
         """
         real = self._path.resolve()
         with sqlite_files.translate_write_errors(real):
@@ -109,14 +109,14 @@ def is_opencode(path: Path) -> bool:
 def examine_opencode(
     path: Path, profile: str | None, tick: Callable[[int], None]
 ) -> tuple[HistoryReport, DatabaseRemedy | None]:
-    """Look at every session of a database, one after another.
+    """Examine every session of a database.
 
     Raises:
         UnreadableHistoryError: It is damaged, or another program keeps it locked.
-        UsageError: No profile has this name.
+        UsageError: There is no profile with this name.
     """
     with sqlite_files.translate_read_errors(), sqlite_files.reading(path) as db:
-        db.execute("begin")  # one state of it, whatever opencode writes meanwhile
+        db.execute("begin")  # one snapshot, whatever opencode writes meanwhile
         database = _Database(db, profile)
         for number, (session,) in enumerate(db.execute(SESSIONS)):
             tick(number)
@@ -135,11 +135,11 @@ class _Database(StorageFindings):
         self._newer = NEWER.format(order=order) if "session_message" in tables else None
 
     def examine(self, session: str) -> None:
-        """Look at one session."""
+        """Examine one session."""
         self.judge(list(self._read_messages(session)) or list(self._newer_ones(session)))
 
     def find_orphans(self) -> None:
-        """Look for parts whose message is gone."""
+        """Find parts without a message."""
         for (message,) in self._db.execute(ORPHANS):
             self.note_orphan(f"message {message}")
 
@@ -184,7 +184,7 @@ class _Database(StorageFindings):
         told = finding("broken-row", "left out of the copy", file=f"{table} {id_}", lost="a row")
         self.findings.append(told)
         self.changes.append(Change(table, id_, data, None))
-        if table == "message":  # its parts could not be read
+        if table == "message":  # the parts of an unreadable message
             parts = self._db.execute(PARTS, (id_,))
             self.changes += [Change("part", part, body, None) for part, body in parts]
         return None
@@ -205,13 +205,13 @@ def _apply(db: Database, changes: list[Change]) -> None:
     """Change rows, all or none.
 
     Raises:
-        ConflictError: One of them is not what it was.
+        ConflictError: A row has changed.
     """
     db.execute("begin immediate")
     try:
         for change in changes:
             if change.after is None:
-                db.execute(LEAVE_OUT[change.table], (change.id, change.before))
+                db.execute(DELETE[change.table], (change.id, change.before))
             else:
                 db.execute(REPLACE[change.table], (change.after, change.id, change.before))
             if db.changes() != 1:

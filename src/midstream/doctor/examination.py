@@ -1,4 +1,4 @@
-"""One history looked at: what it is, what is wrong with it, and how to write it without that."""
+"""Examination of one history: its kind, its findings, and a repaired copy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Remedy:
 
 
 class Examined(Struct, frozen=True):
-    """A report, and the remedy where there is something to repair."""
+    """A report, and the remedy if there is something to repair."""
 
     report: HistoryReport
     remedy: Remedy | FolderRemedy | DatabaseRemedy | journals.JournalRemedy | None = None
@@ -76,7 +76,7 @@ OUTSIDE = "a link out of the folder is not repaired; name its target"
 
 
 def without_remedy(examined: Examined) -> Examined:
-    """Return a report whose file is not to be written: it is outside of the folder that was named."""
+    """Return a report without a remedy, for a file outside of the given folder."""
     if examined.remedy is None:
         return examined
     return Examined(replace(examined.report, notes=(*examined.report.notes, OUTSIDE)))
@@ -90,23 +90,23 @@ def examine(
     key_file: KeyPlace | None = None,
     tick: Callable[[int], None] = lambda _: None,
 ) -> Examined:
-    """Look at one history. Nothing is written.
+    """Examine one history. Nothing is written.
 
     Args:
         path: A file, or opencode's storage folder.
-        named: The format or kind of file, given by the user.
-        profile: The rules to judge by; None for those of the format.
-        key_file: The operator's keys of a store of midstream's that is encrypted.
-        tick: Called with how many bytes were read so far.
+        named: The format or kind of file, if the user gave one.
+        profile: The rules; None for those of the format.
+        key_file: The operator's keys of an encrypted store of midstream.
+        tick: Called with the number of bytes read so far.
 
     Raises:
-        UsageError: `profile` is the name of none.
+        UsageError: There is no profile with this name.
     """
     try:
         return _examine(path, named, profile, tick, key_file)
     except UnreadableHistoryError as error:
         return _unreadable(path, error)
-    except OSError as error:  # it was taken away meanwhile, or the disk fails
+    except OSError as error:  # it was removed meanwhile, or the disk fails
         return _unreadable(path, of_os_error(error, path))
     except MemoryError:
         return _unreadable(path, UnreadableHistoryError("it does not fit in memory", reason="too-large"))
@@ -119,10 +119,10 @@ def examine(
 
 
 def examine_url(url: str, *, profile: str | None = None, key_file: KeyPlace | None = None) -> Examined:
-    """Look at the store of a URL, such as `postgresql://host/db`. Nothing is written, and there is no remedy.
+    """Examine the store of a URL, such as `postgresql://host/db`. Nothing is written, and there is no remedy.
 
     Raises:
-        UsageError: `profile` is the name of none.
+        UsageError: There is no profile with this name.
     """
     try:
         return Examined(journals.examine_store(url, profile, key_file)[0])
@@ -176,7 +176,7 @@ def _export(path: Path, profile: str | None) -> Examined:
 
 
 def _sample(path: Path) -> list[Json]:
-    """Return the first objects of a file of JSON lines; nothing if it is one document."""
+    """Return the first objects of a file of JSON lines; none if it is one document."""
     sample: list[Json] = []
     seen = 0
     for line in lines_of(path):
@@ -185,7 +185,7 @@ def _sample(path: Path) -> list[Json]:
         if isinstance(value, dict):
             sample.append(value)
         elif path.suffix not in LINE_SUFFIXES:
-            break  # one document, over several lines
+            break  # one document on several lines
         if seen >= SAMPLE:
             break
     is_one_document = (
@@ -195,7 +195,7 @@ def _sample(path: Path) -> list[Json]:
 
 
 def _is_lone_line(line: Json) -> bool:
-    """Whether the only line of a file is a line of a session and no document."""
+    """Whether the only line of a file is a line of a session, and not a document."""
     return "sessionId" in line or "payload" in line or journals.is_export(line)
 
 
@@ -237,7 +237,7 @@ def _lines(path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int]
 
 
 def _requests(path: Path, named: str | None, profile: str | None, tick: Callable[[int], None]) -> Examined:
-    """Lines that are whole conversations each: request logs, training data."""
+    """Examine lines that are complete conversations: request logs, training data."""
     stamp = stamp_of(path)
     findings: list[LocatedFinding] = []
     patch = Patch()
@@ -301,7 +301,7 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
 
 
 def _rules(shape: Shape, profile: str | None) -> str:
-    """Return the name of the profile that a document is judged by."""
+    """Return the name of the profile for a document."""
     if shape.format == tinyagent.NAME:
         return profile_for(find_format(tinyagent.CHAT), profile or tinyagent.RULES).name
     return profile_for(find_format(shape.format), profile).name
@@ -332,6 +332,6 @@ def _advice(done: Repaired) -> tuple[str, ...]:
 
 
 def _indent(head: bytes) -> int | None:
-    """Return how deep the second line is set in, so that the copy looks like the original."""
+    """Return the indentation of the second line, so that the copy looks like the original."""
     _, newline, rest = head.strip().partition(b"\n")
     return len(rest) - len(rest.lstrip(b" ")) or None if newline else None

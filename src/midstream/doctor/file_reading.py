@@ -1,6 +1,6 @@
-"""Files as they lie on disk: is it text, is it JSON, and where does it stop being so.
+"""Reading of files as text and JSON, with the place of a fault.
 
-Lines are read one at a time, so that a file of any size costs no more than its longest line.
+Lines are read one at a time, so that the memory depends only on the longest line.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from midstream.errors import UnreadableHistoryError
 from midstream.json_depth import TOO_DEEP, is_text_too_deep, is_too_deep
 
 LINE_BYTES_MAX = 64 * 2**20
-"""A longer line is left out and reported: no message of any provider comes near it."""
+"""A longer line is skipped and reported; no provider's message is that long."""
 DOCUMENT_BYTES_MAX = 512 * 2**20
-"""A file that is one JSON value has to fit in memory, which takes about five times its size."""
+"""Greatest size of a file with one JSON value, which takes about five times its size in memory."""
 HEAD_BYTES = 64 * 2**10
-"""How much of a file is read to distinguish text from anything else."""
+"""Bytes that are read to distinguish text from other files."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class FileLine(NamedTuple):
-    """One line of a file: its number from 1, where it begins, and its bytes with the line's end."""
+    """One line of a file: its number from 1, its offset, and its bytes with the line end."""
 
     number: int
     offset: int
     body: bytes
     is_whole: bool
-    """Whether it ends as a line does; only the last one of a file may not."""
+    """Whether it has a line end; only the last line may have none."""
 
 
 class Value(NamedTuple):
-    """A JSON value, and what in it was no JSON but could be read: `NaN`, `Infinity`."""
+    """A JSON value, and its readable faults: `NaN`, `Infinity`."""
 
-    value: Any  # whatever the file holds
+    value: Any  # any value of the file
     constants: tuple[str, ...] = ()
 
 
 class Stamp(NamedTuple):
-    """State of a file that changes with each write into it."""
+    """State of a file that changes with each write."""
 
     size: int
     modified_ns: int
@@ -52,16 +52,16 @@ class Stamp(NamedTuple):
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return a file's stamp, to notice that it was changed meanwhile."""
+    """Return a file's stamp, to detect later changes."""
     found = path.stat()
     return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def require_file(path: Path) -> None:
-    """Make sure that there is a file to read.
+    """Check that there is a file to read.
 
     Raises:
-        UnreadableHistoryError: It is missing, a broken link, a device, or not ours to read.
+        UnreadableHistoryError: It is missing, a broken link, a device, or not readable for this user.
     """
     try:
         mode = path.stat().st_mode
@@ -74,18 +74,18 @@ def require_file(path: Path) -> None:
 
 
 def require_no_link(path: Path) -> None:
-    """Make sure that a file of a folder is in that folder, and that reading it waits for nothing.
+    """Check that a file is in its folder, and that reading it does not block.
 
     Raises:
         UnreadableHistoryError: It is a symbolic link, a pipe or a device.
-        OSError: It is missing, or cannot be examined.
+        OSError: It is missing, or cannot be checked.
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise UnreadableHistoryError("this is a link, or not a regular file", reason="not-a-file")
 
 
 def of_os_error(error: OSError, path: Path) -> UnreadableHistoryError:
-    """Describe an error of the operating system about a file."""
+    """Return the error for an error of the operating system about a file."""
     if isinstance(error, FileNotFoundError):
         if path.is_symlink():
             target = str(path.readlink())
@@ -100,7 +100,7 @@ def head_of(path: Path) -> bytes:
     """Return the first bytes of a file.
 
     Raises:
-        UnreadableHistoryError: The file is no text.
+        UnreadableHistoryError: The file is not text.
     """
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
@@ -112,7 +112,7 @@ def head_of(path: Path) -> bytes:
 
 
 def lines_of(path: Path) -> Iterator[FileLine]:
-    """Iterate over the lines that are not blank; a line beyond the limit comes with an empty body."""
+    """Yield the lines that are not blank; a line beyond the limit has an empty body."""
     with path.open("rb") as file:
         number, offset = 0, 0
         while body := file.readline(LINE_BYTES_MAX):
@@ -138,7 +138,7 @@ def line_at(path: Path, offset: int) -> bytes:
 
 
 def document_in(path: Path) -> Value:
-    """Read a file that is one JSON value.
+    """Read a file with one JSON value.
 
     Raises:
         UnreadableHistoryError: It is too large, or not JSON; the message has the place of the fault.
@@ -154,10 +154,10 @@ def document_in(path: Path) -> Value:
 
 
 def value_in(body: bytes) -> Value:
-    """Read one JSON value; take what Python's own reader takes: lone surrogates, NaN.
+    """Parse one JSON value; accept what Python's parser accepts: lone surrogates, NaN.
 
     Raises:
-        UnreadableHistoryError: It is no JSON, or nested too deeply.
+        UnreadableHistoryError: It is not JSON, or nested too deeply.
     """
     try:
         value = msgspec.json.decode(body)

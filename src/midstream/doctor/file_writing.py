@@ -1,6 +1,6 @@
-"""Writing whole files or nothing: a temporary file beside the target, synced, renamed, and the folder synced.
+"""Atomic writing of files: a temporary file beside the target, synced, renamed, and the folder synced.
 
-A death in the middle leaves the old file as it was, and at worst a temporary file that is never read.
+A crash leaves the old file unchanged, and at worst a temporary file that is never read.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from midstream.errors import ConflictError, UnavailableError
 from midstream.paths import sync_names
 
 BACKUPS_MAX = 1000
-"""Backups of one file; who has so many should look."""
+"""Backups of one file; beyond it, a person must remove some."""
 
 
 ROUNDS_MAX = 3
-"""How often a copy is looked at again: branches that share lines can undo what another one needed."""
+"""Times that a copy is examined again: the repair of a branch can undo that of another one with common lines."""
 
 NAME_CHARS_MAX = 100
-"""Characters of a file's name that its draft begins with: a name may have 255 bytes, and the draft's has more."""
+"""Characters of a file's name in the name of its draft: a name may have 255 bytes, and the draft's is longer."""
 
 Pieces = Iterable[bytes]
 Settle = Callable[[Path], Pieces | None]
-"""Given a draft, what to write instead of it, or None if it is good."""
+"""Returns other content for a draft, or None if it is good."""
 
 
 class Written(NamedTuple):
-    """Path of a repaired copy, and of the backup of the file that it replaced."""
+    """Path of a repaired copy, and of the backup of the replaced file."""
 
     path: Path
     backup: Path | None = None
 
 
 def copy_of(path: Path) -> Path:
-    """Return where the repaired copy of a file or folder goes: `NAME.repaired.EXT` beside it."""
+    """Return the path of the repaired copy of a file or folder: `NAME.repaired.EXT` beside it."""
     return path.with_name(f"{path.stem}.repaired{path.suffix}")
 
 
@@ -50,10 +50,10 @@ def write_beside(path: Path, pieces: Pieces, settle: Settle = lambda _: None) ->
     """Write the repaired copy beside the original; an earlier copy is replaced.
 
     Args:
-        settle: Checks the draft before it gets its name, and returns what to write instead.
+        settle: Checks the draft before it gets its name, and may return other content.
 
     Raises:
-        UnavailableError: The disk or the folder refuses. No copy was written; the original is never touched.
+        UnavailableError: The disk or the folder refuses. No copy was written; the original is never changed.
     """
     target = copy_of(path)
     with _translate_errors(target):
@@ -62,14 +62,14 @@ def write_beside(path: Path, pieces: Pieces, settle: Settle = lambda _: None) ->
 
 
 def write_in_place(path: Path, pieces: Pieces, expected: Stamp, settle: Settle = lambda _: None) -> Written:
-    """Put the repaired text in the original's place, after a copy of the original was kept.
+    """Replace the original by the repaired text, after a backup.
 
     Args:
         expected: The original's stamp when it was examined.
 
     Raises:
-        ConflictError: Another program wrote into the original meanwhile. It was not touched.
-        UnavailableError: The disk or the folder refuses. The original was not touched; a backup may be there.
+        ConflictError: Another program wrote into the original meanwhile. It was not changed.
+        UnavailableError: The disk or the folder refuses. The original was not changed; a backup may exist.
     """
     real = path.resolve()
     with _translate_errors(real):
@@ -87,10 +87,10 @@ def write_in_place(path: Path, pieces: Pieces, expected: Stamp, settle: Settle =
 
 
 def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> None:
-    """Let `make` write a file under a temporary name, and give it its own when it is whole.
+    """Let `make` write a file under a temporary name, and rename it when it is complete.
 
     Args:
-        like: A file whose permissions it gets.
+        like: A file with the permissions of the new one.
 
     Raises:
         UnavailableError: The disk or the folder refuses. There is no new file.
@@ -103,7 +103,7 @@ def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> Non
             _sync(draft)
             os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
         except BaseException:
-            for each in draft.parent.glob(f"{glob.escape(draft.name)}*"):  # and what SQLite puts beside it
+            for each in draft.parent.glob(f"{glob.escape(draft.name)}*"):  # with SQLite's files beside it
                 with contextlib.suppress(OSError):
                     each.unlink()
             raise
@@ -111,21 +111,21 @@ def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> Non
 
 
 def make_backup(path: Path, make: Callable[[Path], None]) -> Path:
-    """Let `make` write a backup of a file under a name that was free; see `make_whole`."""
+    """Let `make` write a backup of a file under an unused name; see `make_whole`."""
     backup = _free_backup(path)
     make_whole(backup, make, like=path)
     return backup
 
 
 def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Path, bytes | None]) -> Written:
-    """Write a repaired copy of a folder's files beside it: the originals, and what changed of them.
+    """Write a repaired copy of a folder's files beside it: the originals, and their changes.
 
     Args:
-        originals: Files below it that make up the copy, as relative paths.
-        changed: The new bytes of some of them, or None for those left out.
+        originals: The files of the copy, as relative paths.
+        changed: The new bytes of some of them, or None for omitted ones.
 
     Raises:
-        ConflictError: An earlier copy is in the way. Nothing was written.
+        ConflictError: There is an earlier copy. Nothing was written.
         UnavailableError: The disk or the folder refuses. No copy was written.
     """
     target = copy_of(path)
@@ -148,7 +148,7 @@ def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Pat
 
 
 def _back_up(path: Path) -> Path:
-    """Keep a copy; an older backup is never overwritten."""
+    """Create a backup; an older one is never overwritten."""
     backup = _free_backup(path)
     with path.open("rb") as original:
         _replace(backup, iter(lambda: original.read(2**20), b""), mode=stat.S_IMODE(path.stat().st_mode))
@@ -171,7 +171,7 @@ def _replace(
     before: Callable[[], None] = lambda: None,
     settle: Settle = lambda _: None,
 ) -> None:
-    """Write a file whole. `before` has the last word: it is asked when all is ready."""
+    """Write a file atomically. `before` is called last and may refuse."""
     draft = _draft(target)
     try:
         _write(draft, pieces)
@@ -191,7 +191,7 @@ def _replace(
 
 
 def _draft(target: Path) -> Path:
-    """Make an empty file beside the target, which only its owner can read."""
+    """Create an empty file beside the target, which only its owner can read."""
     descriptor, name = tempfile.mkstemp(
         prefix=f".{target.name[:NAME_CHARS_MAX]}.", suffix=".tmp", dir=target.parent
     )

@@ -1,4 +1,4 @@
-"""Reports of an examination: one a history, with every finding and its place."""
+"""Reports of an examination: one for each history, with every finding and its place."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ RULES = {
     "orphan-part": "Every part belongs to a message.",
     "unreadable-record": "Every record can be read.",
 }
-"""The rules of files. Those of messages are the repair's (`midstream.history.repair.rules`)."""
+"""The rules for files. Those for messages are the repair's (`midstream.history.repair.rules`)."""
 
 
 class Status(StrEnum):
-    """How an examination ended."""
+    """The result of an examination."""
 
     CLEAN = "clean"
     FINDINGS = "findings"
-    """Something would be refused; the repair loses nothing."""
+    """A provider would refuse something; the repair loses nothing."""
     LOSSY = "lossy"
-    """Something would be refused, and the repaired copy holds less than the original."""
+    """A provider would refuse something, and the repaired copy has less content."""
     UNREADABLE = "unreadable"
     MISSING = "missing"
-    """There is no such file, or no history in it."""
+    """There is no such file, or it has no history."""
 
 
 class LocatedFinding(Struct, frozen=True):
-    """One thing that is wrong: where, which rule it breaks, and what the repair makes of it.
+    """One fault: its place, its rule, and its repair.
 
-    `line` counts from 1 (0: the file has no lines that matter), `message` from 0 (-1: no message), `part` counts
-    the parts of the message. `lost` is what the repaired copy no longer holds.
+    `line` counts from 1 (0: not by lines), `message` from 0 (-1: no message), `part` counts the parts of the message.
+    `lost` is the content that the repaired copy lacks.
     """
 
     code: str
@@ -56,11 +56,11 @@ class LocatedFinding(Struct, frozen=True):
     call_id: str | None = None
     lost: str = ""
     file: str = ""
-    """Where a history is made of several files: the one meant."""
+    """The file, if a history has several."""
 
 
 class HistoryReport(Struct, frozen=True):
-    """Results found in one history. `format` is the file's, `profile` the rules it was judged by."""
+    """Results found in one history. `format` is the file's, `profile` the applied rules."""
 
     path: str
     status: Status
@@ -71,9 +71,9 @@ class HistoryReport(Struct, frozen=True):
     findings: tuple[LocatedFinding, ...] = ()
     notes: tuple[str, ...] = ()
     reason: str = ""
-    """Of an unreadable or missing file: a code, such as `not-json`."""
+    """A code for an unreadable or missing file, such as `not-json`."""
     problem: str = ""
-    """The same in words, with the place."""
+    """The same as text, with the place."""
     written: str = ""
     """The repaired copy."""
     backup: str = ""
@@ -86,7 +86,7 @@ def rule_of(code: str) -> str:
 
 
 def finding_of(edit: Edit, *, line: int = 0, message: int = -1, file: str = "") -> LocatedFinding:
-    """Return an edit of the repair as a finding at its place in a file."""
+    """Return an edit of the repair as a finding with its place in a file."""
     return LocatedFinding(
         edit.code,
         rule_of(edit.code),
@@ -103,12 +103,12 @@ def finding_of(edit: Edit, *, line: int = 0, message: int = -1, file: str = "") 
 def finding(
     code: str, repair: str, *, line: int = 0, lost: str = "", file: str = "", message: int = -1
 ) -> LocatedFinding:
-    """Make a finding that no repair of messages made."""
+    """Create a finding for a fault of the file."""
     return LocatedFinding(code, rule_of(code), repair, line=line, lost=lost, file=file, message=message)
 
 
 def status_of(findings: Iterable[LocatedFinding]) -> Status:
-    """Return the status that findings amount to. White space is no loss."""
+    """Return the status for these findings. Removed white space is no loss."""
     status = Status.CLEAN
     for each in findings:
         if each.lost.strip():

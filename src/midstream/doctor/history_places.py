@@ -1,4 +1,4 @@
-"""Places of histories: the files and folders that were named, and what is below them."""
+"""Places of histories: the named files and folders, and the files in those folders."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from msgspec import Struct
 from midstream.doctor.opencode_folders import is_storage
 
 SUFFIXES = {".json", ".jsonl", ".ndjson", ".db", ".sqlite", ".sqlite3"}
-"""Files of a folder that are looked at; a file that is named is looked at whatever it is called."""
+"""Suffixes of examined files in a folder; a named file may have any name."""
 
 
 class HistoryPlace(Struct, frozen=True):
-    """Something to examine."""
+    """A file or folder to examine."""
 
     path: Path
     is_named: bool
-    """This one was requested: report it if there is no history in it."""
+    """Whether it was named: then it is reported even without a history."""
     is_outside: bool = False
-    """It is a link in a folder that was named, to a file outside of that folder."""
+    """Whether it is a link in a named folder to a file outside of it."""
 
 
 def places_in(paths: Iterable[Path]) -> Iterator[HistoryPlace]:
-    """Iterate over what to examine, each once, folders in the order of their names.
+    """Yield the places to examine, each once, folders in the order of their names.
 
-    Links to folders are not followed: a loop of them would never end.
+    Links to folders are not followed, because they may form a loop.
     """
     seen: set[str] = set()
     for path in paths:

@@ -1,4 +1,4 @@
-"""Numbers by name, for files with more names than a dict of them should cost."""
+"""Numbers by name, with less memory than a dict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SLOTS_MIN = 64
 
 
 class Index:
-    """A number for each name: 18 to 36 bytes each, however long the name is.
+    """A number for each name: 18 to 36 bytes each, for names of any length.
 
     Names are distinguished by the 64 bits of their hash. Numbers are not negative and fit in 31 bits.
     """
@@ -39,7 +39,7 @@ class Index:
         return None if number == NOTHING else number
 
     def _slot(self, hashed: int) -> int:
-        """Find where a name is, or where it would be."""
+        """Return the slot of a name, or its free slot."""
         numbers, hashes, mask = self._numbers, self._hashes, len(self._numbers) - 1
         slot = hashed & mask
         while numbers[slot] != NOTHING and hashes[slot] != hashed:

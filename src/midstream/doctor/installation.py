@@ -1,4 +1,4 @@
-"""This machine looked at: can sessions be kept here, and will they be there tomorrow?"""
+"""Checks of this machine: whether it can store sessions safely."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ NETWORK_FILE_SYSTEMS = {
     "glusterfs",
     "lustre",
 }
-"""File systems whose locks or shared memory SQLite's log cannot trust."""
+"""File systems whose locks or shared memory are not safe for SQLite's log."""
 EARLIEST_AT = 1_767_225_600.0
-"""2026-01-01: this program is younger, so a clock before it is wrong."""
+"""2026-01-01: an earlier clock must be wrong, because this program is younger."""
 CLOCK_SKEW_MAX_S = 2.0
-"""Between this machine and the disk's."""
+"""Greatest difference between the clocks of this machine and of the disk."""
 
 
-# Branches on which the repair was released too, and the release with it.
+# Branches with a repaired release, and that release.
 _REPAIRED_BRANCHES = {(3, 50): 7, (3, 44): 6}
 
 
@@ -52,12 +52,12 @@ class CheckResult(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """Works; a person should know."""
+    """It works, but a person should read the message."""
     PROBLEM = "problem"
 
 
 class Check(Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     verdict: CheckResult
@@ -65,11 +65,11 @@ class Check(Struct, frozen=True):
 
 
 def checks(folder: Path, *, port: int, world: World = World()) -> Iterator[Check]:
-    """Look at everything, one after the other. What is written is removed again.
+    """Run all checks. Written files are removed again.
 
     Args:
-        folder: Where sessions are kept; it need not exist.
-        port: Where a server would listen on this machine.
+        folder: The folder for sessions; it need not exist.
+        port: The port for a server on this machine.
     """
     yield _versions()
     yield _sqlite(engine_version())
@@ -105,7 +105,7 @@ def _sqlite(found: str) -> Check:
 def has_wal_reset_bug(found: str) -> bool:
     """Whether a SQLite may lose pages when two connections write and checkpoint at once.
 
-    From 3.7.0 to 3.51.2; repaired also in 3.50.7 and 3.44.6, which stay on their branches.
+    Versions 3.7.0 to 3.51.2, except 3.50.7 and 3.44.6, which are repaired on their branches.
     """
     major, minor, patch = (int(number) for number in found.split(".")[:3])
     repaired_in = _REPAIRED_BRANCHES.get((major, minor))
@@ -123,7 +123,7 @@ def _file_system(folder: Path, mounts: Path) -> Check:
 
 
 def file_system_of(folder: Path, mounts: Path) -> str:
-    """Return the kind of file system a folder is on, or an empty string where it is unknown."""
+    """Return the kind of a folder's file system, or "" if it is unknown."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -132,7 +132,7 @@ def file_system_of(folder: Path, mounts: Path) -> str:
     for line in lines:
         _, place, found, *_ = [*line.split(" "), "", "", ""]
         mount = Path(place.replace("\\040", " "))
-        # The last of several mounts on one place is the one that is seen.
+        # Of several mounts on one place, the last is visible.
         if folder.is_relative_to(mount) and len(mount.parts) >= size:
             kind, size = found, len(mount.parts)
     return kind
@@ -143,7 +143,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _folder(folder: Path, world: World) -> Iterator[Check]:
-    """Permissions, locks and the disk's clock, tried in a folder of our own beside the store."""
+    """Check permissions, locks and the disk's clock in a temporary folder beside the store."""
     here = _existing(folder)
     if not os.access(here, os.W_OK | os.X_OK):
         yield Check("permissions", CheckResult.PROBLEM, f"this user may not write to {str(here)!r}")

@@ -1,7 +1,7 @@
-"""Our own journals: a store's database, or what `midstream sessions export` wrote.
+"""midstream's own journals: a store's database, or a file of `midstream sessions export`.
 
-What is interrupted in them is no defect: the next node continues it, and a model is informed of its state. What can be
-wrong is the file. Then a copy can be made in which each damaged session ends before its first damaged record.
+An interrupted turn is no defect: the next node continues it. The file itself may be damaged. Then a copy can be written
+in which each damaged session ends before its first damaged record.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from midstream.store.sqlite.truncation import cut_journals
 from midstream.store.store_registry import read_store, show_store
 
 PAGE = 500
-"""Records read at once."""
+"""Records read in one step."""
 CUT = "the copy ends before it"
 NO_REPAIR = "none: restore a copy"
 FINDINGS_MAX = 100
-"""Findings of one session; a journal with more is not damaged but lost."""
+"""Findings of one session; with more, the journal counts as lost."""
 
 LOST = {
     "journal-gap": "records",
     "unreadable-record": "a record and what follows it",
     "journal-unfolded": "a record and what follows it",
 }
-"""What a copy no longer holds."""
+"""Content that a copy lacks."""
 
 _KEYS = "give its key file with --key-file"
 
@@ -75,14 +75,14 @@ class ReadRecord(NamedTuple):
 
 
 class JournalDiagnosis(Struct):
-    """One session's records: what is wrong with them, and the state at the end of the last append before that."""
+    """One session's findings, and its state at the end of the last undamaged append."""
 
     findings: list[LocatedFinding]
     session: Session
 
 
 class JournalRemedy:
-    """A copy of a store in which damaged sessions are cut, not written yet."""
+    """A copy of a store with truncated sessions, not written yet."""
 
     def __init__(self, path: Path, cuts: dict[str, Session]) -> None:
         self._path = path
@@ -101,7 +101,7 @@ class JournalRemedy:
         return Written(target)
 
     def in_place(self) -> Written:
-        """Refuse: a server may hold the sessions in memory.
+        """Refuse: a server may have the sessions in memory.
 
         Raises:
             ConflictError: Always. Nothing was changed.
@@ -112,12 +112,12 @@ class JournalRemedy:
 
 
 def is_database(head: bytes) -> bool:
-    """Whether a file that begins like this is a SQLite database."""
+    """Whether a file with this beginning is a SQLite database."""
     return head.startswith(b"SQLite format 3\0")
 
 
 def is_export(line: Json) -> bool:
-    """Whether a line is one record of an exported session."""
+    """Whether a line is a record of an exported session."""
     name, record = line.get("id"), line.get("record")
     return isinstance(name, str) and isinstance(record, dict) and _EVENT_ID.fullmatch(name) is not None
 
@@ -125,15 +125,15 @@ def is_export(line: Json) -> bool:
 def examine_database(
     path: Path, profile: str | None = None, key_file: KeyPlace | None = None
 ) -> tuple[HistoryReport, JournalRemedy | None]:
-    """Look at every session of a SQLite file. Of an encrypted one no copy is made: what ends it is sealed.
+    """Examine every session of a SQLite file. There is no copy of an encrypted one, because its end is sealed.
 
     Args:
-        profile: Also render each session by these rules, and look whether it would be accepted.
-        key_file: The operator's keys, where it is encrypted under them.
+        profile: Also check the messages of each session by these rules.
+        key_file: The operator's keys, if it is encrypted under them.
 
     Raises:
         UnreadableHistoryError: It is another program's database, or damaged.
-        UsageError: No profile has this name.
+        UsageError: There is no profile with this name.
     """
     report, cuts = examine_store(path, profile, key_file)
     if not sqlite_files.is_whole(path):
@@ -147,10 +147,10 @@ def examine_database(
 def examine_store(
     named: str | Path, profile: str | None = None, key_file: KeyPlace | None = None
 ) -> tuple[HistoryReport, dict[str, Session]]:
-    """Look at every session of a store of any kind; return also where each broken session ends as a whole.
+    """Examine every session of a store of any kind; also return the last undamaged state of each damaged session.
 
     Args:
-        named: Its URL, or the path of a SQLite file.
+        named: The URL of the store, or the path of a SQLite file.
         profile, key_file: See `examine_database`.
 
     Raises:
@@ -180,12 +180,12 @@ def examine_store(
                     cuts[line.session] = done.session
                 findings += check_rendering(done.session, profile, file=line.session) if profile else []
     except NotFoundError:
-        pass  # an empty database is a store without any session yet
+        pass  # an empty database is a store without sessions
     except UsageError as error:
         raise UnreadableHistoryError(error.message, reason="no-history") from error
     except KeyMissingError as error:
         raise UnreadableHistoryError(f"{error.message}: {_KEYS}", reason="encrypted") from error
-    except UnavailableError:  # of the keys, and no damage
+    except UnavailableError:  # the keys are unavailable, which is no damage
         raise
     except MidstreamError as error:
         raise UnreadableHistoryError(f"{error.message}: restore a copy", reason="damaged") from error
@@ -202,13 +202,13 @@ def _count(turns: int) -> str:
 def examine_export(
     path: Path, lines: Iterable[tuple[int, Json]], profile: str | None = None
 ) -> tuple[HistoryReport, int]:
-    """Look at the lines of an exported session, given with their numbers.
+    """Examine the lines of an exported session, given with their numbers.
 
     Returns:
-        The report, and the last line that is sound if others follow it, else 0.
+        The report, and the last undamaged line if others follow it, else 0.
 
     Raises:
-        UsageError: No profile has this name.
+        UsageError: There is no profile with this name.
     """
     numbers: dict[int, int] = {}
     count = last = 0
@@ -255,7 +255,7 @@ def _report(
 
 
 def judge(stored: Iterable[ReadRecord], *, file: str = "", repair: str = CUT) -> JournalDiagnosis:
-    """Return the faults of one session's records: gaps, unreadable ones, and what does not fold."""
+    """Return the faults of one session's records: gaps, unreadable ones, and those that do not fold."""
     done = JournalDiagnosis([], Session())
     state, expected, may_end = Session(), 1, True
     for position, epoch, body, may_end in stored:
@@ -285,11 +285,10 @@ def judge(stored: Iterable[ReadRecord], *, file: str = "", repair: str = CUT) ->
 
 
 def check_rendering(session: Session, profile: str, *, file: str = "") -> list[LocatedFinding]:
-    """Return what a provider would refuse of a session as it would be sent; nothing, unless there is a defect in
-    `render`.
+    """Return the faults of a session's rendered messages; none, unless `render` has a defect.
 
     Raises:
-        UsageError: No profile has this name.
+        UsageError: There is no profile with this name.
     """
     form = find_profile(profile).speaks
     sent = render(session.model_history, "", profile)
@@ -310,7 +309,7 @@ def _records(store: ClosedStore, session: str) -> Iterator[ReadRecord]:
 
 
 def _decrypt(store: ClosedStore, session: str) -> Iterator[ReadRecord]:
-    """Yield the records of an encrypted session; those of an append that was changed or moved without their bodies."""
+    """Yield the records of an encrypted session; without bodies if their append was changed or moved."""
     after = 0
     while page := store.read_stored(session, after=after, limit=PAGE):
         for each in page:
@@ -325,4 +324,4 @@ def _decrypt(store: ClosedStore, session: str) -> Iterator[ReadRecord]:
     try:
         store.read(session, after=after, limit=1)
     except EventsLostError:
-        yield ReadRecord(after + 2, 0, b"")  # its seal names a later end: a gap
+        yield ReadRecord(after + 2, 0, b"")  # its seal has a later end: a gap

@@ -1,6 +1,6 @@
-"""Files of JSON lines: what each kind of line holds, and how a message is put back into one.
+"""Files of JSON lines: the messages of each kind of line, and lines for repaired messages.
 
-A ledger classifies a line and nothing about other lines; `threads.py` puts the lines of one conversation together.
+A ledger classifies single lines; `conversations.py` joins the lines of one conversation.
 """
 
 from __future__ import annotations
@@ -19,80 +19,80 @@ from midstream.history.codecs.format_registry import find_format
 from midstream.history.codecs.recognition import recognize_by_marks
 
 OWN_TEXT_MIN = 8
-"""Characters from which a text is taken for its own: shorter ones are shared by programs."""
+"""Characters from which a text identifies its line: shorter texts may be shared objects."""
 SAMPLE = 200
-"""Lines that are read to find what kind of lines they are."""
+"""Lines that are read to recognize their kind."""
 
 
 class Node(Struct, frozen=True):
-    """Position of a line in a tree of lines."""
+    """Place of a line in a tree of lines."""
 
     id: str
     parent: str | None
 
 
 class MessageLine(Struct, eq=False):
-    """A line that holds messages: one, as a rule."""
+    """A line with messages, usually one."""
 
     number: int
     value: Json
     messages: list[Json]
     node: Node | None = None
     group: str = ""
-    """Lines of one response carry the same."""
+    """Equal for the lines of one response."""
     is_context: bool = False
-    """Belongs to an earlier stretch and was looked at there already."""
+    """Whether it belongs to an earlier stretch and was already examined."""
 
 
 class Ledger:
-    """One kind of JSON lines: a message a line, one line after the other, unless a kind states something else."""
+    """One kind of JSON lines; by default each line is a message, in order."""
 
     kind: str
     format: str
     is_split: bool
-    """Whether the parts of one message may stand on several lines."""
+    """Whether one message may have several lines."""
 
     def messages(self, line: Json) -> list[Json]:
-        """Return the messages in a line, none for a line that is about something else."""
+        """Return the messages in a line; none for another kind of line."""
         return [line]
 
     def node(self, line: Json) -> Node | None:
-        """Return the place of a line in the tree; None where lines simply follow one another."""
+        """Return the place of a line in the tree; None if lines are in order."""
         del line
         return None
 
     def group(self, line: Json) -> str:
-        """Return what the lines of one response have in common; empty for a line of its own."""
+        """Return the common key of a response's lines; "" for a single line."""
         del line
         return ""
 
     def is_break(self, line: Json) -> bool:
-        """Whether what stands before this line is not sent any more."""
+        """Whether the lines before this one are not sent any more."""
         del line
         return False
 
     def is_turn(self, line: Json) -> bool:
-        """Whether a turn begins here that can be taken back."""
+        """Whether a turn begins here that can be withdrawn."""
         del line
         return False
 
     def turns_undone(self, line: Json) -> int:
-        """Return how many turns before this line are taken back by it."""
+        """Return the number of earlier turns that this line withdraws."""
         del line
         return 0
 
     def line_of(self, entry: MessageLine, messages: list[Json]) -> Json:
-        """Return an entry's line with other messages in it."""
+        """Return an entry's line with other messages."""
         del entry
         return messages[0]
 
     def new_line(self, like: MessageLine, message: Json, number: int) -> Json:
-        """Return a new line beside one that is there. `number` distinguishes several of them."""
+        """Return a new line similar to an existing one. `number` distinguishes several new lines."""
         del like, number
         return message
 
     def with_parent(self, line: Json, parent: str | None) -> Json:
-        """Return a line under another parent; the same line where there is no tree."""
+        """Return a line with another parent; the same line without a tree."""
         del parent
         return line
 
@@ -105,7 +105,7 @@ class ClaudeCode(Ledger):
     is_split = True
 
     def messages(self, line: Json) -> list[Json]:
-        """See `Ledger.messages`. What Claude Code shows and never sends is about something else."""
+        """See `Ledger.messages`. Lines that Claude Code only shows have none."""
         message = line.get("message")
         if line.get("type") not in ("user", "assistant") or not isinstance(message, dict):
             return []
@@ -129,14 +129,14 @@ class ClaudeCode(Ledger):
         return {**entry.value, "message": messages[0]}
 
     def new_line(self, like: MessageLine, message: Json, number: int) -> Json:
-        """See `Ledger.new_line`. The id follows from the call's or the neighbour's: each run writes the same file."""
+        """See `Ledger.new_line`. The id is derived from the call's or the neighbour's, so each run writes the same."""
         kept = {key: value for key, value in like.value.items() if key not in _OF_ONE_LINE}
         kind = "assistant" if message.get("role") == "assistant" else "user"
         content = message.get("content")
         blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
         answered = [block.get("tool_use_id") for block in blocks]
         seed = f"{like.node.id if like.node else like.number}/{number}"
-        if any(answered):  # branches that share a call give it the same result
+        if any(answered):  # branches that share a call have the same result
             seed = f"{like.value.get('sessionId')}/{answered}"
         return {**kept, "type": kind, "message": message, "uuid": _uuid(seed)}
 
@@ -174,7 +174,7 @@ class CodexRollout(Ledger):
         return line.get("type") == "compacted"
 
     def is_turn(self, line: Json) -> bool:
-        """Whether a line begins a turn: what Codex itself sends to the model under a user's name does not."""
+        """Whether a line begins a turn: not if Codex itself sends it to the model as a user."""
         item = line.get("payload")
         if line.get("type") != "response_item" or not isinstance(item, dict) or item.get("type") != "message":
             return False
@@ -206,7 +206,7 @@ class CodexRollout(Ledger):
     @override
     def new_line(self, like: MessageLine, message: Json, number: int) -> Json:
         del number
-        if message.get("type") == "local_shell_call_output":  # Codex keeps one kind of output for both
+        if message.get("type") == "local_shell_call_output":  # Codex stores one kind of output for both
             message = {**message, "type": "function_call_output"}
         if "payload" not in like.value:
             return message
@@ -226,7 +226,7 @@ _CODEX_CONTEXT = (
     "<user_instructions>",
     "<user_shell_command>",
 )
-"""How a user's message begins that no user wrote."""
+"""Beginnings of user messages that no user wrote."""
 
 
 def _texts(item: Json) -> list[str]:
@@ -248,7 +248,7 @@ def _is_order(text: str) -> bool:
 
 
 class Messages(Ledger):
-    """A message a line, of any format."""
+    """A message in each line, of any format."""
 
     is_split = False
 
@@ -257,19 +257,19 @@ class Messages(Ledger):
 
 
 class Facts(Struct, frozen=True):
-    """Meaning of a line's messages for the lines around it."""
+    """Properties of a line's messages for the lines around it."""
 
     ids: frozenset[str]
     """Ids of calls and results."""
     is_prompt: bool
-    """Begins with a user who speaks, and answers no call."""
+    """Whether it begins with a user's text, and answers no call."""
     is_response: bool
-    """Ends with the assistant."""
+    """Whether it ends with the assistant."""
     has_system: bool
 
 
 def facts_of(form: str) -> Callable[[Sequence[Json]], Facts]:
-    """Return a function that reads the facts of a format's messages."""
+    """Return a function that computes the facts of a format's messages."""
     reader = find_format(form)
 
     def facts(messages: Sequence[Json]) -> Facts:
@@ -293,10 +293,10 @@ _PAIRED = (PartKind.CALL, PartKind.RESULT, PartKind.HOSTED_CALL, PartKind.HOSTED
 
 
 def ledger_for(sample: Sequence[Json], named: str | None) -> Ledger | None:
-    """Return what reads lines like these; None if they are no history.
+    """Return the ledger for lines like these; None if they are no history.
 
     Raises:
-        UnreadableHistoryError: The lines are of several formats, or not of the one that was named.
+        UnreadableHistoryError: The lines are of several formats, or not of the named one.
     """
     if any(_is_claude_code(line) for line in sample):
         return _confirm(ClaudeCode(), named)
@@ -332,12 +332,12 @@ def _is_codex(line: Json) -> bool:
 
 
 def _uuid(seed: str) -> str:
-    """Make an id that looks like those around it and follows from its neighbour."""
+    """Return an id that is derived from its neighbour, in the usual form."""
     text = hashlib.blake2b(seed.encode("utf-8", "replace"), digest_size=16).hexdigest()
     return "-".join((text[:8], text[8:12], f"8{text[13:16]}", f"8{text[17:20]}", text[20:]))
 
 
 def identity_of(value: object) -> int | None:
-    """Return what distinguishes a value from an equal one; None for values that programs share."""
+    """Return a value's object identity; None for values that may be shared objects."""
     is_own = isinstance(value, dict | list) or (isinstance(value, str) and len(value) >= OWN_TEXT_MIN)
     return id(value) if is_own else None

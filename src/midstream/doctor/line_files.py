@@ -1,7 +1,7 @@
-"""A file of JSON lines, examined in two passes: where ids come up, then one stretch of conversation after another.
+"""Examination of a file of JSON lines in two passes: the places of ids, then each stretch of conversation.
 
-What is kept is an index (some thirty bytes a call; where lines form a tree, some sixty more a line), the stretches
-that are open, and the changes. The lines themselves are read again where they are needed.
+In memory are an index (some thirty bytes for each call; with a tree, some sixty more for each line), the open
+stretches, and the changes. Lines are read again when they are needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from midstream.history.repair.report import Edit
 
 
 class LineFile:
-    """One file while it is examined."""
+    """One file during its examination."""
 
     def __init__(self, path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int], None]) -> None:
         self.findings: list[LocatedFinding] = []
@@ -43,7 +43,7 @@ class LineFile:
         self._seen: set[tuple[str, int, str | None]] = set()
 
     def examine(self) -> None:
-        """Read the file twice and judge it.
+        """Examine the file in two passes.
 
         Raises:
             InvalidHistoryError: A message is nested too deeply.
@@ -75,12 +75,12 @@ class LineFile:
         self.conversations = max(1, threads.count)
 
     def pieces(self) -> Iterator[bytes]:
-        """Iterate over the lines of the repaired copy."""
+        """Yield the lines of the repaired copy."""
         chain = self._ledger.with_parent if self.patch.parents else None
         return self.patch.apply(lines_of(self._path), chain)
 
     def notes(self) -> Iterator[str]:
-        """Return notes about what is not a defect."""
+        """Yield notes about facts that are no defects."""
         if self.patch.cut:
             yield cut_note(self.patch.cut)
         if self._rollbacks.lines:
@@ -140,7 +140,7 @@ class LineFile:
         self.patch.replaced[number] = None
 
     def _object(self, line: FileLine) -> Json | None:
-        """Read a line again; its faults were reported before."""
+        """Read a line again, whose faults were already reported."""
         try:
             value = value_in(line.body).value if line.body else None
         except UnreadableHistoryError:
@@ -183,7 +183,7 @@ def cut_note(line: int) -> str:
 
 
 def _line_of(edit: Edit, found: Gathered) -> int:
-    """Return the line of an edit: of the part it names, or of the call, where a response has several lines."""
+    """Return the line of an edit, by its part or call if a response has several lines."""
     if not 0 <= edit.at < len(found.sources):
         return 0
     sources = found.sources[edit.at]

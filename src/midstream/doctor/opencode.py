@@ -1,7 +1,7 @@
 """opencode's storage: `session/PROJECT/SESSION.json`, `message/SESSION/MESSAGE.json`, `part/MESSAGE/PART.json`.
 
-A call and its result are one part with a state, so that a result cannot be lost; what can be is a call that never
-came to an end, a part whose message is gone, and a file that was cut while it was written.
+A call and its result are one part with a state, so a result cannot be lost. Possible faults are a call without an end,
+a part without its message, and a truncated file.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from midstream.doctor.shapes import Json
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.placeholders import UNKNOWN
 
-ITS_OWN = {"dangling-call"}
-"""What opencode would send as it is; it settles the rest itself when it sends."""
+CORRECTED_BY_OPENCODE = {"dangling-call"}
+"""Faults that opencode corrects itself when it sends."""
 
 
 class StoredMessage(Struct):
-    """One message with its parts, in their order."""
+    """One message with its parts, in order."""
 
     name: str
-    """Its file below the storage folder."""
+    """Its file in the storage folder."""
     info: Json
     parts: list[tuple[str, Json]]
-    """Each with its file."""
+    """The parts with their files."""
 
 
 def messages_of(stored: Sequence[StoredMessage]) -> tuple[list[Json], list[str]]:
-    """Return what opencode would send, in Anthropic's shape, and the file each message comes from.
+    """Return the messages that opencode would send, in Anthropic's format, with their files.
 
-    A response that failed without output is not sent, nor is what was only shown.
+    Failed responses without output, and content that was only shown, are not sent.
     """
     messages: list[Json] = []
     files: list[str] = []
@@ -50,10 +50,10 @@ def messages_of(stored: Sequence[StoredMessage]) -> tuple[list[Json], list[str]]
 
 
 class StorageFindings:
-    """Findings in the sessions of a storage, so far.
+    """The findings in the sessions of a storage.
 
     Args:
-        profile: The provider whose rules hold; None judges by what opencode itself sends as it is.
+        profile: The provider whose rules apply; None without those that opencode corrects itself.
     """
 
     def __init__(self, profile: str | None) -> None:
@@ -63,10 +63,10 @@ class StorageFindings:
         self._profile = profile
 
     def judge(self, stored: Sequence[StoredMessage]) -> None:
-        """Judge one session.
+        """Examine one session.
 
         Raises:
-            UsageError: No profile has this name.
+            UsageError: There is no profile with this name.
         """
         self.sessions += 1
         self.messages += len(stored)
@@ -75,11 +75,11 @@ class StorageFindings:
         self.findings += [
             finding_of(edit, message=edit.at, file=files[edit.at] if 0 <= edit.at < len(files) else "")
             for edit in edits
-            if self._profile is not None or edit.code in ITS_OWN
+            if self._profile is not None or edit.code in CORRECTED_BY_OPENCODE
         ]
 
     def note_orphan(self, file: str) -> None:
-        """Note parts whose message is gone."""
+        """Record parts without their message."""
         self.findings.append(finding("orphan-part", "none: opencode does not read it", file=file))
 
     def report(self, path: Path) -> HistoryReport:
@@ -146,7 +146,7 @@ def _words(value: object) -> str:
 
 
 def is_open(part: Json) -> bool:
-    """Whether a part is a call that never came to an end."""
+    """Whether a part is a call without an end."""
     state = part.get("state")
     return part.get("type") == "tool" and (
         not isinstance(state, dict) or state.get("status") not in ("completed", "error")
@@ -154,7 +154,7 @@ def is_open(part: Json) -> bool:
 
 
 def end_call(part: Json) -> Json:
-    """Return an open call as one that was interrupted; it ended when it began, as far as is recorded."""
+    """Return an open call as an interrupted one; its recorded end is its start."""
     state = part.get("state")
     state = state if isinstance(state, dict) else {}
     time = state.get("time")
@@ -171,7 +171,7 @@ def end_call(part: Json) -> Json:
 
 
 def newer_message(kind: str, value: Json) -> tuple[Json, list[Json]] | None:
-    """Return a message of the newer tables as an older one and its parts; None for what is never sent to a model."""
+    """Return a message of the newer tables as an older one and its parts; None for one that is never sent."""
     match kind:
         case "user" | "synthetic":
             return {"role": "user"}, [{"type": "text", "text": value.get("text")}]
@@ -182,7 +182,7 @@ def newer_message(kind: str, value: Json) -> tuple[Json, list[Json]] | None:
 
 
 def end_newer_calls(value: Json) -> Json:
-    """Return a message of the newer tables with its open calls as ones that were interrupted; or the same."""
+    """Return a message of the newer tables with open calls as interrupted ones; unchanged if there are none."""
     content = _content(value)
     if not any(map(_is_open_newer, content)):
         return value

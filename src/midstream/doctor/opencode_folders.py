@@ -27,11 +27,11 @@ class FolderRemedy:
         self._stamps = stamps
 
     def beside(self) -> Written:
-        """Write the sessions that change into `NAME.repaired`; see `writing.write_folder_beside`."""
+        """Write the changed sessions into `NAME.repaired`; see `file_writing.write_folder_beside`."""
         return write_folder_beside(self._path, self._originals, self._changed)
 
     def in_place(self) -> Written:
-        """Replace each file that changes, and keep backups; a file that is no JSON stays."""
+        """Replace each changed file, and keep backups; a file that is not JSON stays."""
         backup = None
         for name, body in self._changed.items():
             if body is not None:
@@ -47,11 +47,11 @@ def is_storage(path: Path) -> bool:
 def examine_storage(
     path: Path, profile: str | None, tick: Callable[[int], None]
 ) -> tuple[HistoryReport, FolderRemedy | None]:
-    """Look at every session of a storage folder.
+    """Examine every session of a storage folder.
 
     Raises:
-        UnreadableHistoryError: It is no storage folder.
-        UsageError: No profile has this name.
+        UnreadableHistoryError: It is not a storage folder.
+        UsageError: There is no profile with this name.
     """
     if not is_storage(path):
         if not os.access(path, os.R_OK | os.X_OK):
@@ -78,7 +78,7 @@ class _Storage(opencode.StorageFindings):
         self._known: set[str] = set()
 
     def examine(self, session: str) -> None:
-        """Look at one session."""
+        """Examine one session."""
         before = len(self.changed)
         files: list[Path] = []
         stored = list(self._read_messages(session, files))
@@ -94,7 +94,7 @@ class _Storage(opencode.StorageFindings):
             ]
 
     def find_orphans(self) -> None:
-        """Look for parts whose message is gone."""
+        """Find parts without a message."""
         for message in _folders(self._path / "part"):
             if message not in self._known:
                 self.note_orphan(f"part/{message}")

@@ -1,6 +1,6 @@
-"""From repaired messages back to lines: which lines of the file change, go, move or are new.
+"""Lines for repaired messages: the changed, removed, moved and new lines of a file.
 
-What no repair touched keeps its bytes. A changed message keeps its line and everything around it in that line.
+Unchanged messages keep their bytes. A changed message keeps the rest of its line.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Patch(Struct):
     """Changes of a file of lines, by line number from 1."""
 
     replaced: dict[int, bytes | None] = field(default_factory=dict)
-    """The new line, or None for one that is left out."""
+    """The new line, or None for a removed one."""
     inserted: dict[int, list[bytes]] = field(default_factory=dict)
     """New lines after this one; 0 is before the first."""
     parents: dict[str, tuple[int, str | None]] = field(default_factory=dict)
-    """A parent that changed: for lines after this one, the parent they get instead."""
+    """Changed parents: a parent, with the line after which it is replaced, and the new parent."""
     cut: int = 0
-    """A line that was cut off while it was written; it goes when something else is changed."""
+    """A truncated last line, which is removed with any other change."""
 
     added: set[str] = field(default_factory=set)
     """Ids of new lines of a tree."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file stays as it is."""
+        """Whether the file is unchanged."""
         return not (self.replaced or self.inserted or self.parents)
 
     def apply(
@@ -43,10 +43,10 @@ class Patch(Struct):
         lines: Iterable[FileLine],
         chained: Callable[[Json, str | None], Json] | None = None,
     ) -> Iterator[bytes]:
-        """Iterate over the lines of the changed file, each with its end.
+        """Yield the lines of the changed file, with their line ends.
 
         Args:
-            chained: Puts a line under another parent, where lines form a tree.
+            chained: Sets the parent of a line in a tree.
         """
         yield from map(_end_line, self.inserted.get(0, ()))
         for line in lines:
@@ -68,16 +68,16 @@ class Patch(Struct):
 
 
 class Gathered(Struct):
-    """The messages of a stretch, and the entries each of them was made of."""
+    """The messages of a stretch, and the entries of each of them."""
 
     messages: list[Json] = field(default_factory=list)
     sources: list[list[MessageLine]] = field(default_factory=list)
     folded: int = 0
-    """Parts that were only an earlier state of others."""
+    """Number of parts that were earlier states of others."""
 
 
 class _Emitted(Struct, eq=False):
-    """One line to be written: an entry's own, or a new one beside it."""
+    """One line to write: an entry's own, or a new one."""
 
     entry: MessageLine
     messages: list[Json]
@@ -86,7 +86,7 @@ class _Emitted(Struct, eq=False):
 
 
 def gather(entries: Sequence[MessageLine]) -> Gathered:
-    """Put the lines of one response together into one message; every other line gives what it holds."""
+    """Join the lines of each response to one message; other lines have their own messages."""
     found = Gathered()
     group, home = "", -1
     for entry in entries:
@@ -104,7 +104,7 @@ def gather(entries: Sequence[MessageLine]) -> Gathered:
 
 
 def _merge(first: Json, second: Json) -> tuple[Json, int]:
-    """Append the blocks of a response's next line; a longer state of a block takes the shorter one's place."""
+    """Append the blocks of a response's next line; a longer state of a block replaces the shorter one."""
     blocks, more = first.get("content"), second.get("content")
     if not isinstance(blocks, list) or not isinstance(more, list):
         return first, 0
@@ -120,7 +120,7 @@ def _merge(first: Json, second: Json) -> tuple[Json, int]:
 
 
 def _is_state_of(old: object, new: object) -> bool:
-    """Whether `new` is `old`, or what `old` became while the response was streaming."""
+    """Whether `new` is `old`, or a later state of it in a streaming response."""
     if old == new:
         return True
     if not isinstance(old, dict) or not isinstance(new, dict) or old.get("type") != new.get("type"):
@@ -138,7 +138,7 @@ def _is_state_of(old: object, new: object) -> bool:
 def mend(
     found: Gathered, entries: Sequence[MessageLine], messages: list[Json], ledger: Ledger, patch: Patch
 ) -> None:
-    """Note in the patch how the lines of a stretch become these messages."""
+    """Add the changes from the lines of a stretch to these messages to the patch."""
     emitted = list(_emit(found, messages, is_split=ledger.is_split))
     beside: Counter[int] = Counter()
     for number, each in enumerate(emitted):
@@ -185,7 +185,7 @@ def _emit(found: Gathered, messages: list[Json], *, is_split: bool) -> Iterator[
 
 
 def _owners(found: Gathered, *, is_split: bool) -> dict[int, MessageLine]:
-    """Return the source line of every value that can be recognized."""
+    """Return the original line of every recognizable value."""
     owners: dict[int, MessageLine] = {}
     for source in found.sources:
         for entry in source:
@@ -208,7 +208,7 @@ def _owner_of(piece: object, owners: dict[int, MessageLine]) -> MessageLine | No
 def _runs(
     message: Json, owners: dict[int, MessageLine], *, is_split: bool
 ) -> Iterator[tuple[MessageLine | None, Json]]:
-    """Cut a message into pieces that come from one line each. A result that is new gets a line of its own."""
+    """Split a message into parts that come from one line each. A new result gets a line of its own."""
     content = message.get("content")
     if not is_split or not isinstance(content, list):
         yield _owner_of(content if is_split else message, owners), message
@@ -244,7 +244,7 @@ def _with_content(message: Json, owner: MessageLine | None, run: list[Any]) -> J
 def _chain(
     emitted: list[_Emitted], lines: list[Json], entries: Sequence[MessageLine], ledger: Ledger, patch: Patch
 ) -> list[Json]:
-    """Put the touched part of a stretch on one straight chain, so that readers of one chain miss nothing."""
+    """Link the changed part of a stretch as one straight chain, so that readers of one chain get everything."""
     inside = {entry.node.id for entry in entries if entry.node}
     staying = _rising(_numbers(emitted))
     touched = [number for number, each in enumerate(emitted) if not each.is_same or number not in staying]
@@ -275,13 +275,13 @@ def _chain(
 
 
 def _start_of_step(number: int, emitted: list[_Emitted]) -> int:
-    """Return the first line of the response that this line is part of or answers."""
+    """Return the first line of the response of which this line is a part, or which it answers."""
     group = next((each.entry.group for each in reversed(emitted[: number + 1]) if each.entry.group), "")
     return next((at for at in range(number) if group and emitted[at].entry.group == group), number)
 
 
 def _parent_of_new(number: int, emitted: list[_Emitted], inside: set[str], before: str | None) -> str | None:
-    """A new line takes the place between its successor and whatever that one followed."""
+    """Return the parent of a new line: the former parent of its successor."""
     following = next((each for each in emitted[number + 1 :] if not each.is_new), None)
     if following is not None and not (number and emitted[number - 1].is_new):
         parent = following.entry.node.parent if following.entry.node else None
@@ -291,7 +291,7 @@ def _parent_of_new(number: int, emitted: list[_Emitted], inside: set[str], befor
 
 
 def _above(parent: str | None, entries: Sequence[MessageLine]) -> str | None:
-    """Return the first ancestor outside of the stretch."""
+    """Return the first ancestor outside the stretch."""
     parents = {entry.node.id: entry.node.parent for entry in entries if entry.node}
     seen: set[str] = set()
     while parent in parents and parent not in seen:
@@ -318,7 +318,7 @@ def _note_parents(
 
 
 def _note(emitted: list[_Emitted], lines: list[Json], entries: Sequence[MessageLine], patch: Patch) -> None:
-    """Lines in rising order stay where they are; the others are taken out and put behind the one before them."""
+    """Record moves: lines in rising order stay; the others are removed and inserted after the line before them."""
     staying = _rising(_numbers(emitted))
     kept = {emitted[number].entry.number for number in staying}
     for entry in entries:
@@ -332,7 +332,7 @@ def _note(emitted: list[_Emitted], lines: list[Json], entries: Sequence[MessageL
                 patch.replaced.setdefault(place, encode(line))
         elif each.is_new or not each.entry.is_context:
             if "uuid" in line and each.is_new:
-                # Branches that share a broken turn mend it the same way: once is enough.
+                # Branches with a common broken turn repair it in the same way, so once is sufficient.
                 if line["uuid"] in patch.added:
                     continue
                 patch.added.add(line["uuid"])
@@ -340,7 +340,7 @@ def _note(emitted: list[_Emitted], lines: list[Json], entries: Sequence[MessageL
 
 
 def _name(value: object) -> str | None:
-    """Return an id as it is, and whatever else stands there as none."""
+    """Return an id, or None for any other value."""
     return value if isinstance(value, str) else None
 
 
@@ -353,7 +353,7 @@ def _end_line(line: bytes) -> bytes:
 
 
 def _rising(numbers: Sequence[int]) -> set[int]:
-    """Return the places of the longest run of rising numbers; negative ones are left out."""
+    """Return the places of the longest rising run of numbers, without negative ones."""
     ends: list[int] = []
     places: list[int] = []
     before: dict[int, int] = {}
@@ -373,7 +373,7 @@ def _rising(numbers: Sequence[int]) -> set[int]:
 
 
 def encode(value: object, *, indent: int | None = None) -> bytes:
-    """Write a JSON value as people read it; what has no UTF-8 form stays an escape."""
+    """Return a JSON value as readable text; content without a UTF-8 form stays escaped."""
     separators = (",", ": ") if indent else (",", ":")
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, allow_nan=False)
     try:

@@ -1,4 +1,4 @@
-"""Turns that were taken back: their lines stay in the file, and are not sent any more."""
+"""Withdrawn turns: their lines stay in the file, and are not sent any more."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from midstream.doctor.shapes import Json
 
 
 class Rollbacks:
-    """The stretches of a file that a later line took back. Keeps a number for each turn."""
+    """The stretches of a file that a later line withdrew. Stores one number for each turn."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._turns = array("q")
-        """Lines that begin a turn which still counts."""
+        """Lines that begin a valid turn."""
         self._firsts = array("q")
         self._lasts = array("q")
 
     def note(self, number: int, line: Json) -> None:
-        """Take the next line of the file."""
+        """Process the next line of the file."""
         if self._ledger.is_turn(line):
             self._turns.append(number)
         undone = self._ledger.turns_undone(line)
@@ -35,11 +35,11 @@ class Rollbacks:
         self._lasts.append(number)
 
     def has(self, number: int) -> bool:
-        """Whether a line was taken back."""
+        """Whether a line was withdrawn."""
         place = bisect_right(self._firsts, number) - 1
         return place >= 0 and number <= self._lasts[place]
 
     @property
     def lines(self) -> int:
-        """How many lines were taken back."""
+        """Number of withdrawn lines."""
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)

@@ -1,7 +1,7 @@
-"""Which format a JSON value is in, by what it holds and never by its file's name.
+"""Recognition of the format of a JSON value by its content, not by the file's name.
 
-Each message speaks for the one format whose marks it bears, or for none: `{"role": "user", "content": "hi"}` is at
-home in many. A list whose messages fit several formats is reported, not guessed.
+Each message has marks of one format, or none: `{"role": "user", "content": "hi"}` is valid in many formats. A list that
+may be of several formats is reported, not guessed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Json = dict[str, Any]
 """A JSON object of another program."""
 
 FILE_KINDS = ("claude-code", "codex", "opencode", "tunacode", "midstream")
-"""What a file may be besides the messages of one format."""
+"""Kinds of files, in addition to the formats of messages."""
 
 _TUNACODE = {"session_id", "project_id"}
-"""What stands in a session of tunacode beside its messages."""
+"""Fields of a session of tunacode besides its messages."""
 
-# What a message without marks of its own is read as.
+# The default format of a message without marks.
 _PLAIN = "openai-chat"
-# Formats that a plain {"role", "content": text} message fits.
+# Formats in which a plain {"role", "content": text} message is valid.
 _TAKE_PLAIN = {"anthropic", "openai-chat", "openai-responses", "mistral", "langchain", "bedrock"}
 
 _LISTS: tuple[tuple[str, ...], ...] = (
@@ -44,26 +44,26 @@ _LISTS: tuple[tuple[str, ...], ...] = (
     ("body", "input"),
     ("body", "contents"),
 )
-"""Where request bodies, saved sessions and checkpoints keep their messages."""
+"""Places of messages in request bodies, saved sessions and checkpoints."""
 
 
 class Shape(Struct, frozen=True):
     """Place of the messages in a JSON document, and their format."""
 
     kind: str
-    """What the file is: `tunacode`, or the name of the format."""
+    """The kind of file: `tunacode`, or the name of the format."""
     format: str
     path: tuple[str, ...]
-    """Keys that lead to the list; none for a bare list."""
+    """Keys of the path to the list; empty for a bare list."""
     system: tuple[str, ...] = ()
-    """Keys that lead to the system prompt beside it, if there is one."""
+    """Keys of the path to the separate system prompt, if there is one."""
 
 
 def shape_of(value: object, named: str | None = None) -> Shape | None:
-    """Find the messages of a document; None if it holds none.
+    """Find the messages of a document; None if there are none.
 
     Raises:
-        UnreadableHistoryError: They are of several formats, or not of the one that was named.
+        UnreadableHistoryError: They are of several formats, or not of the named one.
     """
     if isinstance(value, list):
         if not _is_list_of_messages(value):
@@ -81,10 +81,10 @@ def shape_of(value: object, named: str | None = None) -> Shape | None:
 
 
 def confirm(shape: Shape, named: str | None) -> Shape:
-    """Return the shape if it fits the given name; a kind of file must be that very kind.
+    """Return the shape if it matches the given name; a kind of file must be exactly this kind.
 
     Raises:
-        UnreadableHistoryError: It is not.
+        UnreadableHistoryError: It does not.
     """
     if named in FILE_KINDS and named != shape.kind:
         raise UnreadableHistoryError(
@@ -94,10 +94,10 @@ def confirm(shape: Shape, named: str | None) -> Shape:
 
 
 def resolve_format(name: str) -> str:
-    """Return a format's or file's name as we write it.
+    """Return the canonical name of a format or kind of file.
 
     Raises:
-        UsageError: There is none of this name.
+        UsageError: There is none with this name.
     """
     plain = name.strip().lower().replace("_", "-")
     return plain if plain in FILE_KINDS else find_format(name).name
@@ -108,14 +108,14 @@ def _format_in(named: str | None) -> str | None:
 
 
 def at(value: object, path: Sequence[str]) -> Any:  # noqa: ANN401 - whatever stands there
-    """Return what a path of keys leads to, or None."""
+    """Return the value at a path of keys, or None."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def with_value(document: object, path: Sequence[str], value: object) -> object:
-    """Return the document with another value where the path leads; the rest is the same objects."""
+    """Return the document with another value at the path; the rest is the same objects."""
     if not path:
         return value
     inner = document if isinstance(document, dict) else {}
@@ -126,12 +126,12 @@ def format_of(messages: Iterable[object], named: str | None = None, hints: Seque
     """Return the format of a list of messages.
 
     Args:
-        named: The format, given by the user.
-        hints: Keys that stand around the list.
+        named: The format, if the user gave one.
+        hints: Keys beside the list.
 
     Raises:
-        UsageError: No format has the name.
-        UnreadableHistoryError: The messages are of several formats, or not of the one that was named.
+        UsageError: There is no format with this name.
+        UnreadableHistoryError: The messages are of several formats, or not of the named one.
     """
     votes: Counter[str] = Counter()
     firsts: dict[str, int] = {}
@@ -160,7 +160,7 @@ def format_of(messages: Iterable[object], named: str | None = None, hints: Seque
 
 def _confirm(named: str, votes: Counter[str], plain: int) -> str:
     alike = {form for form in votes if ALIKE.get(form, form) == ALIKE.get(named, named)}
-    # A list of several formats may be read as any one of them.
+    # A list of several formats may be read as any of them.
     if alike or (not votes and (not plain or named in _TAKE_PLAIN)):
         return named
     seen = ", ".join(sorted(votes)) or _PLAIN
@@ -183,7 +183,7 @@ def is_message(value: object) -> bool:
 
 
 def _is_list_of_messages(values: list[object]) -> bool:
-    """Whether most entries look like messages: one that does not is a finding, a list of others is no history."""
+    """Whether most entries look like messages: then another entry is a finding."""
     return not values or 2 * sum(map(is_message, values)) >= len(values)
 
 

@@ -1,4 +1,4 @@
-"""Databases as files: read without a trace, copied with what stands in their logs."""
+"""Databases as files: reads without new files, and copies that include the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.errors import UnavailableError, UnreadableHistoryError, UsageErro
 from midstream.file_safety import require_regular_database
 
 BUSY_TIMEOUT_MS = 5_000
-"""How long another program may keep the file locked before we give up: as long as opencode waits for itself."""
+"""Milliseconds to wait for another program's lock: as long as opencode waits itself."""
 PAGES_AT_ONCE = 1_000
 Database = apsw.Connection
 """An open database."""
@@ -24,10 +24,10 @@ _NEW = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[Database]:
-    """Open a database to read it, and leave no files behind.
+    """Open a database for reading, without leaving files behind.
 
-    A reader of a database in log mode makes an index beside it and leaves it there. Without a log no program writes,
-    and the file is read as immutable.
+    A reader of a database in log mode creates an index beside it, which stays. Without a log no program is writing, so
+    the file is read as immutable.
     """
     real = path.resolve()
     log = real.with_name(f"{real.name}-wal")
@@ -49,7 +49,7 @@ def _is_in_log_mode(path: Path) -> bool:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Database]:
-    """Open a database to change rows of it, also while its program works on it."""
+    """Open a database for changing rows, also while its program uses it."""
     with _open(path, apsw.SQLITE_OPEN_READWRITE) as db:
         yield db
 
@@ -67,7 +67,7 @@ def _open(name: Path | str, flags: int) -> Iterator[Database]:
 
 
 def _require_regular(path: Path) -> None:
-    """Examine what SQLite would open beside a database: a pipe would block it, a link lead out of the folder."""
+    """Check SQLite's files beside a database: a pipe would block it, and a link would leave the folder."""
     try:
         require_regular_database(path.resolve(), "the database")
     except UsageError as error:
@@ -76,7 +76,7 @@ def _require_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def translate_read_errors() -> Iterator[None]:
-    """Raise our error for SQLite's while a file is read."""
+    """Convert SQLite's errors during reads."""
     try:
         yield
     except (apsw.BusyError, apsw.LockedError) as error:
@@ -87,7 +87,7 @@ def translate_read_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def translate_write_errors(target: Path) -> Iterator[None]:
-    """Raise our error for SQLite's while a file is written."""
+    """Convert SQLite's errors during writes."""
     try:
         yield
     except apsw.Error as error:
@@ -95,17 +95,17 @@ def translate_write_errors(target: Path) -> Iterator[None]:
 
 
 def copy(path: Path, target: Path, *, change: Callable[[Database], None] = lambda _: None) -> None:
-    """Copy a database with what stands in its log, and change the copy. The copy has no log."""
+    """Copy a database including its log, and change the copy, which has no log."""
     with reading(path) as source, _open(target, _NEW) as made:
         with made.backup("main", source, "main") as backup:
             while not backup.done:
                 backup.step(PAGES_AT_ONCE)
-        made.execute("pragma journal_mode = delete")  # one file, complete in itself
+        made.execute("pragma journal_mode = delete")  # one complete file
         change(made)
 
 
 def is_whole(path: Path) -> bool:
-    """Whether every page of a database is where it belongs.
+    """Whether every page of a database is at its correct place.
 
     Raises:
         UnreadableHistoryError: It is not a database, or another program keeps it locked.

@@ -1,8 +1,8 @@
-"""Messages of tinyagent, which tunacode saves since it left pydantic-ai.
+"""Messages of tinyagent, in which newer versions of tunacode save sessions.
 
 A response's calls are blocks `{"type": "tool_call", "id", "name", "arguments"}`, a result is a message of its own
-(`role: tool_result`). They are judged and repaired as the Chat Completions messages they will be sent as, and put
-back: what the repair did not touch is the same object.
+(`role: tool_result`). They are checked and repaired as Chat Completions messages, the format in which they are sent,
+and converted back. Unchanged messages are the same objects.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from midstream.history.repair.report import Edit, Repaired
 NAME = "tinyagent"
 CHAT = "openai-chat"
 RULES = "neutral"
-"""tunacode asks whatever model its user likes."""
+"""The rules for any model, because tunacode's user selects it."""
 
 _FROM = "_from"
-"""Number of the message, chunk or call this one comes from; a repair keeps unknown keys."""
+"""Number of the original message, chunk or call; a repair keeps unknown keys."""
 
 
 def repair_messages(messages: list[Any], profile: str | None) -> Repaired:
@@ -40,13 +40,13 @@ def repair_messages(messages: list[Any], profile: str | None) -> Repaired:
 
 
 class _Crossing:
-    """The way to Chat Completions and back."""
+    """The conversion to Chat Completions and back."""
 
     def __init__(self) -> None:
         self._origins: list[Any] = []
 
     def there(self, message: Any) -> Any:  # noqa: ANN401 - whatever the file holds
-        """Return a message as it will be sent. Thoughts stay behind: they are not sent."""
+        """Return a message in the form of a request, without thoughts, which are not sent."""
         if not isinstance(message, dict):
             return message
         role, content = message.get("role"), message.get("content")
@@ -74,13 +74,13 @@ class _Crossing:
         return {**made, _FROM: len(self._origins) - 1}
 
     def _origin(self, made: Json) -> tuple[Json, Json]:
-        """Return what this comes from (nothing, if it is new), and it without the mark."""
+        """Return the original value (nothing for a new one), and the value without its mark."""
         number = made.get(_FROM)
         origin = self._origins[number] if isinstance(number, int) else {}
         return origin, {key: value for key, value in made.items() if key != _FROM}
 
     def back(self, message: Any) -> Any:  # noqa: ANN401 - whatever the file holds
-        """Return a message that was repaired as tinyagent keeps it."""
+        """Return a repaired message in tinyagent's form."""
         if not isinstance(message, dict):
             return message
         source, plain = self._origin(message)
@@ -143,7 +143,7 @@ def _call(block: Json) -> Json:
 
 
 def _object(text: object) -> Json:
-    """Read arguments that the repair has seen to."""
+    """Parse arguments that were already repaired."""
     found = json.loads(text) if isinstance(text, str) else text
     return found if isinstance(found, dict) else {}
 
@@ -171,7 +171,7 @@ def _name_results(messages: list[Any]) -> list[Any]:
 
 
 def _lost_thoughts(before: list[Any], after: list[Any]) -> Iterator[Edit]:
-    """Report thoughts of responses that are gone: responses of nothing else are not sent."""
+    """Yield edits for removed responses with only thoughts, which are not sent."""
     kept = {id(thought) for message in after for thought in _thoughts(message)}
     for at, message in enumerate(before):
         for thought in _thoughts(message):

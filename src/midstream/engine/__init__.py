@@ -1,1 +1,1 @@
-"""The engine: does what a session decides."""
+"""The engine: runs sessions and executes their pending work."""

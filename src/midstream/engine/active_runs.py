@@ -1,4 +1,4 @@
-"""The runs of foreign loops in this process: one at a time for each session."""
+"""Active runs of foreign loops in this process: one at a time for each session."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from midstream.errors import SessionBusyError
 
 ENDING_S = 5.0
-"""Seconds that a new run waits for one that was cancelled and has not ended yet: its tools get the cancellation too."""
+"""Seconds that a new run waits for a cancelled one that has not ended yet. The cancellation also reaches its tools."""
 
 
 class ActiveRun:
-    """One run at work."""
+    """One active run."""
 
     def __init__(self, owner: asyncio.Task[Any] | None) -> None:
         self.owner = owner
@@ -20,12 +20,12 @@ class ActiveRun:
 
     @property
     def is_ending(self) -> bool:
-        """Whether its task was cancelled, or has ended without it."""
+        """Whether the run's task was cancelled, or has ended without ending the run."""
         return self.owner is not None and (self.owner.done() or self.owner.cancelling() > 0)
 
 
 class ActiveRuns:
-    """The runs at work, by session.
+    """The active runs, by session.
 
     Args:
         ending_s: Seconds that a new run waits for one that was cancelled.
@@ -39,14 +39,14 @@ class ActiveRuns:
         return session in self._runs
 
     async def enter(self, session: str, owner: asyncio.Task[Any] | None = None) -> ActiveRun:
-        """Begin a run; end it with `leave`. One that was cancelled and is still ending is waited for.
+        """Begin a run; end it with `leave`. Wait for a cancelled run that is still ending.
 
         Args:
-            session: Its session.
+            session: The session of the run.
             owner: The task whose cancellation ends the run; the current one by default.
 
         Raises:
-            SessionBusyError: Another run is at work, or did not end within `ending_s` of its cancellation.
+            SessionBusyError: Another run is active, or did not end within `ending_s` of its cancellation.
         """
         while (active := self._runs.get(session)) is not None:
             if not active.is_ending:
@@ -63,11 +63,11 @@ class ActiveRuns:
         return run
 
     def is_active(self, session: str, run: ActiveRun) -> bool:
-        """Whether this run of a session is at work."""
+        """Whether this run of a session is active."""
         return self._runs.get(session) is run
 
     def leave(self, session: str, run: ActiveRun) -> bool:
-        """End a run, and return whether it was at work; calling it again is harmless."""
+        """End a run, and return whether it was active. A second call has no effect."""
         run.has_left.set()
         if self._runs.get(session) is not run:
             return False

@@ -16,29 +16,28 @@ from midstream.timing import StallBudgets
 from midstream.tools.function_tools import Approval, Tool, ToolSource, by_name, tool
 
 SUB_AGENT_RESPONSES_MAX = 50
-"""Responses of a sub-agent before it hands in what it has."""
+"""Responses of a sub-agent before it must hand in its result."""
 SUB_AGENT_S = 30 * 60.0
-"""Seconds a sub-agent may work before it hands in what it has."""
+"""Seconds that a sub-agent may work before it must hand in its result."""
 
 
 class Agent:
-    """A model with instructions and tools; it keeps nothing, so one agent serves any number of sessions.
+    """A model with instructions and tools. An agent is stateless, so it can serve any number of sessions.
 
     Args:
-        model: What answers (`midstream.agents` has real ones, `midstream.testing` a scripted one).
+        model: The model (`midstream.agents` has real ones, `midstream.testing` a scripted one).
         instructions: The system prompt.
-        tools: Tools; plain functions, which become tools with the careful defaults (effects, outcome unknown
-            when in doubt); sources of tools that come and go, such as MCP servers. Their connections are the host's
-            to close.
-        name: What people see, and with `version` what a session's open turn belongs to: another agent does not finish
-            it. A turn that is resumed on purpose goes on with the agent that is served then.
-        version: Change it where open turns must not go on by themselves, such as with other tools; "" fits any.
-        approval: The host's own rule about calls that a person must allow, beside each tool's own: it returns
-            whether, the reason as text, or an `Ask` with the terms, such as how many different people. It holds for
-            tools of clients, too. Where it fails, one person is asked, or as many as the tool itself names.
-        turn_s: Seconds a whole turn may take, people's answers not counted; 0 for no limit.
+        tools: Tools, plain functions, and sources of tools, such as MCP servers. A function becomes a tool with effects
+            and the policy `unknown`. The host closes the sources.
+        name: The name that users see. An open turn belongs to the agent of its name and `version`; another agent does
+            not continue it. A turn that is resumed on request continues with the agent that is served then.
+        version: Change it if open turns must not continue automatically, as after a change of tools. "" matches any.
+        approval: A rule for calls that a person must allow, in addition to the rule of each tool. It returns a bool, a
+            reason as text, or an `Ask` with the terms, such as the number of people. It also applies to tools of
+            clients. If it raises, the call needs the approval of one person, or of as many as its tool requires.
+        turn_s: Seconds that a turn may take, without the time that people need to answer; 0 for no limit.
         stalls: How long a model or a tool may be silent before it is reported, and before it is cut.
-        on_stall: Called with every silence that was reported, cut or over, to count them; it must not block.
+        on_stall: Called for each silence that was reported, was cut, or has ended. It must not block.
 
     Raises:
         ToolDefinitionError: A function cannot become a tool, or two tools or two sources have one name.
@@ -78,10 +77,10 @@ class Agent:
         self.on_stall = on_stall
 
     def sub_agent(self, path: tuple[str, ...]) -> Agent:
-        """Return the agent that the names of `path` lead to, from this one down.
+        """Return the sub-agent at `path`, a sequence of names below this agent.
 
         Raises:
-            AgentNotFoundError: There is no such sub-agent (any more).
+            AgentNotFoundError: There is no such sub-agent.
         """
         agent = self
         for name in path:
@@ -92,7 +91,7 @@ class Agent:
         return agent
 
     def with_tools(self, *more: Tool | ToolSource | Callable[..., Any]) -> Agent:
-        """Return an agent like this one that has more tools; raises like the constructor."""
+        """Return a copy of this agent with more tools; raises like the constructor."""
         tools = (*self.tools.values(), *self.sources, *more)
         return Agent(
             self.model,
@@ -111,7 +110,7 @@ class Agent:
         return f"Agent({self.name!r}, model={self.model.name!r}, tools={sorted(self.tools)!r}{sources})"
 
 
-# The longest prefix of the module of a foreign object that stands here names what to write instead.
+# The advice for a foreign object: the longest prefix of its module's name decides.
 _WRAPPERS = {
     "pydantic_ai.models": "Wrap it with `midstream.models.pydantic_ai.PydanticAIModel(model)`.",
     "pydantic_ai": "Convert it with `midstream.frameworks.pydantic_ai_served.make_agent(agent)`, make it durable with "
@@ -132,7 +131,7 @@ _ANY_MODEL = (
 
 
 def describe(value: object) -> str:
-    """Describe a wrong argument for an error message: its value where that is short and plain, else its type."""
+    """Describe a wrong argument for an error message: by its value if that is short and plain, else by its type."""
     if value is None or isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
@@ -143,10 +142,10 @@ def describe(value: object) -> str:
 
 
 def require_agent(value: object) -> Agent:
-    """Return `value` where it is an agent.
+    """Return `value` if it is an agent.
 
     Raises:
-        UsageError: It is not. The message names what to write instead.
+        UsageError: It is not. The message states what to write instead.
     """
     if isinstance(value, Agent):
         return value
@@ -155,17 +154,17 @@ def require_agent(value: object) -> Agent:
 
 
 def require_model(value: Any) -> Model:  # noqa: ANN401 - whatever a caller gave
-    """Return `value` where it has what a `Model` has.
+    """Return `value` if it has the attributes of a `Model`.
 
     Raises:
-        UsageError: It does not. The message names what to write instead.
+        UsageError: It has not. The message states what to write instead.
     """
     if isinstance(value, Agent):
-        advice = "Give it on as a tool: `tools=[midstream.sub_agent(agent, description=...)]`."
+        advice = "Pass it as a tool: `tools=[midstream.sub_agent(agent, description=...)]`."
     elif isinstance(value, str):
         advice = f"Write `midstream.models.pydantic_ai.PydanticAIModel({value[:60]!r})`."
     elif isinstance(value, type):
-        advice = f"Make an object of it: `{value.__name__}(...)`."
+        advice = f"Create an instance: `{value.__name__}(...)`."
     elif advice := _advice(value):
         pass
     elif callable(getattr(value, "stream", None)) and isinstance(getattr(value, "name", None), str):
@@ -199,24 +198,24 @@ def _distinct(sources: Iterable[ToolSource]) -> tuple[ToolSource, ...]:
     found: dict[str, ToolSource] = {}
     for each in sources:
         if each.name in found:
-            raise ToolDefinitionError(f"two sources of tools are named {each.name!r}: give one another name")
+            raise ToolDefinitionError(f"two sources of tools are named {each.name!r}; rename one of them")
         found[each.name] = each
     return tuple(found.values())
 
 
 class SubAgent(Tool, frozen=True, kw_only=True):
-    """A tool whose work is a session of its own. Make one with `sub_agent`.
+    """A tool that runs another agent in a session of its own. Create it with `sub_agent`.
 
     Args:
-        agent: Who does the work.
-        responses_max: Responses it may take before it is asked once more, without tools, to hand in what it has.
+        agent: The agent that works on the task.
+        responses_max: Responses before one last request, without tools, for its result.
     """
 
     agent: Agent
     responses_max: int
 
     def task_of(self, call: ToolCall) -> str:
-        """Return what the model asked the sub-agent to do."""
+        """Return the task that the model gave the sub-agent."""
         return msgspec.json.decode(call.arguments or "{}", type=_Task, strict=False).task
 
 
@@ -232,17 +231,17 @@ def sub_agent(
     responses_max: int = SUB_AGENT_RESPONSES_MAX,
     timeout_s: float = SUB_AGENT_S,
 ) -> SubAgent:
-    """Make a tool by which a model hands a task to another agent.
+    """Create a tool with which a model gives a task to another agent.
 
-    The other agent works in a session of its own, with its own history; who follows the session sees what it does. It
-    survives what sessions survive: after a crash the same child is found and goes on.
+    The other agent works in a session of its own, with its own history. Readers of the parent session receive its
+    events. After a crash the same child session continues.
 
     Args:
-        agent: Who does the work.
+        agent: The agent that works on the task.
         description: The description for the model.
         name: The name the model sees; the agent's own by default.
-        responses_max: Responses it may take, then it hands in what it has.
-        timeout_s: Seconds it may take (people's answers not counted), then it hands in what it has.
+        responses_max: Responses after which it must hand in its result.
+        timeout_s: Seconds after which it must hand in its result, without the time that people need to answer.
 
     Raises:
         ToolDefinitionError: A limit is not positive.
@@ -251,7 +250,7 @@ def sub_agent(
         raise ToolDefinitionError("a sub-agent needs at least one response and some time")
 
     def work(task: str) -> str:
-        raise AssertionError(task)  # a session of its own does it
+        raise AssertionError(task)  # `run_child` runs the session instead
 
     made = tool(name=name or agent.name, has_effects=False, timeout_s=timeout_s)(work)
     spec = msgspec.structs.replace(made.spec, description=description)

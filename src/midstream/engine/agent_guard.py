@@ -21,14 +21,14 @@ Commands = Iterable[Command | Received | ToolsFound | object | None]
 
 
 def is_held(state: Session, agent: Agent) -> bool:
-    """Whether the open turn is another agent's, or needs tools that the agent served here does not have."""
+    """Whether the open turn belongs to another agent, or needs tools that the served agent does not have."""
     return state.is_turn_of_other(agent.name, agent.version) or bool(missing_tools(state, agent))
 
 
 def missing_tools(state: Session, agent: Agent) -> list[str]:
-    """Return the tools of unfinished calls that the agent does not have any more.
+    """Return the tools of unfinished calls that the agent no longer has.
 
-    Tools of an agent with tool servers are found when a turn goes on: none counts as missing before.
+    Tools of tool servers are listed when a turn continues. Before that, none of them counts as missing.
     """
     if not isinstance(state.turn, RunningCalls) or state.driver or agent.sources:
         return []
@@ -38,38 +38,38 @@ def missing_tools(state: Session, agent: Agent) -> list[str]:
 
 
 def with_agent_name(began: EpochStarted, agent: Agent) -> EpochStarted:
-    """Return the record with the name and the version of the agent that is served here."""
+    """Return the record with the name and the version of the served agent."""
     return replace(began, agent=agent.name, agent_version=agent.version)
 
 
 def adopts(commands: Commands) -> bool:
-    """Whether a caller resumes the turn on purpose, or closes it with a transcript of its own."""
+    """Whether a caller resumes the turn on request, or closes it with a transcript."""
     return any(isinstance(each, Resume | SendTranscript) for each in commands)
 
 
 def only_cancels(commands: Commands) -> bool:
-    """Whether nothing but a stop is requested, which any agent's server may do."""
+    """Whether all commands are cancellations, which the server of any agent may decide."""
     said = [each.command if isinstance(each, Received) else each for each in commands]
     return bool(said) and all(isinstance(each, Cancel) for each in said)
 
 
 def refuse(commands: Commands, session_id: str, state: Session, agent: Agent) -> None:
-    """Refuse everything but a resumption on purpose and a stop.
+    """Refuse all commands except a resumption on request and a cancellation.
 
     Raises:
-        AgentMismatchError: It is something else. Nothing has changed.
+        AgentMismatchError: There is another command. Nothing has changed.
     """
     if not (adopts(commands) or only_cancels(commands)):
         raise mismatch(session_id, state, agent)
 
 
 def warn(session_id: str, state: Session, agent: Agent) -> None:
-    """Log that a turn is left as it is."""
+    """Log that a turn is held."""
     _log.warning("%s", mismatch(session_id, state, agent).message, extra={"session": session_id})
 
 
 def mismatch(session_id: str, state: Session, agent: Agent) -> AgentMismatchError:
-    """Return the refusal of everything else."""
+    """Return the error for the refused commands."""
     if not state.is_turn_of_other(agent.name, agent.version):
         names = ", ".join(map(repr, missing_tools(state, agent)))
         return AgentMismatchError(

@@ -15,7 +15,7 @@ from midstream.store.contract import Store
 from midstream.tools.function_tools import ToolSource
 
 SOURCES_CLOSE_S = 10.0
-"""Seconds that tool servers have to end: the MCP SDK asks, waits 2 s, terminates, waits 2 s, kills."""
+"""Seconds that tool servers have to end: the MCP SDK closes stdin, waits 2 s, terminates, waits 2 s, kills."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ class AgentResources:
         self._agent = agent
         self._world = world
         self._models: list[StoredModel] = []
-        """The models that keep values in the store, while the host runs."""
+        """The models that store values, while the host runs."""
         self.of_sessions: dict[str, tuple[ToolSource, ...]] = {}
-        """Sources of tools that only one session has."""
+        """The tool sources of single sessions."""
 
     def check(self, store: Store) -> None:
-        """Check that the tools can run on a store.
+        """Check that the store supports the agent's tools.
 
         Raises:
-            ToolDefinitionError: A tool writes in the store's transactions, and this store has none for tools.
+            ToolDefinitionError: A tool needs the store's transactions, and this store has none for tools.
         """
         if store.transactional is None and (names := sorted(_transactional_tools(self._agent))):
             message = (
@@ -45,20 +45,20 @@ class AgentResources:
             raise ToolDefinitionError(f"{message}: {', '.join(names)}")
 
     def begin_use(self, store: Store) -> None:
-        """Give the models that keep values their store, which is open."""
+        """Give the open store to the models that store values."""
         self._models = _models_with_storage(self._agent)
         for model in self._models:
             model.begin_use(store)
 
     async def set_sources(self, session_id: str, sources: Sequence[ToolSource]) -> None:
-        """Give a session these sources, or none; those that it had are closed."""
+        """Replace the tool sources of a session, and close the previous ones."""
         old = self.of_sessions.pop(session_id, ())
         if sources:
             self.of_sessions[session_id] = tuple(sources)
         await self._end(self._closing(old))
 
     async def close(self) -> None:
-        """Close the tool servers and pools, and end the use of models, all at once within `SOURCES_CLOSE_S`."""
+        """Close the tool servers, pools and models concurrently, within `SOURCES_CLOSE_S`."""
         sources = [each for agent in _family_of(self._agent) for each in agent.sources]
         sources += (each for those in self.of_sessions.values() for each in those)
         closing = self._closing(sources)
@@ -82,7 +82,7 @@ class AgentResources:
 
 
 def _family_of(agent: Agent) -> Iterator[Agent]:
-    """Yield an agent and all its sub-agents; one that several share comes more than once."""
+    """Yield an agent and all its sub-agents; a shared sub-agent is yielded repeatedly."""
     yield agent
     for each in agent.tools.values():
         if isinstance(each, SubAgent):
@@ -90,12 +90,12 @@ def _family_of(agent: Agent) -> Iterator[Agent]:
 
 
 def _models_with_storage(agent: Agent) -> list[StoredModel]:
-    """Return the models of an agent and its sub-agents that keep values in the store, each once."""
+    """Return the models of an agent and its sub-agents that store values, without duplicates."""
     models = {id(each.model): each.model for each in _family_of(agent)}
     return [model for model in models.values() if isinstance(model, StoredModel)]
 
 
 def _transactional_tools(agent: Agent) -> set[str]:
-    """Return the names of an agent's tools, and of its sub-agents', that write in the store's transactions."""
+    """Return the names of all tools of an agent and its sub-agents that use the store's transactions."""
     tools = (each for one in _family_of(agent) for each in one.tools.values())
     return {each.name for each in tools if each.on_doubt is OnDoubt.IN_TRANSACTION}

@@ -1,11 +1,11 @@
-"""Calls that a foreign graph may ask for again: each is started at most once, and its outcome is kept.
+"""Single calls of a foreign graph: each is started at most once, and its outcome is journaled.
 
-For frameworks that keep their own turns and hand us single calls: there is no response and no step to be seen, only
-an id that stays the same when the graph runs a step again. One session holds the calls of one thread; in its journal
-each of them is a response of its own. A run of the graph claims its thread from its beginning to its end.
+For frameworks that keep their own turns and pass single calls to midstream. There is no response and no step, only a
+call id that stays the same when the graph runs a step again. One session has the calls of one thread; in its journal
+each call is a response of its own. A run of the graph claims its thread from its beginning to its end.
 
-A turn begins with the first call of a step and ends when every call of it has an outcome. A call that was suspended
-keeps it open, and one in doubt does so until a run ends that did not request it again.
+A turn begins with the first call of a step and ends when every call of it has an outcome. A suspended call keeps the
+turn open. A call in doubt also does, until a run ends that did not request it again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OVERTAKEN_CONTENT = "This call waited for a person, and the conversation went on
 
 
 class _Entry(Struct, frozen=True):
-    """One call of the book."""
+    """One call of a `CallBook`."""
 
     turn: int
     response_no: int
@@ -56,11 +56,11 @@ class _Entry(Struct, frozen=True):
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether it was started and has no outcome, where no process runs it."""
+        """Whether the call was started, has no outcome, and is run by no process."""
         return self.ended is None and self.state.runs > 0
 
     def end_without_outcome(self, at: float) -> CallEnded:
-        """Return the end of a call that was started, or suspended, where that is all that is known."""
+        """Return the end of a call that was started or suspended and has no other outcome."""
         result = (
             ToolResult(self.state.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
             if self.is_in_doubt
@@ -73,8 +73,8 @@ class CallBook:
     """The calls of any number of threads.
 
     Args:
-        name: Whose graph it is; it stands in the journal.
-        store: Where journals live; opened at the first run, closed by `close`.
+        name: The name of the framework, for the journal.
+        store: The store of the journals; opened at the first run, closed by `close`.
         world: Clock, chance and tasks; the real ones by default.
         observers: Notified of appends.
     """
@@ -95,11 +95,11 @@ class CallBook:
         """Calls between `start` and their end, by session."""
         self._call_ended = asyncio.Event()
         self._overtaken: set[tuple[str, str]] = set()
-        """Calls without an outcome that their graphs have gone past."""
+        """Calls without an outcome that their graphs no longer request."""
         self._is_open = False
 
     async def close(self) -> None:
-        """Close the store. What runs is in doubt for the next process."""
+        """Close the store. Running calls are in doubt for the next process."""
         if self._is_open:
             self._is_open = False
             self._journals.clear()
@@ -109,8 +109,8 @@ class CallBook:
         """Claim a thread for a run of its graph, and return the run for `end_run`.
 
         Raises:
-            UsageError: The session cannot be called so. Nothing was changed.
-            SessionBusyError: A run of it is at work in this process; one that was cancelled is waited for,
+            UsageError: The session's name is not valid. Nothing was changed.
+            SessionBusyError: A run of it is active in this process; the end of a cancelled one is awaited for
                 `active_runs.ENDING_S` at most. Nothing was changed.
             LeaseHeldError: Another process works on this thread. Nothing was changed.
         """
@@ -125,13 +125,13 @@ class CallBook:
         return run
 
     async def end_run(self, session: str, run: ActiveRun, *, is_complete: bool) -> None:
-        """End a run: another process may have the thread.
+        """End a run, so that another process can claim the thread.
 
         Args:
             session: The thread.
-            run: What `begin_run` returned.
-            is_complete: Whether the graph came to its end or to an interrupt. Then a call that is in doubt, and was
-                not requested again, is not requested any more: its outcome is unknown for good.
+            run: The value that `begin_run` returned.
+            is_complete: Whether the graph reached its end or an interrupt. Then a call in doubt that was not requested
+                again ends with an unknown outcome.
         """
         try:
             await self._wait_for_calls(session)
@@ -147,9 +147,9 @@ class CallBook:
     async def start(
         self, session: str, run: ActiveRun, call: ToolCall, plan: CallPlan
     ) -> CallEnded | CallContext:
-        """Announce a call: return its outcome where there is one, else the context to run it in.
+        """Announce a call: return its outcome if there is one, else the context in which it runs.
 
-        A call that is running in this process is waited for.
+        Wait for a call that is running in this process.
 
         Raises:
             UsageError: The run has ended; its graph was cancelled. The tool must not be started.
@@ -175,7 +175,8 @@ class CallBook:
                 raise Refused(error) from error
             return self._decide_start(state, session, call, plan, epoch=epoch, at=at)
 
-        # A tools node that one call interrupted leaves the others at work, and its graph may run it again meanwhile.
+        # When one call interrupts a tools node, the other calls continue, and the graph may run the node again
+        # meanwhile.
         while (session, call.id) in self._running:
             await self._wait_for_end()
         await self._journals[session].submit(decide)
@@ -188,7 +189,7 @@ class CallBook:
         return CallContext(session, entry.turn, entry.response_no, call.id, entry.state.runs)
 
     async def finish(self, context: CallContext, result: ToolResult, native: str = "") -> None:
-        """Journal the outcome of a call that `start` let run, also after the end of its run."""
+        """Journal the outcome of a call that `start` permitted, also after the end of its run."""
         self._world.reach(Fault.AFTER_TOOL)
         session = context.session
         self._running.discard((session, context.call_id))
@@ -196,7 +197,7 @@ class CallBook:
         def decide(state: Session, _epoch: int, at: float) -> Sequence[Record]:
             entries = self._current_entries(session)
             if entries[context.call_id].ended is not None:
-                return ()  # it was in doubt, and a later run did not wait for it
+                return ()  # the call was in doubt, and a later run ended it
             ended = CallEnded(context.turn, context.response, result, at, native)
             return (ended, *_closing(entries, state, (ended,)))
 
@@ -206,14 +207,14 @@ class CallBook:
             self._note_end(session)
 
     def leave_in_doubt(self, context: CallContext) -> None:
-        """Record that a run was cut here without an outcome: it is in doubt from now on."""
+        """Record that a call was cut without an outcome: it is in doubt from now on."""
         self._running.discard((context.session, context.call_id))
         self._note_end(context.session)
 
     def end_overtaken(self, session: str, call_id: str) -> CallEnded | None:
-        """Return how a call ended that its graph has gone past; None where it never started.
+        """Return the end of a call that its graph no longer requests; None if it never started.
 
-        One that was in doubt, or suspended, ends so in the journal when the run is complete.
+        A call in doubt, or suspended, gets this end in the journal when the run is complete.
         """
         entry = self._entries.get(session, {}).get(call_id)
         if entry is None or (session, call_id) in self._running:
@@ -223,7 +224,7 @@ class CallBook:
         return entry.ended or entry.end_without_outcome(self._world.now())
 
     async def _wait_for_calls(self, session: str) -> None:
-        """Wait for calls whose graph was cancelled, and which have not ended yet; `ENDING_S` at most."""
+        """Wait for unfinished calls of a cancelled graph, `ENDING_S` at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ENDING_S):
                 while self._present[session]:
@@ -248,7 +249,7 @@ class CallBook:
             journal.release_when_idle()
 
     def _current_entries(self, session: str) -> MutableMapping[str, _Entry]:
-        """Return the calls of a thread, with what was decided and is not appended yet."""
+        """Return the calls of a thread, including decisions that are not appended yet."""
         journal = self._journals[session]
         entries: MutableMapping[str, _Entry] = ChainMap({}, self._entries[session])
         _note(entries, [(journal.journal.epoch, record) for record in journal.decided])
@@ -276,7 +277,7 @@ class CallBook:
             raise Refused(CallReusedError(f"call {call.id!r} was recorded with other arguments"))
         if entry.ended is not None:
             return ()
-        # Whatever this process does not run itself is in doubt, also where an earlier run in it was cut.
+        # A call that this process does not run is in doubt, also if an earlier run in this process was cut.
         verdict = judge(entry.state, epoch=epoch + 1)
         if verdict in (CallVerdict.START, CallVerdict.RERUN):
             run = entry.state.runs + 1
@@ -311,7 +312,7 @@ class CallBook:
 
 
 def _closing(entries: Mapping[str, _Entry], state: Session, ended: Sequence[CallEnded]) -> Sequence[Record]:
-    """Return the end of the turn where `ended` are the last outcomes that it lacks."""
+    """Return the end of the turn if `ended` are its last missing outcomes."""
     last = ended[-1]
     is_suspended = last.native == SUSPENDED
     if is_suspended or not isinstance(state.turn, RunningCalls) or state.turn.turn != last.turn:
@@ -326,7 +327,7 @@ def _closing(entries: Mapping[str, _Entry], state: Session, ended: Sequence[Call
 
 
 def _note(entries: MutableMapping[str, _Entry], records: Sequence[tuple[int, Record]]) -> None:
-    """Fold what concerns calls."""
+    """Fold the records of calls."""
     for epoch, record in records:
         if isinstance(record, ResponseCompleted):
             plans = {plan.call_id: plan for plan in record.plans}
@@ -339,7 +340,7 @@ def _note(entries: MutableMapping[str, _Entry], records: Sequence[tuple[int, Rec
             entries[record.call_id] = msgspec.structs.replace(entry, state=state)
         elif isinstance(record, CallEnded) and record.result.call_id in entries:
             entry = entries[record.result.call_id]
-            if record.native == SUSPENDED:  # it may start again
+            if record.native == SUSPENDED:  # the call may start again
                 suspended = msgspec.structs.replace(entry.state, runs=0)
                 entries[record.result.call_id] = msgspec.structs.replace(entry, state=suspended)
             else:

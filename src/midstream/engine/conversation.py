@@ -1,7 +1,7 @@
-"""Speak in a session of this process: the events of the turn, as a client of a server receives them.
+"""Messages to a session of this process, and the events of the turn as a client of a server receives them.
 
-A message is submitted as the first command of a stream of its own, so that a second try after a failure of the store is
-accepted once. Events are read from the journal, so that the reader survives a session that is taken up again.
+A message is submitted as the first command of a stream of its own, so that a retry after a failure of the store is
+accepted only once. Events are read from the journal, so that reading continues when the session is taken up again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ PAGE_RECORDS = 500
 
 
 class ConversationSessions(Protocol):
-    """Interface needed of a host."""
+    """The methods of the host that this module uses."""
 
     world: World
 
     @property
     def is_draining(self) -> bool:
-        """Whether it refuses new work."""
+        """Whether the host refuses new work."""
 
     async def session(self, session_id: str, *, create: bool = False) -> Runner:
         """Return a session, awake."""
@@ -50,11 +50,11 @@ def payload_of(message: str | UserMessage, when_busy: WhenBusy | str) -> SendPay
     """Return the payload of a message.
 
     Raises:
-        UsageError: There is no such `when_busy`.
+        UsageError: `when_busy` is not valid.
     """
-    said = UserMessage.of(message) if isinstance(message, str) else message
+    user_message = UserMessage.of(message) if isinstance(message, str) else message
     try:
-        return SendPayload(said.parts, when_busy=WhenBusy(when_busy))
+        return SendPayload(user_message.parts, when_busy=WhenBusy(when_busy))
     except ValueError as error:
         raise UsageError(f"{when_busy!r} is none of {', '.join(WhenBusy)}") from error
 
@@ -71,16 +71,16 @@ async def answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
 async def turn_of(
     sessions: ConversationSessions, session: str, payload: SendPayload
 ) -> AsyncGenerator[Event, None]:
-    """Send a message to a session and iterate over the turn it opens, as `Host.send` does."""
+    """Send a message to a session and yield the events of the turn that it opens, as `Host.send` does."""
     world = sessions.world
-    said = Received(
+    opening = Received(
         world.new_id("stream"),
         secret_digest_of(world.new_secret()),
         0,
         digest_of(encode(payload)),
         SendMessage(UserMessage(payload.parts), when_busy=payload.when_busy),
     )
-    turn = _Turn(said)
+    turn = _Turn(opening)
     failures = 0
     while not turn.is_over:
         try:
@@ -96,13 +96,13 @@ async def turn_of(
 
 
 async def pause_after(sessions: ConversationSessions, error: MidstreamError, failures: int) -> None:
-    """Wait before another attempt at a session that has moved, or whose store is busy.
+    """Wait before the next attempt, after a session has moved or its store was busy.
 
     Args:
         failures: Attempts that failed in a row.
 
     Raises:
-        MidstreamError: `error`, where another attempt is of no use.
+        MidstreamError: `error`, if another attempt cannot succeed.
     """
     if error.retry not in {"now", "later"} or sessions.is_draining or failures > STORE_ATTEMPTS_MAX:
         raise error
@@ -110,14 +110,14 @@ async def pause_after(sessions: ConversationSessions, error: MidstreamError, fai
 
 
 class _Turn:
-    """Facts known of a turn while its records are read.
+    """The state of a turn while its records are read.
 
     Args:
-        said: What opens it.
+        opening: The message that opens the turn.
     """
 
-    def __init__(self, said: Received) -> None:
-        self.said = said
+    def __init__(self, opening: Received) -> None:
+        self.opening = opening
         self.after: int | None = None
         """Position of the last record that was read; None before the message is in the journal."""
         self.is_over = False
@@ -127,24 +127,24 @@ class _Turn:
         self._turn = 0
 
     def take(self, stored: StoredRecord) -> Event | None:
-        """Return the event that a record is; None for what happened before the message, and while it waits."""
+        """Return the event of a record; None for records before the message, and while the message is queued."""
         self.after = stored.position
         record = self._reader.read(stored.body)
         if not self._is_own(record):
             return None
         match record:
-            case MessageAccepted() if record.stream == self.said.stream:
+            case MessageAccepted() if record.stream == self.opening.stream:
                 self._turn = record.turn
             case TurnEnded():
                 self.is_over = record.turn == self._turn
             case MessageWithdrawn():
-                self.is_over = record.stream == self.said.stream
+                self.is_over = record.stream == self.opening.stream
             case _:
                 pass
         return self._reading.event(str(EventId(stored.epoch, stored.position)), record)
 
     def _is_own(self, record: Record) -> bool:
-        is_own = getattr(record, "stream", None) == self.said.stream
+        is_own = getattr(record, "stream", None) == self.opening.stream
         if is_own and isinstance(record, MessageQueued | MessageAccepted):
             self._is_queued = isinstance(record, MessageQueued)
         self._is_begun = self._is_begun or (is_own and isinstance(record, StreamOpened))
@@ -152,12 +152,12 @@ class _Turn:
 
 
 async def _read_on(sessions: ConversationSessions, session: str, turn: _Turn) -> AsyncGenerator[Event, None]:
-    """Read a session from where the turn stands, as long as it is awake under one runner."""
+    """Read the rest of the turn, as long as the session is awake under the same runner."""
     runner = await sessions.session(session, create=True)
     runner.attach()
     try:
         if turn.after is None:
-            turn.after = await _submit(runner, turn.said)
+            turn.after = await _submit(runner, turn.opening)
         async for stored in _records(runner, turn.after):
             event = turn.take(stored)
             if event is not None:
@@ -168,11 +168,11 @@ async def _read_on(sessions: ConversationSessions, session: str, turn: _Turn) ->
         runner.detach()
 
 
-async def _submit(runner: Runner, said: Received) -> int:
-    """Return the position before the first record of the message, which is on the disk."""
-    end = await runner.submit(said)
-    await runner.wait(end - 1)  # where another process owns the session
-    return runner.state.streams[said.stream].since
+async def _submit(runner: Runner, opening: Received) -> int:
+    """Submit the message durably, and return the position before its first record."""
+    end = await runner.submit(opening)
+    await runner.wait(end - 1)  # another node has the session
+    return runner.state.streams[opening.stream].since
 
 
 async def _records(runner: Runner, after: int) -> AsyncIterator[StoredRecord]:
@@ -186,10 +186,10 @@ async def _records(runner: Runner, after: int) -> AsyncIterator[StoredRecord]:
 async def kept_records(
     runner: Runner, after: int, reader: JournalReader | None = None
 ) -> AsyncGenerator[tuple[StoredRecord, Record], None]:
-    """Iterate over the records behind a position that a session has now, to its end.
+    """Iterate over the present records after a position.
 
     Args:
-        reader: One that has read the records before; a journal that is read from its beginning needs none.
+        reader: The reader of the records before; not needed for a journal that is read from its beginning.
     """
     reader = reader or JournalReader()
     while page := await runner.read(after=after, limit=PAGE_RECORDS):
@@ -199,7 +199,7 @@ async def kept_records(
 
 
 async def follow(sessions: ConversationSessions, session: str, after: int) -> AsyncGenerator[Record, None]:
-    """Iterate over the records of a session behind a position, also while it moves or its store is busy.
+    """Iterate over the records of a session after a position. Continue when it moves or its store is busy.
 
     Raises:
         MidstreamError: The process shuts down, or the session cannot be read.
@@ -214,7 +214,7 @@ async def follow(sessions: ConversationSessions, session: str, after: int) -> As
 async def follow_pages(
     sessions: ConversationSessions, session: str, after: int
 ) -> AsyncGenerator[Sequence[StoredRecord], None]:
-    """Iterate as `follow` does, over all records that are there at a time; an empty page is before each wait.
+    """Iterate as `follow` does, over pages of all present records. Before each wait the page is empty.
 
     Raises:
         MidstreamError: The process shuts down, or the session cannot be read.

@@ -1,4 +1,4 @@
-"""Stop opening a session again that stops on a defect each time."""
+"""A limit for reopening a session that stops on a defect each time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from midstream.environment import World
 from midstream.errors import InternalError, UnavailableError
 
 DEFECTS_MAX = 3
-"""Times that a session may stop on a defect within `WINDOW_S`: one may be chance, three are not."""
+"""Times that a session may stop on a defect within `WINDOW_S`: one may be an accident, three are not."""
 WINDOW_S = 300.0
-"""Seconds after which a session may be opened again: the defect may depend on what is around it."""
+"""Seconds after which a session may be opened again: the cause may be outside the session."""
 SESSIONS_MAX = 1000
-"""Sessions whose defects are counted; the oldest count is dropped for one more."""
+"""Sessions whose defects are counted. Beyond it, the oldest count is dropped."""
 
 
 class StoppedOnDefectError(UnavailableError):
-    """A session stopped on an exception that is none of midstream's: it may be opened again."""
+    """A session stopped on an unexpected exception. It may be opened again."""
 
 
 def stop_error(error: BaseException, session_id: str) -> UnavailableError:
@@ -25,7 +25,7 @@ def stop_error(error: BaseException, session_id: str) -> UnavailableError:
 
 
 def missing_outcome_error(session_id: str) -> UnavailableError:
-    """Return the error with which a session ends whose work ended without an outcome."""
+    """Return the error for a session whose pending work ended without an outcome."""
     return UnavailableError(f"session {session_id!r} stopped: its work ended without an outcome")
 
 
@@ -49,7 +49,7 @@ class Defects:
             self._stops.popitem(last=False)
 
     def check(self, session_id: str) -> None:
-        """Allow a session to be opened, or refuse.
+        """Check that a session may be opened.
 
         Raises:
             InternalError: It stopped on a defect `DEFECTS_MAX` times within `WINDOW_S`. Nothing has changed.

@@ -1,11 +1,11 @@
-"""Sessions whose turns the loop of a framework drives: its agent is made durable from outside.
+"""Driven turns: sessions whose turns are run by the loop of another framework.
 
-The loop asks here before it acts and reports the result here; `session.driven_turn` decides what is written.
-After a crash the loop is simply run again: `Driver.begin` finds the open turn, and `DrivenTurn` answers from the
-journal until the loop has got to where it was. Every such run is an epoch of its own, so that what an earlier run
-left started is in doubt, also within one process. A run claims its session before anything else.
+The loop calls this module before each act and with each result; `session.driven_turn` decides the records. After a
+crash the loop is run again: `Driver.begin` finds the open turn, and `DrivenTurn` answers from the journal until the
+loop is where it was. Every run has an epoch of its own. So calls that an earlier run left started are in doubt, also
+within one process. A run claims its session first.
 
-Order law, as for our own loop: append, then publish; append the intent, then act.
+Order of effects, as in midstream's own loop: append, then publish; append the intent, then act.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from midstream.store.guard.guarded_store import guard_store
 from midstream.tools.function_tools import CallContext
 
 SESSIONS_KEPT_MAX = 1000
-"""Sessions whose fold is kept between their turns; beyond it the longest unused is let go."""
+"""Sessions whose state stays in memory between their turns. Beyond it, the longest unused one is released."""
 
 
 class DrivenTurn:
-    """One run of a loop through one turn. The responses come in order; the calls of one response in any order.
+    """One run of a loop through one turn. Responses come in order; the calls of one response in any order.
 
-    After `leave` only outcomes of calls are taken: a tool that the run left behind may end late.
+    After `leave` only outcomes of calls are accepted: a tool that the run started may end late.
     """
 
     def __init__(self, journal: DrivenJournal, world: World, number: int, *, is_over: bool = False) -> None:
@@ -73,11 +73,11 @@ class DrivenTurn:
         self.recorded: dict[int, ResponseCompleted] = {}
         """The responses that the journal had when this run began, by number."""
         self.cancelled: tuple[Record, ...] = ()
-        """The records of the turns directly before this one that were cancelled: the loop's history lacks them."""
+        """The records of the cancelled turns directly before this one, which the loop's history lacks."""
         self._journal = journal
         self._world = world
         self._started: dict[tuple[int, str], bool] = {}
-        """Whether a person allowed the last run, of the calls that were started."""
+        """The started calls, each with whether a person allowed its last run."""
         self._outcomes: dict[tuple[int, str], CallEnded] = {}
         self._is_over = is_over
         self._has_left = False
@@ -86,7 +86,7 @@ class DrivenTurn:
         self._taken: set[str] = set()
 
     def note(self, records: Sequence[tuple[int, Record]]) -> None:
-        """Take from the journal what this turn's loop need not do again, also what an earlier run brings late."""
+        """Fold journaled results that this turn's loop can reuse, also late results of an earlier run."""
         for _, record in records:
             if getattr(record, "turn", 0) != self.number:
                 continue
@@ -98,18 +98,18 @@ class DrivenTurn:
                 self._outcomes[record.response, record.result.call_id] = record
 
     def leave(self) -> None:
-        """End this run's part in the turn: another run may go on with it."""
+        """End this run; another run may continue the turn."""
         self._has_left = True
 
     def skip(self, responses: int) -> None:
-        """Begin after so many responses: the loop was handed them with their results, and runs the rest of the last."""
+        """Skip responses that the loop received with their results, except for the last one, whose calls it runs."""
         self._response_no = responses
         known = self.recorded.get(responses)
         self._response = known.body if known else None
         self._taken = set()
 
     def find_response(self, call_ids: AbstractSet[str]) -> int:
-        """Return the number of the newest response that requested all these calls, by the loop's ids; 0 for none."""
+        """Return the number of the newest response that requested all these calls, by the loop's ids; or 0."""
         if self._response is not None and call_ids <= {_loop_id(call) for call in self._response.calls}:
             return self._response_no
         numbers = (
@@ -120,28 +120,28 @@ class DrivenTurn:
         return next(numbers, 0)
 
     def started_calls(self, response_no: int) -> Mapping[str, ToolCall]:
-        """Return the calls of a response that were started, by the loop's ids: whatever became of their tools."""
+        """Return the started calls of a response, by the loop's ids, with and without outcome."""
         known = self.recorded.get(response_no)
         calls = known.body.calls if known else ()
         return {_loop_id(call): call for call in calls if (response_no, call.id) in self._started}
 
     def has_outcome(self, response_no: int, call_id: str) -> bool:
-        """Whether a call of `started_calls`, by our id, has its outcome."""
+        """Whether a call of `started_calls`, by midstream's id, has an outcome."""
         return (response_no, call_id) in self._outcomes
 
     @property
     def response_no(self) -> int:
-        """The response that the loop has now; 0 before the first."""
+        """The number of the loop's current response; 0 before the first."""
         return self._response_no
 
     async def request_response(self, answers: Mapping[str, ToolResult]) -> ResponseCompleted | None:
-        """Request the next response: return it where it is in the journal, else announce an attempt.
+        """Request the next response: return it from the journal, or announce an attempt.
 
         Args:
-            answers: What the loop itself answered to calls of the response before, by the loop's call id.
+            answers: Results by the loop itself for calls of the previous response, by the loop's call ids.
 
         Raises:
-            UsageError: The turn is over, and its loop now asks for more than it did; or the run has left the turn.
+            UsageError: The turn has ended and its loop now requests more than before, or the run has left the turn.
         """
         self._require_presence()
         number = self._response_no + 1
@@ -163,12 +163,12 @@ class DrivenTurn:
 
     @property
     def next_place(self) -> tuple[int, int, int]:
-        """Turn, response and attempt of the model call that is running: what its deltas carry."""
+        """The turn, response and attempt of the current model call, for its deltas."""
         state = self._journal.state.turn
         return self.number, self._response_no + 1, getattr(state, "attempt", 1)
 
     async def journal_response(self, response: Response, plans: Sequence[CallPlan], native: str) -> None:
-        """Journal the whole response, before any of its calls starts; one with calls, in one append with the first."""
+        """Journal the whole response before any of its calls starts; with calls, in the append of the first start."""
         self._require_presence()
         responded = Responded(response, tuple(plans), native)
         if response.calls:
@@ -183,11 +183,11 @@ class DrivenTurn:
             await self._submit(AttemptLost(code, message))
 
     async def start(self, call_id: str, *, is_approved: bool = False) -> CallEnded | CallContext:
-        """Announce a call: return its outcome where there is one, else the context to run it in.
+        """Announce a call: return its outcome if there is one, else the context in which it runs.
 
         Args:
-            call_id: The call, by the loop's id.
-            is_approved: A person allowed this run. One that was started without that was suspended, and starts again.
+            call_id: The loop's id of the call.
+            is_approved: A person allowed this run. A call that started without approval was suspended, and restarts.
 
         Raises:
             UsageError: The response has no such call, or the run has left the turn.
@@ -209,17 +209,17 @@ class DrivenTurn:
         return self._outcomes[key]  # it was in doubt and may not run again, or its outcome came late
 
     async def journal_outcome(self, result: ToolResult, native: str) -> None:
-        """Journal the outcome of a call that `start` let run, also after `leave`; `result` has its context's id."""
+        """Journal the outcome of a call that `start` permitted, also after `leave`; `result` has its context's id."""
         self._world.reach(Fault.AFTER_TOOL)
         await self._submit(Ended(result, native))
 
     async def pause(self) -> None:
-        """Journal everything before the loop waits for people: what it hands out then can be continued elsewhere."""
+        """Journal all pending records before the loop waits for people, so that another process can continue."""
         if not self._has_left:
             await self._journal.flush()
 
     async def close(self, status: TurnStatus, answers: Mapping[str, ToolResult]) -> None:
-        """End the turn, where it has not ended."""
+        """End the turn, if it has not ended."""
         if not self._is_over:
             await self._submit(EndTurn(status, self._by_our_ids(answers)))
             self._is_over = True
@@ -241,7 +241,7 @@ class DrivenTurn:
         self._taken = set()
 
     def _call_of(self, call_id: str) -> ToolCall:
-        """Find a call by the loop's id; where the provider gave one id twice, the first that was not taken yet."""
+        """Find a call by the loop's id. If the provider used an id twice, return the first call that was not taken."""
         calls = self._response.calls if self._response else ()
         for call in calls:
             if call.id not in self._taken and call_id in (call.id, call.provider_id):
@@ -258,7 +258,7 @@ class DrivenTurn:
 
 
 class OpenTurn(Struct, frozen=True):
-    """A turn that was begun and has not ended."""
+    """A turn that has begun and not ended."""
 
     session: str
     message: UserMessage
@@ -267,18 +267,18 @@ class OpenTurn(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The words of the message, without its files."""
+        """The text of the message, without its files."""
         return "".join(part.text for part in self.message.parts if isinstance(part, Text))
 
 
 class Driver:
-    """Engine under the loop of a framework, for the sessions that this loop drives.
+    """Engine of driven turns for one loop of a framework.
 
     Args:
-        name: The loop's name in the journal. Only a driver of this name goes on with its turns.
-        store: Where journals live; opened at the first use, closed by `close`.
-        agent: The agent's name in the journal. The open turn of another name is refused; "" fits any.
-        agent_version: Its version; versions count where both are known.
+        name: The loop's name in the journal. Only a driver of this name continues its turns.
+        store: The store of the journals; opened at the first use, closed by `close`.
+        agent: The agent's name in the journal. An open turn of an agent with another name is refused; "" matches any.
+        agent_version: Its version; compared if both versions are set.
         world: Clock, chance and tasks; the real ones by default.
         observers: Notified of appends.
     """
@@ -306,17 +306,17 @@ class Driver:
         self._is_open = False
 
     async def open(self) -> None:
-        """Open the store. Calling it again is harmless.
+        """Open the store. A second call has no effect.
 
         Raises:
-            StoreBusyError, StoreFullError, StoreDamagedError: It cannot be opened. Nothing was changed.
+            StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
         """
         if not self._is_open:
             await self.store.open()
             self._is_open = True
 
     async def close(self) -> None:
-        """Let all sessions go and close the store. What runs is in doubt for the next process."""
+        """Release all sessions and close the store. Running calls are in doubt for the next process."""
         if self._is_open:
             self._is_open = False
             self._kept.clear()
@@ -333,25 +333,25 @@ class Driver:
         cancels: bool = False,
         owner: asyncio.Task[Any] | None = None,
     ) -> DrivenTurn:
-        """Open a turn, or take up the one this message opened. End the run with `leave`.
+        """Open a turn, or continue the one that this message opened. End the run with `leave`.
 
-        The session is claimed before anything else, so that no other process answers at the same time.
+        The session is claimed first, so that no other process answers at the same time.
 
         Args:
-            message: The user's message; None where the loop brings results for the calls of a turn.
-            key: The message's own name: with it, a turn that has ended is replayed from the journal.
-            digest: Digest of the message, by which a key used twice for two messages is found.
-            goes_on: Take up the open turn, if there is one, whatever opened it.
-            cancels: A turn that was left open by another message is ended as cancelled, in the append that opens
-                the new one; its records are in `DrivenTurn.cancelled`.
+            message: The user's message; None if the loop brings results for the calls of a turn.
+            key: A key of the message; with it, a turn that has ended is replayed from the journal.
+            digest: Digest of the message, to detect a key that is used for two messages.
+            goes_on: Continue the open turn, if there is one, whichever message opened it.
+            cancels: Cancel an open turn of another message, in the append that opens the new one. Its records are in
+                `DrivenTurn.cancelled`.
             owner: The task whose cancellation ends the run; the current one by default.
 
         Raises:
-            UsageError: The session cannot be called so, or there is nothing to take up. Nothing was changed.
-            SessionBusyError: Another turn is open in this session, here or left behind. A run of this process that
-                was cancelled is waited for, `active_runs.ENDING_S` at most. Nothing was changed.
+            UsageError: The session's name is not valid, or there is no turn to continue. Nothing was changed.
+            SessionBusyError: Another turn is open in this session, running here or interrupted. The end of a cancelled
+                run of this process is awaited, `active_runs.ENDING_S` at most. Nothing was changed.
             SeqnoReusedError: The key was used for another message. Nothing was changed.
-            LeaseHeldError: Another process is working on it. Nothing was changed.
+            LeaseHeldError: Another process has the session. Nothing was changed.
             AgentMismatchError: The open turn belongs to an agent of another name. Nothing was changed.
         """
         require_session_id(session)
@@ -371,11 +371,11 @@ class Driver:
         return turn
 
     def leave(self, session: str, turn: DrivenTurn | None = None) -> None:
-        """End the run of the loop, however it went: another process may have the session now.
+        """End the run of the loop, so that another process can claim the session.
 
         Args:
-            session: Its session.
-            turn: What `begin` returned for the run, so that a later run is left alone; the one at work by default.
+            session: The session of the run.
+            turn: The value that `begin` returned for the run, so that no later run is ended; by default the active one.
         """
         run, present = self._turns.get(session, (None, None))
         if turn is not None:
@@ -390,7 +390,7 @@ class Driver:
             journal.release_when_idle()
 
     async def open_turns(self) -> AsyncIterator[OpenTurn]:
-        """Iterate over the turns of this driver that were begun and have not ended, last changed first."""
+        """Iterate over the open turns of this driver, last changed first."""
         await self.open()
         found = [
             info.session
@@ -406,11 +406,11 @@ class Driver:
                 yield OpenTurn(session, opened.message, opened.stream, opened.at)
 
     async def abandon(self, session: str) -> tuple[Record, ...]:
-        """End the open turn of a session as interrupted and return its records; none, where no turn is open.
+        """End the open turn of a session as interrupted and return its records, or none if no turn is open.
 
         Raises:
             SessionBusyError: It is running in this process. Nothing was changed.
-            LeaseHeldError: Another process is working on it. Nothing was changed.
+            LeaseHeldError: Another process has the session. Nothing was changed.
         """
         require_session_id(session)
         await self.open()
@@ -433,10 +433,10 @@ class Driver:
                 await journal.settle()
 
     async def follow(self, session: str, *, after: int = 0) -> AsyncIterator[StoredRecord]:
-        """Iterate over a session's records from position `after` on, for ever: as they are written here.
+        """Yield the records of a session after position `after`, and all that this process appends later, without end.
 
         Raises:
-            UsageError: No run of this process has worked on the session.
+            UsageError: No run of this process has used the session.
         """
         journal = self._kept.get(session)
         if journal is None:
@@ -459,7 +459,7 @@ class Driver:
             try:
                 if message is not None:
                     decide(state, Begin(message, self.name, key, digest), epoch=state.epoch, at=0.0)
-            except Refused as refused:  # another message under this key
+            except Refused as refused:  # another message has used this key
                 raise refused.error from refused
             is_over = _is_over(state, key)
             if not is_over:
@@ -493,7 +493,7 @@ class Driver:
         return not self.agent or state.is_agent(self.agent, self.agent_version)
 
     def _refuse_other_agent(self, session: str, state: Session) -> None:
-        """Refuse to go on with a turn that an agent of another name began (TURN-86)."""
+        """Refuse to continue a turn of an agent of another name (TURN-86)."""
         if not self._may_go_on(state):
             theirs = f"{state.agent!r} {state.agent_version}".strip()
             raise AgentMismatchError(
@@ -533,7 +533,7 @@ class Driver:
         return turn
 
     async def _journal(self, session: str) -> DrivenJournal:
-        """Return the journal that this process has of a session, or load it."""
+        """Return this process's journal of a session, or load it."""
         journal = self._kept.pop(session, None)
         if journal is None or not journal.is_usable:
             journal = self._make_journal(session)
@@ -552,7 +552,7 @@ class Driver:
         )
 
     async def _read(self, journal: DrivenJournal) -> list[tuple[int, Record]]:
-        """Read all records of a session anew."""
+        """Read all records of a session again."""
         return await Journal(self.store, journal.journal.session_id, self.world).load()
 
     def _keep(self, journal: DrivenJournal) -> None:
@@ -564,7 +564,7 @@ class Driver:
 
 
 def _both(first: Decision, second: Decision) -> Decision:
-    """Decide two commands in one append, the second after what the first decided."""
+    """Decide two commands in one append, the second on the state after the first."""
 
     def decided(state: Session, epoch: int, at: float) -> Sequence[Record]:
         records = first(state, epoch, at)
@@ -576,7 +576,7 @@ def _both(first: Decision, second: Decision) -> Decision:
 
 
 def _is_over(state: Session, key: str) -> bool:
-    """Whether the turn of a message is over, so that nothing but its journal is needed."""
+    """Whether the turn of a message has ended, so that only its journal is needed."""
     known = state.streams.get(key)
     return known is not None and (not state.is_live or known.turn != state.turns)
 

@@ -1,4 +1,4 @@
-"""How each piece of pending work is performed: one function each, and each reports what came of it as a command."""
+"""Executors: one function for each kind of pending work, which reports the outcome as a command."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Protocol, assert_never, cast
 from msgspec.structs import replace
 
 from midstream.engine.agent import Agent, SubAgent
-from midstream.engine.permission_prompts import AgentQuestions, Notes
-from midstream.engine.sub_agents import Nursery, run_child, stop_child
+from midstream.engine.permission_prompts import AgentQuestions, QuestionJournal
+from midstream.engine.sub_agents import ChildSessions, run_child, stop_child
 from midstream.engine.timers import Work
 from midstream.engine.toolset import Toolset, read_toolset
 from midstream.engine.watchdog import Watch
@@ -100,42 +100,42 @@ from midstream.tools.function_tools import (
 )
 
 HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
-"""Text that the model gets with the last request of a turn that reached a limit."""
+"""The message of the last request of a turn that reached a limit."""
 STOP_S = 5.0
 """Seconds for the request to a provider to cancel a response."""
 CUT_CONTENT = (
     "The response reached its length limit in the middle of this call, so the call was not run. "
     "Ask for less in one call, or split it."
 )
-"""Text that the model gets for a call that was cut off."""
+"""The result of a call that the length limit cut off."""
 
 _NEVER = threading.Event()
-"""Never set: coroutines are cancelled instead."""
+"""An event that is never set, for coroutines: they are cancelled instead."""
 
 _log = logging.getLogger(__name__)
 
 
-class Reports(Notes, Protocol):
-    """Receiver of what executors did: the session's runner."""
+class Reports(QuestionJournal, Protocol):
+    """Receiver of the executors' reports: the session's runner."""
 
     session_id: str
 
     async def journal_output(
         self, command: ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound
     ) -> None:
-        """Journal a model's words, where they are kept, what it remembers, or the tools it is offered, soon."""
+        """Journal a model's output, the provider's token for it, or its tools, soon."""
 
     def journal_progress(self, progress: CallProgress | Stalled | StallFinished) -> None:
-        """Journal how far a tool is, or that nothing comes."""
+        """Journal the progress of a tool, or a silence."""
 
     async def show(self, command: ChildStreamed | PermissionRequested) -> None:
-        """Journal what a child did, or an agent asks, and wait for it."""
+        """Journal a record of a child session, or a request of an agent, and wait for the append."""
 
     def report(self, command: Command) -> None:
-        """Journal an outcome, soon. Nothing may be left to do: whatever follows from it is owed anew."""
+        """Journal an outcome, soon. It must be the executor's last act: all further work becomes pending work."""
 
     async def report_within(self, pending_work: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
-        """Let a call run in the append of its outcome, and wait for it."""
+        """Run a call in the transaction that records its outcome, and wait for it."""
 
     async def blob(self, digest: str) -> bytes | None:
         """Return a large result that a record of this session names."""
@@ -146,25 +146,25 @@ class Reports(Notes, Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether the process lets go of the session."""
+        """Whether the process releases the session."""
 
 
 class Executor:
-    """Does what one session owes."""
+    """Executes the pending work of one session."""
 
-    def __init__(self, agent: Agent, world: World, reports: Reports, nursery: Nursery) -> None:
+    def __init__(self, agent: Agent, world: World, reports: Reports, children: ChildSessions) -> None:
         self._agent = agent
         self._world = world
         self._reports = reports
-        self._nursery = nursery
+        self._children = children
         self._toolset = Toolset(agent.tools)
-        """What the last model call of this process was offered."""
+        """The tools of this process's last model call."""
         self._questions = AgentQuestions(world, reports)
         self._prompt: tuple[tuple[str, tuple[ToolSpec, ...]], PromptHead] | None = None
-        """What its request began with, and the digests of that."""
+        """The beginning of that call's request, with its digests."""
 
     async def execute(self, work_item: Work, session: Session) -> None:
-        """Do one piece of pending work of `session` to its end."""
+        """Execute one piece of pending work of `session` to its end."""
         match work_item:
             case CallModel():
                 await self._request_response(work_item, session)
@@ -181,7 +181,7 @@ class Executor:
 
     @staticmethod
     def is_repeatable(work_item: Work) -> bool:
-        """Whether cutting it loses nothing that matters: all but a tool that runs."""
+        """Whether cutting the work loses nothing that matters: true for all work except a running tool."""
         return not isinstance(work_item, RunCall)
 
     async def _until(self, at: float) -> None:
@@ -192,12 +192,12 @@ class Executor:
 
     async def _request_response(self, pending_work: CallModel, session: Session) -> None:
         assert isinstance(session.turn, AwaitingModel)
-        kept = _Kept(session.turn.token if pending_work.continued else "")
+        kept = _ResponseToken(session.turn.token if pending_work.continued else "")
         try:
             await self._until(pending_work.not_before)
             await self._attempt(pending_work, session, session.turn, kept)
         except asyncio.CancelledError:
-            # Let go by the process, the response is left for the next node to take up.
+            # When the process releases the session, the response continues at the provider for the next node.
             if kept.token and not self._reports.is_closing:
                 await self._stop(kept.token)
             raise
@@ -205,7 +205,7 @@ class Executor:
             self._questions.end(pending_work)
 
     async def _attempt(
-        self, pending_work: CallModel, session: Session, turn: AwaitingModel, kept: _Kept
+        self, pending_work: CallModel, session: Session, turn: AwaitingModel, kept: _ResponseToken
     ) -> None:
         asked = turn.terms.request
         own = await self._read_tools(pending_work)
@@ -238,7 +238,7 @@ class Executor:
         except ModelError as error:
             self._reports.report(self._failure(pending_work, error, session))
         else:
-            if asked is not None:  # whatever is wrong with a call, its application judges
+            if asked is not None:  # the application checks its own calls
                 plans = tuple(_plan_forwarded_call(call) for call in response.calls)
             else:
                 plans = tuple(plan_call(call, tools, self._agent.approval) for call in response.calls)
@@ -253,14 +253,14 @@ class Executor:
             self._reports.report(responded)
 
     def _head_of(self, request: ModelRequest) -> PromptHead:
-        """Return the digests of what a request begins with; most begin as the one before."""
+        """Return the digests of the beginning of a request; most requests begin like the previous one."""
         asked = (request.instructions, request.tools)
         if self._prompt is None or self._prompt[0] != asked:
             self._prompt = (asked, head_of(*asked))
         return self._prompt[1]
 
     async def _stop(self, token: str) -> None:
-        """Stop the response at the provider; if that fails, it ends by itself."""
+        """Cancel the response at the provider; if that fails, it ends without help."""
         model = self._agent.model
         if not isinstance(model, ResumableModel):
             return
@@ -272,12 +272,12 @@ class Executor:
             _log.debug("a response was not stopped: %s", kind, extra={"session": self._reports.session_id})
 
     async def _whole(self, shown: History) -> History:
-        """Return a history with its large results, read anew for each model call: memory holds their beginnings."""
+        """Return a history with its large results, read for each model call: memory has only their beginnings."""
         read = {digest: await self._reports.blob(digest) for digest in digests_in(shown)}
         return whole(shown, {digest: body for digest, body in read.items() if body is not None})
 
     async def _read_tools(self, pending_work: CallModel) -> Mapping[str, Tool]:
-        """Return the current tools, and record a change for readers."""
+        """Return the current tools, and journal a change for readers."""
         if self._agent.sources:
             self._toolset = await read_toolset(self._agent)
             found, unreachable = self._toolset.found, self._toolset.unreachable
@@ -292,10 +292,10 @@ class Executor:
         pending_work: CallModel,
         request: ModelRequest,
         builder: ResponseBuilder,
-        kept: _Kept,
+        kept: _ResponseToken,
         watch: Watch,
     ) -> Response:
-        """Journal the model's words as they come and return the whole response."""
+        """Journal the model's output as it comes, and return the whole response."""
         ref = pending_work.ref
         name = request.model or self._agent.model.name
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
@@ -314,7 +314,7 @@ class Executor:
                             watch.note_ping()
                         continue
                     if deltas := builder.add(event):
-                        watch.hold()  # a slow journal is no silence of the model
+                        watch.hold()  # waiting for the journal is no silence of the model
                         await self._reports.journal_output(ModelStreamed(ref, tuple(deltas)))
                     watch.note_progress(
                         type(event).__name__, StalledOn.TOOL if builder.is_running_upstream else None
@@ -362,7 +362,7 @@ class Executor:
         try:
             found = await self._find(state.call.name)
             self._world.reach(Fault.BEFORE_TOOL)
-            await self._reports.confirm()  # TURN-53: whatever may take time comes before this
+            await self._reports.confirm()  # TURN-53: everything that may take time precedes this check
         except asyncio.CancelledError:
             self._report_stopped(pending_work, _unstarted_result(pending_work))
             raise
@@ -385,12 +385,12 @@ class Executor:
         self._reports.report(CallFinished(pending_work.ref.turn, pending_work.ref.response_no, result))
 
     def _report_stopped(self, pending_work: RunCall, result: ToolResult) -> None:
-        """End a call that was cancelled by a user; let go by the process, it stays open for the next node."""
+        """End a call that a user cancelled. If the process releases the session, the call stays open."""
         if not self._reports.is_closing:
             self._finish(pending_work, result)
 
     async def _run_within(self, pending_work: RunCall, state: CallState, found: Tool) -> None:
-        """Run a call in the append of its outcome: before and after that it did not happen, or it is on record."""
+        """Run a call in the transaction of its outcome: either both happen or neither."""
         context = self._context(pending_work, pending_work.run)
         surroundings = contextvars.copy_context()
 
@@ -406,43 +406,43 @@ class Executor:
             else:
                 await self._reports.report_within(pending_work, run)
         except asyncio.CancelledError:
-            # It has not run, and now it will not.
+            # The transaction was not committed, and will not be.
             self._report_stopped(
                 pending_work, ToolResult(pending_work.ref.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
             )
             raise
 
     def _refusal_of(self, state: CallState, found: Tool) -> str | None:
-        """Return why a call is not run although its tool exists."""
+        """Return the reason why a call is not run although its tool exists, or None."""
         if state.plan.digest != digest_of(state.call.name, state.call.arguments):
             return "The arguments do not match their digest."
         is_within = found.on_doubt is OnDoubt.IN_TRANSACTION
         if is_within and not self._reports.is_transactional:
-            return f"{found.name!r} needs a store in whose transactions tools can write; it was not run."
+            return f"{found.name!r} needs a store with transactions for tools; the call was not run."
         if state.plan.on_doubt is OnDoubt.IN_TRANSACTION and not is_within:
-            # Planned by another version of the agent: without the transaction a crash would run it twice.
-            return f"{found.name!r} is another tool by now; it was not run."
+            # Planned by another version of the agent. Without the transaction, a crash could run the tool twice.
+            return f"{found.name!r} is now another tool; the call was not run."
         return None
 
     async def _run_child(self, pending_work: RunChild, session: Session) -> None:
         state = _state_of(pending_work, session)
         found = self._agent.tools.get(state.call.name)
-        if not isinstance(found, SubAgent):  # the agent changed between two nodes
+        if not isinstance(found, SubAgent):  # the agent has changed since the call was planned
             gone = f"The tool {state.call.name!r} no longer exists."
             self._finish(pending_work, ToolResult(pending_work.ref.call_id, gone, Outcome.ERROR))
             return
         try:
             finished = await run_child(
-                self._nursery, self._world, self._reports, pending_work, session, state, found
+                self._children, self._world, self._reports, pending_work, session, state, found
             )
         except asyncio.CancelledError:
             if self._reports.is_closing:
                 raise
             try:
                 finished = await stop_child(
-                    self._nursery, self._world, self._reports, pending_work, session, state, found
+                    self._children, self._world, self._reports, pending_work, session, state, found
                 )
-            except MidstreamError as error:  # the cancel goes on without it at its deadline
+            except MidstreamError as error:  # the cancellation proceeds without it at its deadline
                 _log.warning(
                     "a sub-agent was not stopped: %s", error.code, extra={"call": pending_work.ref.call_id}
                 )
@@ -452,7 +452,7 @@ class Executor:
     async def _result_of(
         self, pending_work: RunCall, state: CallState, found: Tool | None, watch: Watch
     ) -> ToolResult:
-        if found is None:  # the agent changed between two nodes: never a stuck turn
+        if found is None:  # the agent has changed since the call was planned
             return _missing_tool_result(pending_work, state)
         if (why := self._refusal_of(state, found)) is not None:
             return ToolResult(pending_work.ref.call_id, why, Outcome.ERROR)
@@ -463,14 +463,14 @@ class Executor:
 
     async def _find(self, name: str) -> Tool | None:
         found = self._toolset.tools.get(name)
-        # Planned by another node: this one has not listed the tools yet.
+        # Planned by another node: this node has not listed the tools yet.
         if found is None and self._agent.sources:
             self._toolset = await read_toolset(self._agent)
             found = self._toolset.tools.get(name)
         return found
 
     async def _result_of_plain(self, found: Tool, call: ToolCall, context: CallContext) -> ToolResult:
-        """Run a plain function. On a cancel it is asked to stop; what it then returns is its outcome, late or not."""
+        """Run a plain function. A cancellation sets its stop event; its result is the outcome even after that."""
         stopped = threading.Event()
         known = replace(context, stopped=stopped)
         work = self._world.spawn(run_call(found, call, known), name=f"tool {call.name}")
@@ -490,7 +490,7 @@ class Executor:
     async def _probe_call(self, pending_work: ProbeCall, session: Session) -> None:
         state = _state_of(pending_work, session)
         found = await self._find(state.call.name)
-        if found is None:  # the agent changed between two nodes
+        if found is None:  # the agent has changed since the call was planned
             result, may_run = None, False
         else:
             result, may_run = await probe_call(found, state.call, self._context(pending_work, state.runs))
@@ -500,7 +500,7 @@ class Executor:
         self, pending_work: RunCall | ProbeCall, run: int, watch: Watch | None = None
     ) -> CallContext:
         loop, here = asyncio.get_running_loop(), threading.get_ident()
-        # Timers keep the context in which they were set, also stopped ones.
+        # A timer keeps the context in which it was set, also after it was stopped.
         reports = weakref.ref(self._reports)
 
         def progressed(text: str) -> None:
@@ -510,20 +510,22 @@ class Executor:
                 session.journal_progress(CallProgress(pending_work.ref, run, text))
 
         def report_progress(text: str) -> None:
-            if threading.get_ident() == here:  # at once, so that the last words come before the outcome
+            if (
+                threading.get_ident() == here
+            ):  # in this thread, so that the last progress precedes the outcome
                 progressed(text)
                 return
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and its readers with it
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(progressed, text)
 
         ref = pending_work.ref
         session_id = self._reports.session_id
-        # A tool that can be stopped has an event of its own.
+        # A tool that supports stopping has an event of its own.
         return CallContext(session_id, ref.turn, ref.response_no, ref.call_id, run, report_progress, _NEVER)
 
 
-class _Kept:
-    """Under what token the provider keeps the response that is being made; "" while it keeps none."""
+class _ResponseToken:
+    """The provider's token for the current response; "" if the provider does not store it."""
 
     __slots__ = ("token",)
 
@@ -536,7 +538,7 @@ def _same(event: ModelEvent) -> ModelEvent:
 
 
 def _of_application(request: ModelRequest, session: Session, asked: ApplicationRequest) -> ModelRequest:
-    """Return a request with the instructions, tools and settings that the client application sent."""
+    """Return a request with the instructions, tools and settings of the client application."""
     return replace(
         request,
         instructions=session.application.instructions,
@@ -556,7 +558,7 @@ def _plan_forwarded_call(call: ToolCall) -> CallPlan:
 
 
 def _without_cut_calls(response: Response, plans: tuple[CallPlan, ...]) -> tuple[CallPlan, ...]:
-    """Let a call that the length limit cut off not run: also one cut before its arguments, which look like none."""
+    """Plan calls that the length limit cut off as not run, also those cut before their arguments."""
     last = response.parts[-1] if response.parts else None
     if not isinstance(last, ToolCall) or (last.arguments.strip() and plans[-1].problem is None):
         return plans
@@ -564,8 +566,8 @@ def _without_cut_calls(response: Response, plans: tuple[CallPlan, ...]) -> tuple
 
 
 def _missing_tool_result(pending_work: RunCall, state: CallState) -> ToolResult:
-    """Return the result of a call whose tool is not there; an earlier run of it may have done its work."""
-    message = f"The tool {state.call.name!r} is not there any more, so it was not run."
+    """Return the result of a call whose tool is missing. An earlier run may have taken effect."""
+    message = f"The tool {state.call.name!r} no longer exists, so the call was not run."
     if pending_work.run == 1 or not state.plan.has_effects:
         return ToolResult(pending_work.ref.call_id, message, Outcome.ERROR)
     again = f"{message} An earlier run of this call may or may not have taken effect."

@@ -19,11 +19,11 @@ from midstream.errors import (
 from midstream.retries import RECONNECT_BACKOFF
 
 REOPENINGS_MAX = 100
-"""Tries to reopen a session whose runner failed on a store that was busy or full; about 25 minutes."""
+"""Tries to reopen a session whose runner failed on a busy or full store; about 25 minutes in total."""
 
 MAY_PASS = (UnavailableError, JournalMovedError, LeaseLostError)
-"""Errors after which a session is reopened. A crash of a database loses last records and leases (`LeaseLostError`);
-no other node may have the session then."""
+"""Errors after which a session is reopened. After a crash of a database, the last records and leases may be lost
+(`LeaseLostError`), and no other node may have the session."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,27 +44,27 @@ class FailedSessions:
         self._is_stopped = False
 
     def check(self, session_id: str) -> None:
-        """Allow a session to be opened, or refuse.
+        """Check that a session may be opened.
 
         Raises:
-            InternalError: It stopped on a defect too often. Nothing was changed.
+            InternalError: The session stopped on a defect too often. Nothing was changed.
         """
         self._defects.check(session_id)
 
     def add(self, runner: Runner, error: MidstreamError) -> None:
-        """Reopen a session later where a turn is open in it, or may be, and the error may pass."""
+        """Reopen a session later if a turn is or may be open in it, and the error may be temporary."""
         session_id = runner.session_id
         if isinstance(error, StoppedOnDefectError):
             self._defects.count(session_id)
         if session_id in self.reopening or self._is_stopped:
-            return  # its own runner has failed again: the task goes on trying
+            return  # its own runner has failed again: the running task tries again
         may_be_live = runner.state.is_live or runner.journal.has_unused_claim
         if may_be_live and isinstance(error, MAY_PASS):
             name = f"reopen {session_id}"
             self.reopening[session_id] = self._world.spawn(self._reopen(session_id), name=name)
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Reopen nothing more; return the cancelled tasks."""
+        """Reopen no more sessions; return the cancelled tasks."""
         self._is_stopped = True
         tasks = list(self.reopening.values())
         for task in tasks:

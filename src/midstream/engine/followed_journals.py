@@ -1,4 +1,4 @@
-"""Journals that are no sessions, and who waits here for more of them."""
+"""Journals without a session, and the readers in this process that follow them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 
 class _Readers:
-    """Readers of one journal, and how many of them have read to each end: many have read to one."""
+    """Readers of one journal, and how many of them have read up to each position."""
 
     def __init__(self) -> None:
         self.futures: set[asyncio.Future[None]] = set()
@@ -29,7 +29,7 @@ class FollowedJournals:
     """Wake readers of journals, whichever node appends.
 
     Args:
-        on_change: Called when another journal, or another end of one, is waited for.
+        on_change: Called when a reader waits for another journal, or after another position.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -37,11 +37,11 @@ class FollowedJournals:
         self._waiting: dict[str, _Readers] = {}
 
     def ends(self) -> Mapping[str, int]:
-        """Return the journals that are waited for, each with the lowest end that one of its readers has read."""
+        """Return the followed journals, each with the lowest position that a reader has reached."""
         return {journal: min(readers.ends) for journal, readers in self._waiting.items()}
 
     async def wait(self, journal: str, end: int) -> None:
-        """Wait until the end of a journal may be another one than `end`, or the journal gone."""
+        """Wait until a journal may have another end than `end`, or may be deleted."""
         readers = self._waiting.setdefault(journal, _Readers())
         reader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         is_new = end not in readers.ends
@@ -56,7 +56,7 @@ class FollowedJournals:
                 del self._waiting[journal]
 
     def wake(self, journals: Iterable[str]) -> None:
-        """Wake the readers of journals that were appended to, or deleted."""
+        """Wake the readers of journals that were changed or deleted."""
         for journal in journals:
             readers = self._waiting.get(journal)
             for reader in () if readers is None else readers.futures:

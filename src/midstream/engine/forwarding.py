@@ -1,7 +1,6 @@
-"""Commands and answers as they go from one node to another, through a store's inbox.
+"""The encoding of commands and answers between nodes, through a store's inbox.
 
-Two versions may meet there while servers are replaced one by one: a node that gets an unknown command refuses it,
-and the sender's client tries again later.
+During a rolling upgrade two versions communicate. A node refuses an unknown command, and the client tries again later.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from midstream.environment import World
 from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError, error_of
 from midstream.protocol.frames import secret_digest_of
-from midstream.retries import HAND_OVER_S
+from midstream.retries import FORWARDED_WITHIN_S
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import (
     Answer,
@@ -31,17 +30,17 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.states import Idle
 
 
-class _Said(Struct, frozen=True):
-    """A command, by the name of its type."""
+class _PackedCommand(Struct, frozen=True):
+    """A command, with the name of its type."""
 
     kind: str
     command: msgspec.Raw
 
 
-class _Handed(Struct, frozen=True, omit_defaults=True):
-    """A command, or a command that carries one. An empty stream: no command."""
+class _ForwardedMessage(Struct, frozen=True, omit_defaults=True):
+    """A forwarded command, with its stream if it has one."""
 
-    said: _Said | None = None
+    said: _PackedCommand | None = None
     stream: str = ""
     secret_digest: str = ""
     seqno: int = 0
@@ -52,7 +51,7 @@ class _Handed(Struct, frozen=True, omit_defaults=True):
 
 
 class Accepted(Struct, frozen=True, omit_defaults=True):
-    """Answer to a command that is in the journal.
+    """Answer to an accepted command.
 
     Args:
         position: The journal's end.
@@ -64,7 +63,7 @@ class Accepted(Struct, frozen=True, omit_defaults=True):
 
 
 class _Answer(Accepted, frozen=True, omit_defaults=True):
-    """The same, or why the command was refused."""
+    """Answer to a command: accepted, or refused with an error."""
 
     code: str = ""
     message: str = ""
@@ -73,10 +72,10 @@ class _Answer(Accepted, frozen=True, omit_defaults=True):
 
 
 GIVE_UP = b'{"give_up":true}'
-"""Not for the turn but for the node itself: give up a session in which no turn runs, so that it can be deleted."""
+"""A request to the node: give up a session without a running turn, so that it can be deleted."""
 
 BY_NODE = "node "
-"""Begins the name of who answered a question, where a server without authentication forwarded the answer."""
+"""Prefix of the recorded approver, if a node without authentication forwarded the answer."""
 CLIENT_COMMANDS: tuple[type[Command], ...] = (
     SendMessage,
     SendTranscript,
@@ -86,17 +85,17 @@ CLIENT_COMMANDS: tuple[type[Command], ...] = (
     Cancel,
     Resume,
 )
-"""What clients may send. What a node decides by itself (a model's response, an expired question) is never forwarded."""
+"""Commands that clients may send. Decisions of the node (a response, an expired question) are never forwarded."""
 _KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in CLIENT_COMMANDS}
 
 
-def once(command: Command | Received, seen: Session, world: World) -> Command | Received | None:
-    """Return a command in a form in which deciding it twice is deciding it once (TURN-74); None where it does nothing.
+def make_idempotent(command: Command | Received, seen: Session, world: World) -> Command | Received | None:
+    """Return an idempotent form of a command (TURN-74), or None if the command has no effect.
 
-    What comes without a stream is given one of its own: the journal remembers its number.
+    A command without a stream gets one of its own, so that the journal has its number.
 
     Args:
-        seen: The session as the sender has it.
+        seen: The state of the session at the sender.
     """
     match command:
         case Received():
@@ -111,7 +110,7 @@ def once(command: Command | Received, seen: Session, world: World) -> Command | 
 
 
 class Forwarder:
-    """Forwards commands to the nodes that have the leases of their sessions, and waits for the answers.
+    """Forwards commands to the nodes with the leases, and waits for the answers.
 
     Args:
         send: Sends an encoded command for a session, and returns the answer: see `Store.forward`.
@@ -130,25 +129,25 @@ class Forwarder:
         return bool(self._limits)
 
     async def forward(self, session_id: str, command: Command | Received, seen: Session) -> Accepted | None:
-        """Let the other node decide a command; return its answer, or None for one without effect.
+        """Forward a command, and return the answer; None for a command without effect.
 
         Args:
-            seen: The session as it is known here.
+            seen: The state of the session in this process.
 
         Raises:
-            MidstreamError: It was refused, or the node does not answer.
+            MidstreamError: The command was refused, or the node does not answer.
         """
-        lasting = once(command, seen, self._world)
+        lasting = make_idempotent(command, seen, self._world)
         return None if lasting is None else await self.request(session_id, encode_command(lasting))
 
     async def request(self, session_id: str, body: bytes) -> Accepted:
-        """Return the node's answer to an encoded command.
+        """Forward an encoded command, and return the answer.
 
         Raises:
-            UnavailableError: It does not answer within `HAND_OVER_S`.
-            MidstreamError: It refused the command.
+            UnavailableError: The node does not answer within `FORWARDED_WITHIN_S`.
+            MidstreamError: The node refused the command.
         """
-        limit = asyncio.timeout(HAND_OVER_S)
+        limit = asyncio.timeout(FORWARDED_WITHIN_S)
         self._limits.add(limit)
         try:
             async with limit:
@@ -171,12 +170,12 @@ class Forwarder:
 
 
 def encode_command(command: Command | Received) -> bytes:
-    """Return a client's command as bytes."""
+    """Encode a client's command."""
     if not isinstance(command, Received):
-        return msgspec.json.encode(_Handed(_pack_command(command)))
+        return msgspec.json.encode(_ForwardedMessage(_pack_command(command)))
     said = None if command.command is None else _pack_command(command.command)
     return msgspec.json.encode(
-        _Handed(
+        _ForwardedMessage(
             said,
             command.stream,
             command.secret_digest,
@@ -190,13 +189,13 @@ def encode_command(command: Command | Received) -> bytes:
 
 
 def decode_command(body: bytes) -> Command | Received:
-    """Return the command that `encode_command` made these bytes of.
+    """Decode a command of `encode_command`.
 
     Raises:
-        UnavailableError: It is unknown to this version, or none that clients may send.
+        UnavailableError: The command is unknown to this version, or clients may not send it.
     """
     try:
-        handed = msgspec.json.decode(body, type=_Handed)
+        handed = msgspec.json.decode(body, type=_ForwardedMessage)
         command = None if handed.said is None else _command(handed.said)
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, RecursionError) as error:
         raise UnavailableError("another version of this server runs the session; retry later") from error
@@ -217,7 +216,7 @@ def decode_command(body: bytes) -> Command | Received:
 
 
 def name_approver(command: Command | Received, sender: str) -> Command | Received:
-    """Return a command in which an answer without a principal names the node that took it from its client."""
+    """Return a command whose answer names the forwarding node as approver, if it has no principal."""
     said = command.command if isinstance(command, Received) else command
     if not isinstance(said, Answer) or said.by:
         return command
@@ -226,7 +225,7 @@ def name_approver(command: Command | Received, sender: str) -> Command | Receive
 
 
 def encode_answer(answer: Accepted | MidstreamError) -> bytes:
-    """Return what came of a command as bytes."""
+    """Encode the answer to a command."""
     if isinstance(answer, Accepted):
         return msgspec.json.encode(answer)
     expected = answer.expected if isinstance(answer, SeqnoGapError) else 0
@@ -238,10 +237,10 @@ def encode_answer(answer: Accepted | MidstreamError) -> bytes:
 
 
 def read_answer(body: bytes) -> Accepted:
-    """Return what came of a command that was accepted.
+    """Decode the answer to an accepted command.
 
     Raises:
-        MidstreamError: What the node refused the command with.
+        MidstreamError: The node refused the command with this error.
     """
     try:
         answer = msgspec.json.decode(body, type=_Answer)
@@ -256,9 +255,9 @@ def read_answer(body: bytes) -> Accepted:
     raise error_of(answer.code, answer.message, answer.retry_after_s)
 
 
-def _pack_command(command: Command) -> _Said:
-    return _Said(type(command).__name__, msgspec.Raw(msgspec.json.encode(command)))
+def _pack_command(command: Command) -> _PackedCommand:
+    return _PackedCommand(type(command).__name__, msgspec.Raw(msgspec.json.encode(command)))
 
 
-def _command(said: _Said) -> Command:
+def _command(said: _PackedCommand) -> Command:
     return msgspec.json.decode(said.command, type=_KINDS[said.kind])

@@ -49,36 +49,35 @@ from midstream.store.guard.guarded_store import guard_store
 from midstream.store.store_registry import open_store
 from midstream.tools.function_tools import ToolSource
 
-HAND_ON_S = 1.0
-"""Seconds in which a session that was cut gives itself up; a store that takes longer gives up everything at its end."""
+RELEASE_WITHIN_S = 1.0
+"""Seconds for a cut session to be released. If the store takes longer, all sessions are released when it is closed."""
 OPENING_S = 2.0
-"""Seconds that sessions have to let go which were just being opened when the host is stopped."""
+"""Seconds for sessions that are being opened while the host stops."""
 
 _log = logging.getLogger(__name__)
 
 
 class HostPhase(Enum):
-    """Whether a host takes work."""
+    """The phases of a host."""
 
     SERVING = "serving"
-    """It does, from its start on."""
+    """Accepts work; begins with the start."""
     DRAINING = "draining"
-    """Turns go on; readers and senders get an error with which they reconnect elsewhere."""
+    """Turns continue. Readers and senders get an error, and reconnect to another server."""
     STOPPED = "stopped"
 
 
 class Host:
-    """Run an agent's sessions on a store, in this process: use it as an async context manager, and `ask`.
+    """Run an agent's sessions on a store, in this process. A host is an async context manager.
 
     Args:
-        agent: What answers.
-        store: Keeps the journals: a store, or the URL or path of one (see `open_store`). The host opens and closes it.
+        agent: The agent of the sessions.
+        store: The store of the journals, or its URL or path (see `open_store`). The host opens and closes it.
         world: Clock, chance and tasks; the real ones by default.
-        look_back_s: A turn untouched for longer (seconds) is ended as `interrupted` at start-up instead of being
-            carried on.
+        look_back_s: At start-up, a turn without changes for more seconds ends as `interrupted`.
         retention: How long events can be replayed, and sessions are kept.
         tail_bytes_max: Bytes of its newest events that each session keeps in memory while it is awake.
-        memory: What awake sessions may hold, and how long an idle one stays awake.
+        memory: Limits for the memory of awake sessions, and for the time that an idle session stays awake.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Host:
         self.world = world or World()
         self.store = store = guard_store(open_store(store, world=self.world), world=self.world)
         self.observers = Observers()
-        """Receives every record that is appended here."""
+        """Receives every record that this process appends."""
         self.look_back_s = look_back_s
         self.tail_bytes_max = tail_bytes_max
         self._node = self.world.new_id("node")
@@ -104,7 +103,7 @@ class Host:
         self._sleeping = Sleeping(self._awake, memory, self.world, self._send_to_sleep)
         self._opening: dict[str, asyncio.Task[Runner]] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
-        """Whose agents answer in child sessions that were not begun yet."""
+        """The paths of the agents of child sessions that have not begun."""
         self._failed = FailedSessions(self.session, self.world)
         self._caretaker = Caretaker(self, store, self.world, retention)
         self._trials = Trials(self.world, self._node, self._awake, self.wait_for_recovery)
@@ -112,7 +111,7 @@ class Host:
         self._deletion = SessionDeletion(self, store)
         self._resources = AgentResources(self.agent, self.world)
         self.locks = Locks(self, store.escrow, self.world) if store.escrow else None
-        """Opens sessions for those who show their secrets; None where no client holds a key."""
+        """Opens sessions for clients with their secrets; None without escrow."""
         self._phase = HostPhase.SERVING
         self._is_started = False
 
@@ -123,7 +122,7 @@ class Host:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it refuses new work, since it is about to stop or was stopped."""
+        """Whether the host refuses new work, because it stops or was stopped."""
         return self._phase is not HostPhase.SERVING
 
     @property
@@ -132,13 +131,13 @@ class Host:
         return self._caretaker.retention
 
     async def start(self) -> None:
-        """Open the store and begin to carry on with interrupted turns; `recovery` has its progress.
+        """Open the store and begin to resume interrupted turns; `recovery` has the progress.
 
-        Calling it again is harmless.
+        A second call has no effect.
 
         Raises:
-            DrainingError: It was stopped. Nothing is open, nor left open.
-            ToolDefinitionError: A tool is to write in the store's transactions, and this store has none for tools.
+            DrainingError: The host was stopped. Nothing stays open.
+            ToolDefinitionError: A tool needs the store's transactions, and this store has none for tools.
             StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
         """
         if self._is_started:
@@ -149,12 +148,12 @@ class Host:
         try:
             await self.store.open()
             self._refuse_when_stopped()
-        except DrainingError:  # stopped meanwhile, when nothing was there to be closed
+        except DrainingError:  # the host was stopped before there was anything to close
             self._is_started = False
             await self.store.close()
             raise
         except MidstreamError:
-            self._is_started = False  # the next call tries again
+            self._is_started = False  # so that a retry is possible
             raise
         self._resources.begin_use(self.store)
         self._recovery.start()
@@ -179,10 +178,10 @@ class Host:
         *,
         when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
     ) -> str:
-        """Send a message to a session and return the whole answer, each word once.
+        """Send a message to a session and return the whole answer.
 
         Raises:
-            TurnFailedError: The turn ended otherwise: it failed, was stopped or interrupted; see its `status`.
+            TurnFailedError: The turn failed, was stopped or was interrupted; see its `status`.
             MidstreamError: As `send` does.
         """
         return await answer_of(session_id, self.send(session_id, message, when_busy=when_busy))
@@ -194,13 +193,13 @@ class Host:
         *,
         when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
     ) -> AsyncGenerator[Event, None]:
-        """Send a message to a session, new or existing, and iterate over the turn it opens, to its end.
+        """Send a message to a session, new or existing, and yield the events of the turn, to its end.
 
-        The events are those of `Client.send`, with `text`, `transcript` and `replaces`. Iterating starts it. Leaving
-        the loop does not stop the turn: it ends here, or in the next process on this store.
+        The events are those of `Client.send`, with `text`, `transcript` and `replaces`. The message is sent when the
+        iteration starts. Leaving the loop does not stop the turn: it ends here, or in the next process on this store.
 
         Raises:
-            SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was sent.
+            SessionBusyError: A turn is running and `when_busy` is "refuse", or 100 messages wait. Nothing was sent.
             DrainingError: The host is stopped. An unanswered message continues in the next process.
             MidstreamError: The store cannot be used; see `code`.
         """
@@ -211,23 +210,23 @@ class Host:
             raise _draining()
 
     async def wait_for_recovery(self) -> None:
-        """Wait until start-up recovery has ended (its failures are counted in `recovery`)."""
+        """Wait until start-up recovery has ended; failures are counted in `recovery`."""
         await self._recovery.wait()
 
     async def session(self, session_id: str, *, create: bool = False) -> Runner:
-        """Return a session, awake. If a turn of a dead process is open in it, it is being carried on.
+        """Return a session, awake. An open turn of a dead process is resumed.
 
-        One that another process owns is followed: read here as it grows there, and what is submitted goes to its node.
+        A session of another node is followed: its records are read as they are appended, and commands are forwarded.
 
         Args:
             session_id: 1 to 128 of letters, digits and `._:-`.
-            create: Open a session, also under a new id; it exists from its first message on.
+            create: Open the session also if it is new; it exists from its first message on.
 
         Raises:
-            UsageError: The id has another form.
-            SessionNotFoundError: No such session, and `create` is false.
-            StoreDamagedError: Its journal cannot be read. Nothing was changed.
-            InternalError: It stopped on a defect `DEFECTS_MAX` times within minutes. Nothing was changed.
+            UsageError: The id is not valid.
+            SessionNotFoundError: There is no such session, and `create` is false.
+            StoreDamagedError: The journal cannot be read. Nothing was changed.
+            InternalError: The session stopped on a defect `DEFECTS_MAX` times within minutes. Nothing was changed.
         """
         runner = await self.awaken(session_id)
         is_unknown = runner.newest.position == 0
@@ -236,12 +235,12 @@ class Host:
         return runner
 
     async def begin(self, session_id: str) -> Runner:
-        """Return a new session, awake: its id was drawn at random just now, so that no store has a journal of it.
+        """Return a new session, awake. Its id must be new and random.
 
-        Nothing is read for it. It exists from its first append on.
+        Nothing is read from the store. The session exists from its first append on.
 
         Raises:
-            UsageError: The id has another form.
+            UsageError: The id is not valid.
             DrainingError: The host is stopped.
         """
         if session_id in self._awake or session_id in self._opening:
@@ -254,16 +253,16 @@ class Host:
         runner = self._awake.get(session_id)
         if runner is not None and runner.is_stale:
             await runner.refresh()
-        runner = self._awake.get(session_id)  # a concurrent call may have opened it anew already
+        runner = self._awake.get(session_id)  # a concurrent call may have reopened it
         if runner is None or runner.has_failed:
             runner = await self._open_once(session_id)
         else:
-            self._awake[session_id] = self._awake.pop(session_id)  # the last used goes to sleep last
+            self._awake[session_id] = self._awake.pop(session_id)  # the last used session goes to sleep last
         self._sleeping.touch(session_id)
         return runner
 
     async def is_held_elsewhere(self, session_id: str) -> bool:
-        """Whether another node runs a session, as far as is known here: `forward` then costs less than `submit`."""
+        """Whether another node probably runs a session: `forward` then costs less than `submit`."""
         require_session_id(session_id)
         runner = self._awake.get(session_id)
         if self.is_draining or not self.has_peers or (runner is not None and not runner.is_stale):
@@ -273,20 +272,20 @@ class Host:
     async def forward(self, session_id: str, received: Received) -> Accepted:
         """Forward a client's command to the node that runs its session; the session is not read here.
 
-        That node checks the command: its stream, its number and its digest. Where no node runs the session any more,
-        the next one that sees the command decides it, perhaps this one.
+        The node checks the command's stream, number and digest. If no node runs the session any more, the next node
+        that claims it decides the command.
 
         Raises:
-            MidstreamError: It was refused, or the node does not answer; as `Runner.submit`.
+            MidstreamError: The command was refused, or the node does not answer; as `Runner.submit`.
         """
         self.refuse_while_deleting(session_id)
         return await self._caretaker.forward(session_id, received)
 
     async def child(self, session_id: str, path: tuple[str, ...]) -> Runner:
-        """Return the session that does the work of a call, awake, with the agent that `path` leads to.
+        """Return the child session of a call, awake, with the agent at `path`.
 
         Raises:
-            AgentNotFoundError: There is no such sub-agent any more. Nothing was changed.
+            AgentNotFoundError: There is no such sub-agent. Nothing was changed.
             MidstreamError: As `session` does.
         """
         self.agent.sub_agent(path)
@@ -294,8 +293,8 @@ class Host:
             self._paths[session_id] = path
         return await self.awaken(session_id)
 
-    async def is_wanted(self, parent: Parent) -> bool:
-        """Whether the call is still open whose work a child session does; nothing is opened for that."""
+    async def is_child_awaited(self, parent: Parent) -> bool:
+        """Whether the call of a child session is still running. Neither session is woken for this check."""
         turn = (await self.glance(parent.session)).turn
         return (
             isinstance(turn, RunningCalls)
@@ -304,11 +303,11 @@ class Host:
         )
 
     def count_suspected_deaths(self, runner: Runner) -> int:
-        """Return how many deaths a session is suspected of that is about to be claimed here (TURN-84)."""
+        """Return the number of deaths that a session is suspected of, before it is claimed (TURN-84)."""
         return self._trials.count_suspected_deaths(runner)
 
-    def note_left(self, runner: Runner) -> bool:
-        """Claim a suspect only when everything that its dead node left was read; return whether it is one."""
+    def defer_suspect(self, runner: Runner) -> bool:
+        """Return whether a session is a suspect, which is claimed after all sessions of its dead node were read."""
         if not self._trials.is_suspect(runner):
             return False
         if self.recovery.is_done:
@@ -316,28 +315,28 @@ class Host:
         return True
 
     def hold(self, runner: Runner) -> None:
-        """Resume a suspect when it is its turn."""
+        """Begin the trial of a suspect when its turn comes."""
         self._trials.hold(runner)
 
     def note_claimed(self, runner: Runner) -> None:
-        """Resume the open turn of a session that was claimed for nothing: no other node is informed of it."""
+        """Resume the open turn of a session that was claimed for a refused command: no other node is notified of it."""
         if not self.is_draining:
             self._caretaker.take_up({runner.session_id}, once_more=True)
 
     async def give_up(self, session_id: str) -> None:
-        """Release an idle session that another process is to delete; its readers are informed once that is done.
+        """Release an idle session so that another process can delete it; readers are informed after the deletion.
 
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
         """
         runner = await self.session(session_id)
         await runner.release()
-        if runner.is_idle:  # no reader is here: nothing of what is deleted stays in memory
+        if runner.is_idle:  # without readers, nothing of the session stays in memory
             self._awake.pop(session_id, None)
             await runner.stop(StopMode.SLEEP)
 
     def followed_ends(self) -> Mapping[str, int]:
-        """Return the sessions that have readers here and may grow elsewhere, with the ends known here."""
+        """Return the sessions that have readers here and may grow on another node, with their last positions here."""
         return {
             session_id: runner.newest.position
             for session_id, runner in self._awake.items()
@@ -346,14 +345,14 @@ class Host:
 
     @property
     def journals(self) -> FollowedJournals:
-        """Readers of journals that are no sessions."""
+        """Journals without a session, and their readers."""
         return self._caretaker.journals
 
     async def put_to_sleep(self, session_id: str) -> bool:
-        """Let a session and its sub-agents go to sleep if none of them is at work; return whether all sleep.
+        """Put a session and its sub-agents to sleep if all of them are idle; return whether all sleep.
 
         Raises:
-            MidstreamError: They sleep, and one was not given up: the store is busy.
+            MidstreamError: They sleep, but one was not released: the store is busy.
         """
         family = self.awake_with_children(session_id)
         busy = {*self._opening, *self._failed.reopening}
@@ -368,7 +367,7 @@ class Host:
         return True
 
     async def tidy(self, session_id: str) -> None:
-        """Prune what is due of a session, as long as it can be read.
+        """Prune a session where retention requires it and the session can be read.
 
         Raises:
             UnavailableError: The store is busy or full.
@@ -376,24 +375,24 @@ class Host:
         await self._caretaker.prune(session_id)
 
     def is_locked(self, info: SessionInfo) -> bool:
-        """Whether the open turn of a session waits for its client to bring the secret."""
+        """Whether the open turn of a session waits for its client's secret."""
         return self._caretaker.is_locked(info)
 
     async def set_sources(self, session_id: str, sources: Sequence[ToolSource]) -> None:
-        """Give a session sources of tools of its own, from the next time that it is opened in this process.
+        """Set the tool sources of one session; they apply from its next opening in this process.
 
-        They are closed when others take their place, or none, and at the end of the host.
+        They are closed when they are replaced, and when the host stops.
         """
         await self._resources.set_sources(session_id, sources)
 
-    def carry_on(self, session_id: str) -> None:
-        """Resume the work of a session, and of its sub-agents, that waited for its client's secret."""
+    def resume_unlocked(self, session_id: str) -> None:
+        """Resume the work of a session and its sub-agents that waited for the client's secret."""
         left = self._caretaker.note_unlocked(session_id)
         left.update(each.session_id for each in self.awake_with_children(session_id) if each.is_following)
         self._caretaker.take_up(left, once_more=True)
 
     def note_pruned(self, session_id: str, last: EventId) -> None:
-        """Inform the readers of an awake session where its events begin now (STREAM-62)."""
+        """Notify the readers of an awake session of the new beginning of its events (STREAM-62)."""
         runner = self._awake.get(session_id)
         if runner is not None and runner.events.pruned_to.position < last.position:
             runner.events.pruned_to = last
@@ -408,7 +407,7 @@ class Host:
         return runner is not None and runner.state.is_live
 
     def children_wait_for(self, session_id: str) -> list[str]:
-        """Return what each sub-agent that works for a session's turn waits for, see `waiting_on`: `tool` if unknown."""
+        """Return what each active sub-agent of a session's turn waits for, see `waiting_on`; `tool` if unknown."""
         parent = self._awake.get(session_id)
         names = [] if parent is None else children_at_work(session_id, parent.state)
         return [self._waits_for(name) for name in names]
@@ -418,7 +417,7 @@ class Host:
         return "tool" if runner is None else self.waits_for(runner)
 
     def waits_for(self, runner: Runner) -> str:
-        """Return what an awake session waits for, see `waiting_on`; `agent` where its turn is held (TURN-90)."""
+        """Return what an awake session waits for, see `waiting_on`; `agent` if its turn is held (TURN-90)."""
         if runner.waits_for_agent:
             return "agent"
         return waiting_on(runner.state, self.children_wait_for(runner.session_id))
@@ -430,82 +429,80 @@ class Host:
 
     @property
     def memory_held(self) -> int:
-        """Bytes that the awake sessions hold, estimated from their journals."""
+        """Bytes that the awake sessions use, estimated from their journals."""
         return self._sleeping.bytes_held
 
     @property
     def sessions_awake(self) -> int:
-        """How many sessions are in memory."""
+        """Number of sessions in memory."""
         return len(self._awake)
 
     @property
     def sessions_followed(self) -> int:
-        """How many sessions of other nodes are followed here for readers."""
+        """Number of sessions of other nodes that are followed for readers."""
         return sum(bool(runner.readers) and runner.is_stale for runner in self._awake.values())
 
     @property
     def leases(self) -> int:
-        """How many sessions are run here."""
+        """Number of sessions whose leases this process has."""
         return sum(runner.has_lease for runner in self._awake.values())
 
     @property
     def peers(self) -> int:
-        """How many other living nodes serve this store."""
+        """Number of other living nodes on this store."""
         return self._caretaker.peers
 
     @property
     def turns_running(self) -> int:
-        """In how many of them a turn is open, here or at another node."""
+        """Number of awake sessions with an open turn, on this node or another."""
         return sum(runner.state.is_live for runner in self._awake.values())
 
     async def glance(self, session_id: str) -> Session:
-        """Return what is known of a session without waking it; an empty one where there is none."""
+        """Return the state of a session without waking it; an empty state if there is no such session."""
         awake = self._awake.get(session_id)
         return awake.state if awake is not None else await self._peek(session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Remove an idle session and all its records for good, and the sessions of its sub-agents with it.
+        """Delete an idle session with all its records, and the sessions of its sub-agents.
 
         Raises:
-            SessionNotFoundError: No such session.
-            SessionBusyError: A turn is running, in it or in a sub-agent. Nothing was changed.
-            LeaseHeldError: It is locked here, and another process works on it. Nothing was changed.
-            UnavailableError: It is being deleted here already; or the process that owns it does not answer, or
-                another one was faster. Nothing was changed.
+            SessionNotFoundError: There is no such session.
+            SessionBusyError: A turn of the session or of a sub-agent is running. Nothing was changed.
+            LeaseHeldError: The session is locked here, and another process has it. Nothing was changed.
+            UnavailableError: The session is already being deleted, its node does not answer, or another node was
+                faster. Nothing was changed.
         """
         await self._deletion.delete(session_id)
         self._caretaker.note_unlocked(session_id)
 
     def refuse_while_deleting(self, session_id: str) -> None:
-        """Let nothing begin in a family of sessions of which one is being deleted here.
+        """Refuse work in a session while it, its parent or a sub-agent's session is being deleted.
 
         Raises:
-            UnavailableError: One is.
+            UnavailableError: One of them is being deleted.
         """
         self._deletion.refuse_while_running(session_id)
 
     async def close(self, session_id: str, error: MidstreamError) -> None:
-        """End a session and its sub-agents in this process; their readers get `error`."""
+        """Close a session and its sub-agents in this process; their readers get `error`."""
         for runner in self.awake_with_children(session_id):
             del self._awake[runner.session_id]
             await runner.stop(StopMode.CLOSE, error)
 
     async def release_idle(self, runner: Runner) -> None:
-        """Release a session of another node that has no reader here."""
+        """Release a session of another node that has no reader in this process."""
         if runner.is_idle:
             self._awake.pop(runner.session_id, None)
             await runner.stop(StopMode.CLOSE, _draining())
 
     def awake_with_children(self, session_id: str) -> list[Runner]:
-        """Return the runner of a session, where it is awake, and then those of its sub-agents."""
+        """Return the runners of a session and its sub-agents, of those that are awake."""
         mark = f"{session_id}{PART_MARK}"
         own = [self._awake[session_id]] if session_id in self._awake else []
         return own + [runner for name, runner in self._awake.items() if name.startswith(mark)]
 
     def drain(self) -> None:
-        """Begin to drain: from now on readers and senders get an error with which they reconnect. Turns go on until
-        `stop`.
-        """
+        """Begin to drain: readers and senders get an error, and reconnect elsewhere. Turns continue until `stop`."""
         if self.is_draining:
             return
         self._phase = HostPhase.DRAINING
@@ -515,8 +512,8 @@ class Host:
     async def stop(self, *, grace_s: float = 10.0) -> None:
         """Drain, let running tools finish for up to `grace_s` seconds, stop the rest, close the store.
 
-        What is cut is in the journal as owed or in doubt: the next process carries on. Calling it again is
-        harmless; it always ends within the grace and a few seconds.
+        Work that is cut is pending or in doubt in the journal, and the next process resumes it. A second call has no
+        effect. The stop takes at most the grace and a few seconds.
         """
         if self._phase is HostPhase.STOPPED:
             return
@@ -530,41 +527,42 @@ class Host:
             task.cancel()
         if pending := [*opening, *self._failed.stop()]:
             await asyncio.wait(pending, timeout=OPENING_S)
-        await self._hand_on(grace_s)
+        await self._release_all(grace_s)
         await self._caretaker.stop()
         if self.locks is not None:
             await self.locks.stop()
         self._awake.clear()
         if self._is_started:
-            # First: tool servers may take longer than the process manager waits.
+            # First, because tool servers may take longer than the process manager waits.
             await self.store.close()
         await self._resources.close()
 
-    async def _hand_on(self, grace_s: float) -> None:
-        """Give each session up as soon as nothing runs in it, and all of them when the grace is over."""
-        # With a peer the service goes on meanwhile, so that a response that is being written may be written to its end;
-        # without one everybody waits for the next start, which had better come soon.
+    async def _release_all(self, grace_s: float) -> None:
+        """Release each session once nothing runs in it, and all remaining ones at the end of the grace."""
+        # With a peer the service continues meanwhile, so responses may be completed. Without one, all clients wait for
+        # the next start, so responses are cut.
         finishing = StopMode.FINISH_RESPONSE if self.has_peers else StopMode.FINISH_TOOLS
 
-        until = asyncio.get_running_loop().time() + grace_s + HAND_ON_S
+        until = asyncio.get_running_loop().time() + grace_s + RELEASE_WITHIN_S
 
-        async def hand_on(runner: Runner) -> None:
+        async def release_one(runner: Runner) -> None:
             try:
                 async with asyncio.timeout(grace_s):
                     await runner.stop(finishing)
             except TimeoutError:
                 pass
             try:
-                # A busy store has what is left of the grace: a session that stays here counts as that of a dead node.
+                # With a busy store, only the rest of the grace remains. A session that is not released counts as one of
+                # a dead node.
                 async with asyncio.timeout_at(until):
                     await runner.stop(StopMode.HAND_OVER)
-            except (TimeoutError, MidstreamError):  # given up with all others when the store is closed
+            except (TimeoutError, MidstreamError):  # released with all others when the store is closed
                 _log.warning("not moved to another node", extra={"session": runner.session_id})
 
         if self._awake:
             _log.info("releasing %d sessions, with %d peers", len(self._awake), self._caretaker.peers)
         tasks = [
-            self.world.spawn(hand_on(runner), name=f"hand on {runner.session_id}")
+            self.world.spawn(release_one(runner), name=f"hand on {runner.session_id}")
             for runner in self._awake.values()
         ]
         if tasks:
@@ -573,7 +571,7 @@ class Host:
     # --- opening and sleeping ---------------------------------------------------------------------------------
 
     async def _open_once(self, session_id: str) -> Runner:
-        """Open a session once, however many ask for it at the same time."""
+        """Open a session once for all concurrent requests."""
         self._refuse_opening(session_id)
         opening = self._opening.get(session_id)
         if opening is None:
@@ -605,7 +603,7 @@ class Host:
         )
         try:
             await runner.open()
-        except BaseException as error:  # it may have claimed the session, and begun to work
+        except BaseException as error:  # the session may be claimed already, and its work begun
             is_given_up = isinstance(error, asyncio.CancelledError) and journal.hides_no_death
             await runner.stop(StopMode.HAND_OVER if is_given_up else StopMode.CLOSE, _draining())
             raise
@@ -619,22 +617,24 @@ class Host:
         for session_id in session_ids:
             runner = self._awake.get(session_id)
             if runner is None or not (runner.is_idle or runner.has_failed):
-                continue  # it was used while another one was being released
+                continue  # it was used while another session was being released
             del self._awake[session_id]
             try:
                 await runner.stop(StopMode.SLEEP)
-            except MidstreamError as error:  # it sleeps, and stays ours until it wakes or this process ends
+            except (
+                MidstreamError
+            ) as error:  # it sleeps, and stays claimed until it wakes or this process ends
                 _log.warning("not released: %s", error.code, extra={"session": runner.session_id})
 
     def _agent_of(self, session_id: str, state: Session) -> Agent:
-        """Return who answers in a session: the host's agent, or for a child the one that its call named."""
+        """Return the agent of a session: the host's agent, or for a child session the sub-agent of its call."""
         path = self._paths.pop(session_id, ())
         agent = self.agent.sub_agent(state.parent.path if state.parent else path)
         sources = self._resources.of_sessions.get(session_id)
         return agent.with_tools(*sources) if sources else agent
 
     async def _peek(self, session_id: str) -> Session:
-        """Fold a session as it is in the store, without waking it."""
+        """Fold a session from the store, without waking it."""
         return fold(await Journal(self.store, session_id, self.world).load())
 
 

@@ -1,4 +1,4 @@
-"""One session's journal as this process sees it: appends, the tail in memory, and who waits for more."""
+"""One session's journal as this process sees it: appends, the newest records in memory, and waiting readers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from midstream.session.session import Session, restore_session
 from midstream.store.contract import Attempt, Batch, SessionInfo, Store, StoredRecord
 
 TAIL_RECORDS_MAX = 4096
-"""Newest records kept in memory for the readers at the tail; others read pages from the store."""
+"""Newest records in memory, for readers near the end; other readers read pages from the store."""
 SESSION_BYTES = 12 * 1024
-"""Bytes that an awake session with an empty journal costs."""
+"""Bytes of memory for an awake session with an empty journal."""
 TAIL_RECORD_BYTES = 120
-"""Bytes that a record in memory costs besides its body."""
+"""Bytes of memory for a record in addition to its body."""
 FOLDED_SHARE = 1
 """Bytes of folded state for each byte of the journal."""
 PAGE_RECORDS = 1000
 """Records read at once when a journal is folded or a reader is far behind."""
 CLAIMS_MAX = 10
-"""Claims of a session that other nodes claim, give up or delete at the same moment."""
+"""Claims of a session that other nodes claim, release or delete at the same moment."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,25 +50,20 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
 def require_session_id(session_id: str) -> None:
-    """Refuse what no session can be called.
-
-    Raises:
-        UsageError: The id is not 1 to 128 of letters, digits and `._:-`.
-    """
+    """Check that a session id is valid."""
     if not _SESSION_ID.fullmatch(session_id):
         raise UsageError(f"a session id has 1 to 128 of letters, digits and '._:-'; got {session_id[:40]!r}")
 
 
 class Journal:
-    """Append to a session's journal and let readers follow it. Readers are positions, never queues.
+    """A session's journal: appends, and reads that follow them. A reader is a position, not a queue.
 
     Args:
-        store, session_id: Where it lies.
+        store, session_id: The place of the journal.
         world: Clock and fault points.
         observers: Notified of appends.
-        tail_bytes_max: Bytes of the newest records that are kept in memory, the last one besides.
-        is_new: Its name was drawn at random just now, so that no other process has it: nothing of it is read before the
-            first append, which fails where there are records after all.
+        tail_bytes_max: Bytes of the newest records that stay in memory, without the last one.
+        is_new: The session's name is new and random: the first append fails if the journal has records.
     """
 
     def __init__(
@@ -84,44 +79,44 @@ class Journal:
         self.session_id = session_id
         self.newest = START
         self.pruned_to = START
-        """The last event that was pruned, as far as is known here: what follows it can be read."""
+        """The last pruned event that is known here. Later events can be read."""
         self.epoch = 0
-        """The epoch this process writes under; 0 while it has not claimed the session."""
+        """The epoch of this process's appends; 0 while it has not claimed the session."""
         self.is_handed_over = False
-        """Whether the last node had given the session up before it was claimed here."""
+        """Whether the previous node had released the session before this process claimed it."""
         self.is_new = is_new
-        """Whether nothing was appended to a session that no other process knows."""
+        """Whether the session is new and nothing was appended to it."""
         self._claiming: _Claim | None = None
-        """The claim by which this process has the lease, or may have it: it is under way, or its outcome unknown."""
+        """The claim by which this process has the lease, or may have it: under way, or with an unknown outcome."""
         self._cut_claim: SessionInfo | None = None
-        """The line of a session that was given up, from before a claim that has not returned."""
+        """The line of a released session, from before a claim that has not returned."""
         self.held_at = -math.inf
-        """When it was last certain that this process owns the session, on its own clock."""
+        """The last time on this process's clock when it certainly had the lease."""
         self._store = store
         self._world = world
         self._observers = observers
         self._reader = JournalReader()
         self._damaged: dict[int, StoredRecord] = {}
-        """What stands for outcomes that cannot be read any more, by position."""
+        """Replacements of outcomes that cannot be read, by position."""
         self._tail: list[StoredRecord] = []
         self._tail_bytes = 0
         self._tail_bytes_max = tail_bytes_max
         self.bytes_held = SESSION_BYTES
-        """Bytes of memory that this session costs, estimated: its tail, and what its records fold to."""
+        """Estimated bytes of memory for this session: the newest records and the folded state."""
         self._waiting: dict[asyncio.Future[None], None] = {}
-        """Who waits; who waits longest is woken first."""
+        """Waiting readers; the longest waiting is woken first."""
         self.ended: MidstreamError | None = None
-        """What it was closed with here."""
+        """The error with which the journal was closed."""
 
     async def load(self) -> list[tuple[int, Record]]:
-        """Read what follows the newest record known here, at first everything; return it with its epochs.
+        """Read the records after the newest one in memory, at first all; return them with their epochs.
 
-        Of a pruned journal, or one pruned beyond what is known here, a `JournalPruned` comes first. Nothing is claimed.
-        All of it is known here, or after an error or a cancellation nothing of it.
+        If newer records than those in memory were pruned, a `JournalPruned` comes first. Nothing is claimed. After an
+        error or a cancellation, none of the records are in memory.
 
         Raises:
-            RecordUndecodableError: A record of a newer version, or damage; names session and position. An outcome of a
-                call that is damaged costs only itself: a warning, and `OutcomeDamaged` in its place.
+            RecordUndecodableError: A record is damaged or of a newer version; the message has session and position. A
+                damaged outcome of a call is replaced by `OutcomeDamaged`, with a warning.
         """
         if self.is_new:
             return []
@@ -129,23 +124,23 @@ class Journal:
         records: list[tuple[int, Record]] = []
         end = self.newest.position
         while page := await self._store.read(self.session_id, after=end, limit=PAGE_RECORDS):
-            if is_pruned(page[0].body):  # also between two pages: it begins anew
+            if is_pruned(page[0].body):  # also between two pages: the journal has a new beginning
                 records.clear()
                 found.clear()
             records.extend(self._decode_page(page))
             found.extend(page)
             end = page[-1].position
-        if found:  # a reader that left during the query must not take with it what is not folded yet
+        if found:  # only now: a reader during the query must not receive records that are not folded yet
             self._cache_records(self._readable(found))
             self._wake()
         return records
 
     async def catch_up(self) -> list[tuple[int, Record]]:
-        """Return what other nodes appended since `load`; call it under a new claim, so that there is no more.
+        """Return all records that other nodes appended since `load`. Call it after a claim.
 
         Raises:
-            JournalMovedError: The session was deleted meanwhile: what is known of it here is void.
-            LeaseLostError: A crash of the database lost the last records that are known here.
+            JournalMovedError: The session was deleted meanwhile; its state in memory is void.
+            LeaseLostError: A crash of the database lost the last records that are in memory.
             RecordUndecodableError: See `load`.
         """
         known = self.newest
@@ -157,10 +152,10 @@ class Journal:
         return await self.load()
 
     async def find_loss(self) -> JournalMovedError | LeaseLostError:
-        """Return why the store does not have the records that are known here.
+        """Return the reason why the store lacks records that are in memory.
 
-        A session that was deleted and made anew begins above all epochs of before. Any other one that is there was set
-        back by a crash of the database: it continues, and clients that reconnect receive `gone`.
+        A session that was deleted and created again begins above all earlier epochs. Otherwise a crash of the database
+        set the session back: it continues, and clients that reconnect receive `gone`.
         """
         first = await self._store.read(self.session_id, after=0, limit=1)
         if first and first[0].epoch <= self.newest.epoch:
@@ -191,12 +186,12 @@ class Journal:
         return [self._damaged.get(stored.position, stored) for stored in page]
 
     async def claim(self, *, at: float) -> int:
-        """Take the session for this process; appends may follow under the returned epoch.
+        """Claim the session for this process, and return the epoch for its appends.
 
         Raises:
-            LeaseHeldError: Another living node has it. Nothing was changed.
-            JournalMovedError: The session was deleted meanwhile. Nothing was changed: another one is not begun for it.
-            StoreBusyError: Others claimed it and gave it up `CLAIMS_MAX` times meanwhile. Nothing was changed.
+            LeaseHeldError: Another living node has the session. Nothing was changed.
+            JournalMovedError: The session was deleted meanwhile, and is not created again. Nothing was changed.
+            StoreBusyError: Other nodes claimed and released it `CLAIMS_MAX` times meanwhile. Nothing was changed.
         """
         for _ in range(CLAIMS_MAX):
             found = None if self.is_new else await self._store.find(self.session_id)
@@ -209,7 +204,7 @@ class Journal:
             self._claiming.is_early = False
             try:
                 self.epoch = await asyncio.shield(self._claiming.task)
-            except JournalMovedError:  # given up since it was found: its mark of a handover depends on that
+            except JournalMovedError:  # released since it was found: the mark of a handover depends on that
                 self._claiming = None
                 continue
             except LeaseHeldError:
@@ -222,46 +217,44 @@ class Journal:
         raise StoreBusyError(f"session {self.session_id!r} is claimed and given up by others all the time")
 
     def claim_soon(self, *, at: float) -> None:
-        """Begin to claim a session that is new, so that `claim` waits less for it; without effect on any other."""
+        """Begin to claim a new session, so that `claim` returns sooner; without effect on other sessions."""
         if self.is_new and self._claiming is None:
             self._claiming = self._begin_claim(at=at, is_free=None)
             self._claiming.is_early = True
-            self._claiming.task.add_done_callback(_see_error)  # `claim` may never be called for it
+            self._claiming.task.add_done_callback(_see_error)  # `claim` may never be called
 
     async def undo_claim(self) -> None:
-        """Remove what a claim has stored of a session that is new; without effect on any other."""
+        """Undo the claim of a new session; without effect on other sessions."""
         if not self.is_new or self._claiming is None:
             return
         claiming = self._claiming.task
         await asyncio.wait({claiming})
         is_first = _see_error(claiming) is None and claiming.result() == 1
         await self.release()
-        if is_first:  # else there was a session of this name after all
+        if is_first:  # else the session had existed before
             await self._store.delete(self.session_id)
 
     def _begin_claim(self, *, at: float, is_free: bool | None) -> _Claim:
         self._world.reach(Fault.BEFORE_CLAIM)
         claiming = self._store.claim(self.session_id, at=at, is_free=is_free)
-        # One that is cancelled may happen all the same, and later than `release` looks.
+        # A cancelled claim may still happen, after `release` has read the session; so it is a task.
         return _Claim(self._world.spawn(claiming, name=f"claim {self.session_id}"))
 
     @property
     def has_unused_claim(self) -> bool:
-        """Whether this process may have the lease, and has appended nothing under it.
+        """Whether this process may have the lease without an append under it.
 
-        No other node resumes a turn that is open in the session, and none reports it.
+        No other node resumes or reports an open turn of the session.
         """
         return self._claiming is not None and not 0 < self.epoch == self.newest.epoch
 
     @property
     def hides_no_death(self) -> bool:
-        """Whether the session may be given up: the next node learns of each death of a node from the journal."""
+        """Whether the session may be released: the next node can see each death of a node in the journal."""
         return self.is_handed_over or self._cut_claim is not None or 0 < self.epoch == self.newest.epoch
 
     async def release(self) -> None:
-        """Release the session, where it was claimed here, so that any node may claim it; calling it again is
-        harmless.
-        """
+        """Release the session if it was claimed here. A second call has no effect."""
         if (claiming := self._claiming) is not None:
             if not claiming.task.done():
                 await asyncio.wait({claiming.task})
@@ -276,15 +269,15 @@ class Journal:
             before, self._cut_claim = self._cut_claim, None
             found = await self._store.find(self.session_id)
             if found is not None and found.epoch > before.epoch and not found.is_free:
-                with contextlib.suppress(LeaseHeldError):  # by another node
+                with contextlib.suppress(LeaseHeldError):  # another node has the lease
                     self.epoch = await self._store.claim(self.session_id, at=found.created_at, is_free=False)
                 await self.release()
 
     async def disown(self, *, at: float) -> None:
-        """Give the session up also where an older journal of this process had claimed it, and failed before it slept.
+        """Release the session, also if an earlier `Journal` of this process had claimed it and failed to release it.
 
         Raises:
-            LeaseHeldError: Another living node has it by now. Nothing was changed.
+            LeaseHeldError: Another living node has the session. Nothing was changed.
         """
         found = None if self.epoch else await self._store.find(self.session_id)
         if found is not None and not found.is_free:
@@ -292,10 +285,10 @@ class Journal:
         await self.release()
 
     async def confirm(self) -> None:
-        """Ask whether this process still owns the session.
+        """Check that this process still has the lease.
 
         Raises:
-            LeaseLostError: It does not.
+            LeaseLostError: It has not.
         """
         asked_at = self._world.monotonic()
         found = await self._store.find(self.session_id)
@@ -322,13 +315,13 @@ class Journal:
 
         Raises:
             LeaseLostError: Another node has the lease, or a crash of the database lost the last records.
-            UnavailableError: The store is busy, full or away. Nothing was written.
+            UnavailableError: The store is busy, full or unreachable. Nothing was written.
         """
         self._world.reach(Fault.BEFORE_APPEND)
         asked_at = self._world.monotonic()
         try:
             await self._store.append(self.session_id, batch)
-        except JournalMovedError as error:  # under our own epoch no other node appends
+        except JournalMovedError as error:  # no other node appends under this epoch
             raise self._set_back_error() from error
         self.held_at = asked_at
         self._publish(batch)
@@ -340,9 +333,9 @@ class Journal:
         return immediate is not None and immediate.is_ready
 
     def append_now(self, batch: Batch) -> bool:
-        """Append what need not be synced here and now, then publish; return whether that could be done.
+        """Append records that need no sync, in this call, then publish; return whether that was possible.
 
-        Where it could not, nothing was written: call `append`.
+        If not, nothing was written: call `append`.
         """
         immediate = self._store.immediate
         if immediate is None:
@@ -356,7 +349,7 @@ class Journal:
         return True
 
     async def append_within(self, work: Callable[[Attempt], Batch]) -> None:
-        """Let `work` write in the transaction of the append of what it returns, then publish."""
+        """Run `work` in the transaction that appends the records it returns, then publish."""
         transactional = self._store.transactional
         assert transactional is not None, "see `is_transactional`"
         self._world.reach(Fault.BEFORE_APPEND)
@@ -371,7 +364,7 @@ class Journal:
         self._publish(batch)
 
     def introduce(self, agent: str, model: str) -> None:
-        """Inform observers which agent answers in this session."""
+        """Notify observers of the agent of this session."""
         if self._observers is not None:
             self._observers.answers(self.session_id, agent, model)
 
@@ -386,19 +379,19 @@ class Journal:
         self._world.reach(Fault.AFTER_PUBLISH)
 
     async def blob(self, digest: str) -> bytes | None:
-        """Return a large result that a record names, or None where it is not there."""
+        """Return a large result that a record names, or None if it does not exist."""
         return await self._store.blob(self.session_id, digest)
 
     def near(self, *, after: int, limit: int) -> Sequence[StoredRecord]:
-        """Return up to `limit` records after a position, where they are in memory; nothing where they are not."""
+        """Return up to `limit` records after a position if they are in memory; else nothing."""
         skip = after + 1 - self._tail[0].position if self._tail else -1
         return self._tail[skip : skip + limit] if skip >= 0 else ()
 
     async def read(self, *, after: int, limit: int) -> Sequence[StoredRecord]:
-        """Return up to `limit` records after a position: from memory near the tail, else from the store.
+        """Return up to `limit` records after a position: from memory near the end, else from the store.
 
         Raises:
-            EventGoneError: What follows `after` was pruned: see `beginning`.
+            EventGoneError: The record after `after` was pruned: see `beginning`.
         """
         if after >= self.newest.position:
             return ()
@@ -413,7 +406,7 @@ class Journal:
         return self._readable(page)
 
     async def epoch_at(self, position: int) -> int | None:
-        """Return the epoch of a record that is an event, or was the last one to be pruned; None of any other."""
+        """Return the epoch of a record that is an event, or the last pruned one; None for any other."""
         if position > self.newest.position:
             return None
         if self._tail and position >= self._tail[0].position:
@@ -422,10 +415,10 @@ class Journal:
         return found[0].epoch if found and found[0].position == position else None
 
     async def beginning(self) -> tuple[EventId, Session]:
-        """Return what a pruned journal begins with, and the event it is the state at.
+        """Return the first state of a pruned journal, and its event id.
 
         Raises:
-            RecordUndecodableError: It cannot be read.
+            RecordUndecodableError: The state cannot be read.
         """
         found = await self._store.read(self.session_id, after=0, limit=1)
         if not found or not is_pruned(found[0].body):
@@ -436,11 +429,10 @@ class Journal:
         return self.pruned_to, restore_session(record)
 
     async def wait(self, after: int) -> None:
-        """Wait until there is a record after `after`.
+        """Wait for a record after `after`.
 
         Raises:
-            MidstreamError: The journal was closed here (draining, lease lost, store failed): what was given
-                to `close`.
+            MidstreamError: The journal was closed (draining, lease lost, store failed): the error passed to `close`.
         """
         while self.newest.position <= after:
             if self.ended is not None:
@@ -452,24 +444,24 @@ class Journal:
                 self.stop_waiting(waiting)
 
     def expect(self) -> asyncio.Future[None]:
-        """Return a future that is done with the next append or a close of the journal; pass it to `stop_waiting`."""
+        """Return a future that is done with the next append or close of the journal. Pass it to `stop_waiting`."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiting] = None
         return waiting
 
     def stop_waiting(self, waiting: asyncio.Future[None]) -> None:
-        """Drop a future that is not awaited any more: readers come and go while a session is silent."""
+        """Drop a future that no reader awaits: readers come and go while a session is silent."""
         self._waiting.pop(waiting, None)
 
     def shorten_tail(self, bytes_max: int) -> None:
-        """Keep at most so many bytes of the newest records in memory from now on, the last one besides."""
+        """Keep at most so many bytes of the newest records in memory from now on, without the last one."""
         if bytes_max < self._tail_bytes_max:
             self._tail_bytes_max = bytes_max
             if self._tail_bytes > bytes_max:
                 self._shorten_tail()
 
     def close(self, error: MidstreamError) -> None:
-        """Let every present and later waiter end with `error`. Records already here can still be read."""
+        """End all present and later waits with `error`. Records in memory can still be read."""
         self.ended = self.ended or error.again()
         self._wake()
 
@@ -480,7 +472,7 @@ class Journal:
                 each.set_result(None)
 
     def _cache_records(self, records: Sequence[StoredRecord]) -> None:
-        if is_pruned(records[0].body):  # it is no event, and what was known before does not stand next to it
+        if is_pruned(records[0].body):  # no event; earlier records are not adjacent to it
             self.pruned_to = EventId(records[0].epoch, records[0].position)
             self.bytes_held = SESSION_BYTES + FOLDED_SHARE * len(records[0].body)
             self._tail, self._tail_bytes, records = [], 0, records[1:]
@@ -496,7 +488,7 @@ class Journal:
             self._shorten_tail()
 
     def _shorten_tail(self) -> None:
-        """Keep half of what may be kept, so that this is not done with each append; the newest record in any case."""
+        """Keep half of the permitted records, so that this is rare, but at least the newest."""
         kept = size = 0
         for each in reversed(self._tail):
             size += len(each.body)
@@ -510,16 +502,16 @@ class Journal:
 
 
 class _Claim:
-    """A claim of a session that has begun."""
+    """A claim that is under way or has ended."""
 
     __slots__ = ("is_early", "task")
 
     def __init__(self, task: asyncio.Task[int]) -> None:
         self.task = task
         self.is_early = False
-        """Whether it was begun by `claim_soon`, and `claim` was not called for it yet."""
+        """Whether `claim_soon` began it, and `claim` was not called since."""
 
 
 def _see_error(claiming: asyncio.Task[int]) -> BaseException | None:
-    """Return what ended a claim without the lease; seen, it is not logged as a defect."""
+    """Return the error of a claim, so that the event loop does not log it as unhandled."""
     return asyncio.CancelledError() if claiming.cancelled() else claiming.exception()

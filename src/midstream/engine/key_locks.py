@@ -9,7 +9,7 @@ from midstream.environment import World
 
 
 class KeyLocks:
-    """Locks that exist while they are held or waited for.
+    """Locks that exist while they are held or awaited.
 
     Args:
         wait_s: Seconds after which a waiter gives up.
@@ -19,14 +19,14 @@ class KeyLocks:
         self._world = world
         self._wait_s = wait_s
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Who waits, for each key that is held."""
+        """Waiting callers, for each key that is held."""
 
     def is_held(self, key: str) -> bool:
-        """Whether a caller of `enter` has to wait now."""
+        """Whether a caller of `enter` would have to wait now."""
         return key in self._waiting
 
     async def enter(self, key: str) -> bool:
-        """Take a key, and return whether it was got in time. Then give it back with `leave`, whatever happens."""
+        """Acquire a key and return whether it was acquired in time. If so, the caller must call `leave`."""
         queue = self._waiting.get(key)
         if queue is None:
             self._waiting[key] = deque()
@@ -48,7 +48,7 @@ class KeyLocks:
         return is_ours
 
     def leave(self, key: str) -> None:
-        """Give a key to the caller that has waited longest."""
+        """Pass a key to the caller that has waited longest."""
         queue = self._waiting[key]
         while queue:
             turn = queue.popleft()

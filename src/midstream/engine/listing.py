@@ -1,4 +1,4 @@
-"""Writes of an append beside its records: the line of the session in listings, and hints for the next node."""
+"""Writes of an append beside its records: the session's line in listings, and hints for the next node."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ from midstream.store.contract import Batch, SessionListing
 TITLE_CHARS_MAX = 80
 
 _MARKING = (MessageAccepted, TranscriptAccepted, TurnResumed, TurnEnded)
-"""Records that change the line; most do not."""
+"""Records that change the line."""
 
 
 def batch_of(
     records: Sequence[Record], blobs: Sequence[Blob], before: Session, after: Session, *, epoch: int
 ) -> Batch:
-    """Return the append of records by which one state of a session becomes another."""
+    """Return the append of records that lead from the state `before` to the state `after`."""
     bodies = [encode(record) for record in records]
     mark = mark_of(records, before, after)
     return Batch(bodies, before.position, epoch, sync_of(records), mark, blobs)
 
 
 def without_starts(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Leave the starts to the next node: started here and not run, a call would be in doubt for nothing."""
+    """Omit the starts of calls for the next node: a call that was started and did not run would be in doubt."""
     return tuple(record for record in records if not isinstance(record, CallStarted))
 
 
 def mark_of(records: Sequence[Record], before: Session, after: Session) -> SessionListing | None:
-    """Return the session's new line where these records change it, else None.
+    """Return the session's new line if these records change it, else None.
 
-    It is live while our own loop must look at it: not for a turn that another loop drives, and not while the turn waits
-    for people only.
+    A session is live while midstream's own loop has work in it. Driven turns, and waits for people alone, are not live.
     """
     mark = None
     for record in records:
@@ -78,7 +77,7 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Sessi
 
 
 def _first(session: Session) -> UserMessage:
-    """Return the first message of a user in a conversation that an application sent."""
+    """Return the first user message of a conversation that an application sent."""
     said = (entry for entry in session.history.entries if isinstance(entry, UserMessage))
     return next(said, UserMessage(()))
 

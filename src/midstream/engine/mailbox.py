@@ -1,4 +1,4 @@
-"""One session: commands on their way to its journal, in the order in which they came, and who waits for them."""
+"""The mailbox of one session: commands on their way to its journal, in order, and their callers."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ from midstream.session.turn.pending import RunCall
 from midstream.store.contract import Attempt
 
 MAILBOX_MAX = 64
-"""Tokens of a model that may wait for their append; the model is not read further before there is room."""
-WORDS_EVERY_S = 0.005
-"""Seconds from when the words of one append were written to their readers to the next append of words. A token that
-comes later goes at once; those that come sooner share the next append, and with it the record, its commit and what each
-reader is sent. To write to 500 readers takes longer than this: a time that began before would be over by then, and what
-follows would be a record for each token."""
+"""Model tokens that may wait for their append; at this number, the executor stops reading the model."""
+OUTPUT_EVERY_S = 0.005
+"""Seconds between writing the output of one append to its readers and the next append of output. A token that comes
+later is appended at once. Tokens that come sooner share the next append: one record, one commit and one frame for each
+reader. The time begins after the writes, because writes to 500 readers take longer than this."""
 
 RESULT_RECORDS = 2
-"""That a client's command was taken, and what came of the call: one more is something that follows from it."""
+"""The records of a client's tool result: the accepted command and the outcome. Others are consequences."""
 
 
 class Effect:
-    """A call that runs in the append of its outcome: `run` is called in the store's thread."""
+    """A call that runs in the transaction of its outcome: the store's thread calls `run`."""
 
     def __init__(self, pending_work: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
         self.pending_work = pending_work
@@ -49,7 +48,7 @@ class Effect:
 
 
 class Envelope:
-    """A command on its way, and who waits for it."""
+    """A command in the mailbox, and its caller."""
 
     __slots__ = ("command", "done", "reporter")
 
@@ -62,17 +61,15 @@ class Envelope:
         self.command = command
         self.done = done
         self.reporter = reporter
-        """The task whose piece of pending work this command ends: it needs no stopping."""
+        """The task whose pending work this command ends: it needs no cancellation."""
 
     @property
     def is_internal(self) -> bool:
-        """Whether it reports what a model or a tool did, which would not be reported again."""
+        """Whether the command reports a result of a model or a tool, which cannot be repeated."""
         return not isinstance(self.command, Received | SendMessage | Withdraw | Answer | Cancel | Resume)
 
     def answer(self, answer: int | MidstreamError) -> None:
-        """Answer the sender with the journal's end, or with why the command was refused; calling it again changes
-        nothing.
-        """
+        """Answer the caller with the journal's end or the refusal. A second answer has no effect."""
         if self.done is None or self.done.done():
             return
         if isinstance(answer, MidstreamError):
@@ -81,67 +78,67 @@ class Envelope:
             self.done.set_result(answer)
 
 
-class _Taken(Enum):
-    """Commands that were taken and are not durable yet."""
+class _TakenBatch(Enum):
+    """The kind of the batch that was taken and is not durable yet."""
 
     NOTHING = "nothing"
-    WORDS = "words"
+    OUTPUT = "output"
     """A batch that ends with output of a model."""
     OTHERS = "others"
 
 
 class Mailbox:
-    """Many put into it, one takes: a batch at a time, and calls `settle` when all it caused is durable.
+    """A queue with many senders and one receiver, which takes batches and calls `settle` for each durable one.
 
     Args:
         world: The clock.
-        say_at_once: Journals words here and now, where it can, and returns whether it did: asked while nothing that was
-            taken is on its way. Words that it does not take are taken like all else.
+        append_at_once: Appends output without the receiver, if possible, and returns whether it did. It is called only
+            while no batch is taken. Otherwise the receiver takes the output.
     """
 
-    def __init__(self, world: World, say_at_once: Callable[[list[Envelope]], bool]) -> None:
+    def __init__(self, world: World, append_at_once: Callable[[list[Envelope]], bool]) -> None:
         self._world = world
-        self._say_at_once = say_at_once
+        self._append_at_once = append_at_once
         self._waiting: deque[Envelope] = deque()
         self._is_due = False
-        """Whether what waits should be taken now: more than words that follow others closely."""
-        self._taken = _Taken.NOTHING
+        """Whether the receiver should take the commands now: they are not only output that must wait."""
+        self._taken = _TakenBatch.NOTHING
         self.failure: MidstreamError | None = None
-        """Why no command is accepted any more."""
-        self._is_in_company = True
-        """Whether the next words are likely to be followed by others of the same moment, as the last ones were."""
-        self._next_words_at = -math.inf
+        """The error for all later commands."""
+        self._expects_more_output = True
+        """Whether the next output probably comes together with more, as the last output did."""
+        self._next_output_at = -math.inf
         self._held: Cancellable | None = None
-        """What words are held back for: others of the same moment, the writes to readers, or the time after them."""
+        """The timer that holds output back: for simultaneous output, for writes to readers, or for the pause."""
         self._arrival: asyncio.Future[None] | None = None
-        """What the one who takes waits for, where nothing is there."""
-        self._resters: list[asyncio.Future[None]] = []
-        """Who waits until nothing is on its way."""
+        """The future on which the receiver waits for a batch."""
+        self._idle_waiters: list[asyncio.Future[None]] = []
+        """Callers of `wait_until_idle`."""
         self._room = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
-        """Whether who can wait should not put anything."""
+        """Whether senders that can wait should wait."""
         return len(self._waiting) >= MAILBOX_MAX
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way to the journal."""
-        return not self._waiting and self._taken is _Taken.NOTHING
+        """Whether no command waits or is being appended."""
+        return not self._waiting and self._taken is _TakenBatch.NOTHING
 
     def put(self, envelope: Envelope) -> bool:
-        """Put a command behind all others; return whether it was journaled here and now, as lonely words are."""
+        """Add a command at the end; return whether it was appended in this call, as isolated output is."""
         self._waiting.append(envelope)
         if self._is_due:
             return False
         if not isinstance(envelope.command, ModelStreamed) or self.is_full:
-            self._hurry()
+            self._wake_receiver()
         elif self._held is None:
-            early_s = self._next_words_at - self._world.monotonic()
+            early_s = self._next_output_at - self._world.monotonic()
             if early_s > 0:
                 self._held = self._world.later(early_s, self._release_output)
-            elif self._is_in_company:
-                self._held = _soon(self._release_output)
+            elif self._expects_more_output:
+                self._held = _call_soon(self._release_output)
             else:
                 self._release_output()
         return not self._waiting
@@ -149,10 +146,10 @@ class Mailbox:
     def post(
         self, command: Command | Received | Effect | None, reporter: asyncio.Task[None] | None = None
     ) -> asyncio.Future[int]:
-        """Put a command behind all others; the future has the journal's end once all it caused is durable.
+        """Add a command at the end. The future has the journal's end once all its records are durable.
 
         Raises:
-            MidstreamError: No command is accepted any more.
+            MidstreamError: The session accepts no more commands.
         """
         if self.failure is not None:
             raise self.failure.again()
@@ -161,17 +158,17 @@ class Mailbox:
         return done
 
     def has_report_of(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether a command waits here that ends the piece of pending work of a task."""
+        """Whether a waiting command ends the pending work of a task."""
         return any(each.reporter is task for each in reversed(self._waiting))
 
     async def arrival(self) -> None:
-        """Wait until there is something to take. Only one may wait."""
+        """Wait until there is a batch to take. Only one task may wait."""
         while not self._is_due:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
 
     def take(self) -> list[Envelope]:
-        """Take what waits, up to an effect; an effect alone, as it is decided in the store's own transaction."""
+        """Take the waiting commands up to an effect, or one effect: it has a transaction of its own."""
         batch: list[Envelope] = []
         while self._waiting:
             is_effect = isinstance(self._waiting[0].command, Effect)
@@ -181,33 +178,33 @@ class Mailbox:
                 break
         self._is_due = bool(self._waiting)
         if batch:
-            has_words = isinstance(batch[-1].command, ModelStreamed)
-            self._taken = _Taken.WORDS if has_words else _Taken.OTHERS
+            is_output = isinstance(batch[-1].command, ModelStreamed)
+            self._taken = _TakenBatch.OUTPUT if is_output else _TakenBatch.OTHERS
         self._room.set()
         return batch
 
     def settle(self) -> None:
-        """Mark the commands that were taken as done."""
-        taken, self._taken = self._taken, _Taken.NOTHING
-        if taken is _Taken.WORDS:
+        """Mark the taken batch as done."""
+        taken, self._taken = self._taken, _TakenBatch.NOTHING
+        if taken is _TakenBatch.OUTPUT:
             self._hold_output()
         self._wake_if_idle()
 
     async def room(self) -> None:
-        """Wait until something was taken."""
+        """Wait until the receiver has taken a batch."""
         self._room.clear()
         await self._room.wait()
 
     async def wait_until_idle(self) -> None:
-        """Wait until nothing is on its way to the journal; nothing is held back meanwhile."""
+        """Wait until no command waits or is being appended; output is not held back meanwhile."""
         if self._waiting:
-            self._hurry()
+            self._wake_receiver()
         while not self.is_idle:
-            self._resters.append(asyncio.get_running_loop().create_future())
-            await self._resters[-1]
+            self._idle_waiters.append(asyncio.get_running_loop().create_future())
+            await self._idle_waiters[-1]
 
     def refuse_clients(self, error: MidstreamError) -> None:
-        """Refuse commands of clients, which can be sent again, while others wait for the store."""
+        """Refuse the waiting commands of clients, which can send them again. The others wait for the store."""
         waiting, self._waiting = self._waiting, deque()
         for envelope in waiting:
             if envelope.is_internal:
@@ -217,7 +214,7 @@ class Mailbox:
         self._is_due = bool(self._waiting)
 
     def refuse_all(self, error: MidstreamError) -> None:
-        """Refuse everything from here on; the first error is the one that later callers get."""
+        """Refuse all present and later commands; later callers get the first error."""
         self.failure = self.failure or error.again()
         waiting, self._waiting = self._waiting, deque()
         for envelope in waiting:
@@ -226,53 +223,53 @@ class Mailbox:
         if self._held is not None:
             self._held.cancel()
         self._room.set()
-        self._taken = _Taken.NOTHING
+        self._taken = _TakenBatch.NOTHING
         self._wake_if_idle()
 
     def close(self) -> None:
-        """Close: no command is taken any more."""
-        self._say_at_once = _take_none
+        """Append no more output."""
+        self._append_at_once = _append_nothing
 
     def _release_output(self) -> None:
-        """Let words that came in one moment, or while others were held back, go at once, or be taken."""
+        """Append the held-back output in this call, or let the receiver take it."""
         self._held = None
-        self._is_in_company = len(self._waiting) > 1
-        if self._taken is not _Taken.NOTHING or not self._say_at_once([*self._waiting]):
-            self._hurry()
+        self._expects_more_output = len(self._waiting) > 1
+        if self._taken is not _TakenBatch.NOTHING or not self._append_at_once([*self._waiting]):
+            self._wake_receiver()
             return
         self._waiting.clear()
         self._room.set()
-        if self._resters:
+        if self._idle_waiters:
             self._wake_if_idle()
         self._hold_output()
 
     def _hold_output(self) -> None:
-        """Let words wait until those that were just appended were written to their readers, and longer.
+        """Hold back output until the last output was written to its readers, and for a pause after it.
 
-        The readers are woken before this is called, and uvloop writes to sockets after all that was woken.
+        The readers are woken before this call, and uvloop writes to sockets after all woken tasks.
         """
-        if self._held is not None:  # for words that came meanwhile: they wait for these ones' readers too
+        if self._held is not None:  # the writes of the new output must also be awaited
             self._held.cancel()
-        self._held = _soon(self._wait_for_writes)
+        self._held = _call_soon(self._wait_for_writes)
 
     def _wait_for_writes(self) -> None:
-        self._is_in_company = self._is_in_company or bool(self._waiting)
-        self._held = _soon(self._pause)
+        self._expects_more_output = self._expects_more_output or bool(self._waiting)
+        self._held = _call_soon(self._pause)
 
     def _pause(self) -> None:
-        """Begin the time between two appends of words."""
+        """Begin the pause between two appends of output."""
         self._held = None
-        self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
+        self._next_output_at = self._world.monotonic() + OUTPUT_EVERY_S
         if self._waiting:
-            self._held = self._world.later(WORDS_EVERY_S, self._release_output)
+            self._held = self._world.later(OUTPUT_EVERY_S, self._release_output)
 
     def _wake_if_idle(self) -> None:
-        while self._resters and self.is_idle:
-            waiting = self._resters.pop()
+        while self._idle_waiters and self.is_idle:
+            waiting = self._idle_waiters.pop()
             if not waiting.done():
                 waiting.set_result(None)
 
-    def _hurry(self) -> None:
+    def _wake_receiver(self) -> None:
         self._is_due = True
         if self._held is not None:
             self._held.cancel()
@@ -281,16 +278,16 @@ class Mailbox:
             self._arrival.set_result(None)
 
 
-def _take_none(_words: list[Envelope]) -> bool:
+def _append_nothing(_words: list[Envelope]) -> bool:
     return False
 
 
-def _soon(do: Callable[[], None]) -> Cancellable:
+def _call_soon(do: Callable[[], None]) -> Cancellable:
     return asyncio.get_running_loop().call_soon(do)
 
 
 def is_model_output(batch: list[Envelope]) -> bool:
-    """Whether a batch is nothing but words of a model: they change nothing that is owed."""
+    """Whether a batch is only output of a model, which does not change the pending work."""
     for each in batch:  # noqa: SIM110 - called for each token: a generator takes three times as long
         if not isinstance(each.command, ModelStreamed):
             return False
@@ -298,9 +295,9 @@ def is_model_output(batch: list[Envelope]) -> bool:
 
 
 def is_mere_result(batch: list[Envelope], written: int) -> bool:
-    """Whether a batch is one result of a client's that led to no more than its own `written` records.
+    """Whether a batch is one result of a client's tool, and all `written` records belong to it.
 
-    Nothing new is owed then, and what is owed no more was the client's: a wait, which looks again when it is over.
+    Then there is no new pending work. The work that ended was the wait for the client, whose timer finds this itself.
     """
     said = batch[0].command
     is_result = isinstance(said, Received) and isinstance(said.command, CallFinished)
@@ -308,7 +305,7 @@ def is_mere_result(batch: list[Envelope], written: int) -> bool:
 
 
 def merge(batch: list[Envelope]) -> list[Envelope]:
-    """Join neighbouring words of one model attempt, so that a fast model costs one record and not hundreds."""
+    """Join neighbouring output of one attempt, so that a fast model costs one record and not hundreds."""
     if len(batch) == 1:
         return batch
     joined: list[Envelope] = []

@@ -1,8 +1,8 @@
-"""Work of a host for the other nodes of its store: takes up what they left, decides what they hand over, and keeps
-readers of their sessions up to date.
+"""Work of a host for the other nodes of its store: it takes up their orphaned sessions, decides forwarded commands, and
+refreshes followed sessions.
 
-One task waits for the store's news. It takes up orphans a few at a time; several survivors ask for the same ones, and
-the store gives each to one of them. A command is decided as if it had come in here, so that twice is as good as once.
+One task waits for changes in the store. It takes up orphans a few at a time. Several nodes try to claim the same ones,
+and the store gives each to one node. A forwarded command is idempotent.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from midstream.errors import (
 from midstream.observability.observers import Observers
 from midstream.protocol.frames import EventId
 from midstream.retries import (
-    HAND_OVER_BACKOFF,
-    HAND_OVER_S,
+    FORWARDED_BACKOFF,
+    FORWARDED_WITHIN_S,
     RECONNECT_BACKOFF,
     RETURNED_ATTEMPTS_MAX,
     RETURNED_BACKOFF,
@@ -55,7 +55,7 @@ from midstream.store.contract import ForwardedCommand, News, SessionInfo, Store
 T = TypeVar("T")
 
 TAKEN_UP_AT_ONCE = 16
-"""Sessions taken up side by side."""
+"""Sessions that are taken up concurrently."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class PeerSessions(Protocol):
     """The sessions of a host."""
 
     observers: Observers
-    """Notified of turns that callers of other nodes are about to open here."""
+    """Notified of the callers of other nodes, before their turns are opened here."""
 
     async def session(self, session_id: str, *, create: bool = False) -> Runner:
         """Return a session, awake."""
@@ -73,47 +73,47 @@ class PeerSessions(Protocol):
         """Wait for the end of start-up recovery."""
 
     def followed_ends(self) -> Mapping[str, int]:
-        """Return the sessions that have readers here and are not owned here, with the ends known here."""
+        """Return the sessions that have readers here and belong to other nodes, with their last positions here."""
 
     async def give_up(self, session_id: str) -> None:
-        """Let go of an idle session that is to be deleted."""
+        """Release an idle session so that another node can delete it."""
 
     def is_locked(self, info: SessionInfo) -> bool:
-        """Whether the open turn of a session waits for its client."""
+        """Whether the open turn of a session waits for its client's secret."""
 
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
 
     async def glance(self, session_id: str) -> Session:
-        """Return what is known of a session without waking it."""
+        """Return the state of a session without waking it."""
 
     async def delete(self, session_id: str) -> None:
-        """Remove an idle session and all its records for good."""
+        """Delete an idle session with all its records."""
 
     def note_pruned(self, session_id: str, last: EventId) -> None:
-        """Store that the events of a session up to this one were pruned."""
+        """Notify the readers of a session that its events up to this one were pruned."""
 
 
 class Unread:
-    """How many sessions of a dead node were not read yet."""
+    """The number of a dead node's sessions that were not read yet."""
 
     def __init__(self, count: int) -> None:
         self.is_over = asyncio.Event()
         self._count = count
 
     def count_down(self) -> None:
-        """Count one that was read, or cannot be."""
+        """Count a session that was read, or cannot be read."""
         self._count -= 1
         if self._count <= 0:
             self.is_over.set()
 
 
 class Caretaker:
-    """Looks after the sessions of others, and prunes all of them, from `start` to `stop`."""
+    """Processes the changes of other nodes, and prunes all sessions, from `start` to `stop`."""
 
     def __init__(self, sessions: PeerSessions, store: Store, world: World, retention: Retention) -> None:
         self.peers = 0
-        """How many other living nodes there are."""
+        """Number of other living nodes."""
         self._sessions = sessions
         self._store = store
         self._world = world
@@ -123,24 +123,24 @@ class Caretaker:
         self._turnstile = asyncio.Semaphore(TAKEN_UP_AT_ONCE)
         self._is_following_more = asyncio.Event()
         self.journals = FollowedJournals(self.refresh_followed)
-        """Readers of journals that are no sessions."""
+        """Journals without a session, and their readers."""
         self._watching: asyncio.Task[None] | None = None
         self._working: set[asyncio.Task[None]] = set()
         self._taking_up: set[str] = set()
         self._reported_again: set[str] = set()
-        """Orphans that were reported while they were being taken up: another node had them, and died, too."""
+        """Orphans that were reported again while they were being taken up: another node had claimed them, and died."""
         self._once_more: set[str] = set()
-        """Sessions that are taken up again when the attempt that is under way has ended."""
+        """Sessions to take up again after the current attempt."""
         self._locked: dict[str, int] = {}
         """Epochs of the sessions whose open turns wait for their clients' secrets."""
 
     def start(self) -> None:
-        """Begin to watch the store."""
+        """Begin to watch the store, and to prune."""
         self._watching = self._world.spawn(self._watch(), name="caretaker")
         self._work(self._pruner.run(), name="pruning")
 
     async def stop(self) -> None:
-        """Stop watching; what is being taken up, decided or forwarded is let go."""
+        """Stop the tasks; attempts to take up, decide or forward are cancelled."""
         self._forwarder.refuse(
             DrainingError("this server is shutting down; reconnect to continue", retry_after_s=1.0)
         )
@@ -155,8 +155,8 @@ class Caretaker:
         """Begin to resume turns without a node.
 
         Args:
-            session_ids: The sessions; those that are being taken up are left out, unless another node proves faster.
-            once_more: Take those up again afterwards: what the attempt under way lacked has come.
+            session_ids: The sessions. Those that are being taken up are skipped, unless another node claims them first.
+            once_more: Take the skipped sessions up again after the current attempt, which lacked something.
         """
         wanted = dict.fromkeys(session_ids)
         again = self._once_more if once_more else self._reported_again
@@ -168,26 +168,22 @@ class Caretaker:
             self._work(self._take_up(session_id, unread), name=f"take up {session_id}")
 
     async def prune(self, session_id: str) -> None:
-        """Prune what is due of one session.
-
-        Raises:
-            UnavailableError: The store is busy or full.
-        """
-        await self._pruner.tend(session_id)
+        """Prune one session where retention requires it."""
+        await self._pruner.prune_due(session_id)
 
     def is_locked(self, info: SessionInfo) -> bool:
-        """Whether the open turn of a session waits for its client's secret, since nothing has claimed it yet."""
+        """Whether the open turn of a session waits for its client's secret, and no node has claimed it since."""
         return info.mark.is_live and self._locked.get(info.session) == info.epoch
 
     def note_unlocked(self, session_id: str) -> set[str]:
-        """Let a session and its sub-agents wait for its client no more; return those that did."""
+        """Mark a session and its sub-agents as unlocked; return those that were locked."""
         names = {name for name in self._locked if root_of(name) == session_id}
         for name in names:
             del self._locked[name]
         return names
 
     def refresh_followed(self) -> None:
-        """Compute again which sessions are followed: another one has a reader now."""
+        """Restart the watch with the new set of followed sessions."""
         self._is_following_more.set()
 
     async def _watch(self) -> None:
@@ -205,10 +201,10 @@ class Caretaker:
                 return
 
     async def _wait_for_changes(self) -> News:
-        """Wait for news, asking anew whenever there is more to follow.
+        """Wait for changes; restart the watch whenever the set of followed sessions grows.
 
-        With peers also from time to time: a session that is silent here may be another node's by now, since this
-        process was frozen, or lost its lock.
+        With peers, also restart it periodically: another node may have claimed a silent session while this process was
+        frozen or had lost its lock.
         """
         while True:
             self._is_following_more.clear()
@@ -249,7 +245,7 @@ class Caretaker:
     # --- orphans
 
     async def _take_up(self, session_id: str, unread: Unread) -> None:
-        """Resume a turn without a node, unless another survivor was faster."""
+        """Resume a turn without a node, unless another node claims it first."""
         try:
             await self._sessions.wait_for_recovery()
             try:
@@ -259,7 +255,7 @@ class Caretaker:
                 pass  # tried again below
             finally:
                 unread.count_down()
-            await unread.is_over.wait()  # what died together is judged together
+            await unread.is_over.wait()  # A verdict about suspects depends on all sessions of the dead node.
             returns = 0
             for failures in range(1, STORE_ATTEMPTS_MAX + 1):
                 try:
@@ -286,19 +282,19 @@ class Caretaker:
         finally:
             self._taking_up.discard(session_id)
             self._reported_again.discard(session_id)
-        if session_id in self._once_more:  # not after a cancellation
+        if session_id in self._once_more:  # not reached after a cancellation
             self._once_more.discard(session_id)
             self.take_up({session_id})
 
     async def _has_returned(self, session_id: str) -> bool:
-        """Whether an orphan is held under the epoch that it had without a node: its node has come back.
+        """Whether an orphan has a node again under the same epoch: its node has returned.
 
-        Should that node die before the store looks again, the orphan is not reported once more.
+        If that node dies before the store's next check, the orphan is not reported again.
         """
         try:
             found = await self._store.find(session_id)
         except UnavailableError:
-            return True  # it is not known
+            return True  # the epoch without a node is unknown
         runner = self._sessions.awake(session_id)
         return runner is not None and found is not None and found.epoch == runner.state.epoch
 
@@ -318,14 +314,14 @@ class Caretaker:
         return accepted
 
     async def _decide(self, forwarded_commands: Iterable[ForwardedCommand]) -> None:
-        """Decide what was handed over, in order, and answer."""
+        """Decide forwarded commands in order, and answer them."""
         for forwarded in forwarded_commands:
             try:
                 answer: Accepted | MidstreamError = await self._with_keys(
                     partial(self._decide_forwarded, forwarded)
                 )
             except (LeaseHeldError, DrainingError):
-                continue  # its node, or the next one that takes it, is notified as well
+                continue  # the node of the session, or the next one, is notified as well
             except MidstreamError as error:
                 answer = error
             except Exception:  # noqa: BLE001 - one row must not cost those behind it
@@ -338,20 +334,20 @@ class Caretaker:
                 _log.warning("an answer was not stored: %s", error.code, extra={"session": forwarded.session})
 
     async def _with_keys(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do this again while the keys of the store cannot be had, for as long as the sender of a command waits."""
-        until = self._world.monotonic() + HAND_OVER_S
+        """Retry while the keys of the store are unavailable, for as long as the sender of a command waits."""
+        until = self._world.monotonic() + FORWARDED_WITHIN_S
         for failures in count(1):
             try:
                 return await work()
             except KeysUnavailableError:
-                pause_s = HAND_OVER_BACKOFF.wait_s(failures, chance=self._world.chance())
+                pause_s = FORWARDED_BACKOFF.wait_s(failures, chance=self._world.chance())
                 if self._world.monotonic() + pause_s > until:
                     raise
                 await self._world.sleep(pause_s)
         raise AssertionError("unreachable: the loop has no end")
 
     async def _decide_forwarded(self, forwarded: ForwardedCommand) -> Accepted:
-        """Check and decide a command as if it had come in here: its sender has not read the session."""
+        """Check and decide a command like one of an own client: its sender has not read the session."""
         if forwarded.body == GIVE_UP:
             await self._sessions.give_up(forwarded.session)
             return Accepted()

@@ -1,4 +1,4 @@
-"""Appends of one session while its store takes none: retried, and reported once that takes long."""
+"""Appends of one session during an outage of its store: retried, and reported if the outage is long."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, UnavailableError
 from midstream.retries import APPEND_ATTEMPTS_MAX, APPEND_BACKOFF
 
-OUTAGE_TOLD_S = 5.0
-"""Seconds without a successful append after which the session's connections end with the store's error."""
+OUTAGE_REPORTED_AFTER_S = 5.0
+"""Seconds without a successful append after which connections of the session end with the store's error."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,16 +34,16 @@ class Outages:
 
     @property
     def error(self) -> MidstreamError | None:
-        """The store's error, once nothing could be appended for `OUTAGE_TOLD_S`; None otherwise."""
-        if self._since is None or self._world.monotonic() - self._since < OUTAGE_TOLD_S:
+        """The store's error, if no append succeeded for `OUTAGE_REPORTED_AFTER_S`; None otherwise."""
+        if self._since is None or self._world.monotonic() - self._since < OUTAGE_REPORTED_AFTER_S:
             return None
         return self._error
 
     async def append(self, append: Callable[[], Awaitable[None]]) -> None:
-        """Append, and retry while the store is unavailable: a model's words and a tool's outcome cannot be repeated.
+        """Append, and retry while the store is unavailable: a model's output and a tool's outcome cannot be repeated.
 
         Raises:
-            UnavailableError: The store took nothing for `APPEND_ATTEMPTS_MAX` tries. Nothing was written.
+            UnavailableError: All `APPEND_ATTEMPTS_MAX` tries failed. Nothing was written.
         """
         try:
             for failures in itertools.count(1):

@@ -1,7 +1,7 @@
-"""Permission requests of upstream agents, put to the people of their session while the agent waits.
+"""Permission requests of upstream agents to the people of the session, while the agent waits.
 
-The question is in the journal before it is shown, and the use of the answer before the agent receives it. Both are
-decided in `session/turn/approvals.py`; here stands only who waits for which answer.
+The question is in the journal before it is shown, and the use of the answer before the agent receives it.
+`session/turn/approvals.py` decides both; this module has the waiting agents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from midstream.session.turn.pending import AnswerAgent, CallModel
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 
 ARGUMENTS_CHARS_MAX = 256 * 1024
-"""Characters of arguments that a person can be shown; a person cannot allow what is not shown whole."""
+"""Characters of arguments that a person can be shown. A request with longer arguments is refused."""
 NOT_ASKED = "Nobody was asked, because the turn was stopped or goes on elsewhere. This was not done."
 TOO_LONG = (
     f"This is longer than a person can be shown ({ARGUMENTS_CHARS_MAX} characters), so nobody was asked and it was not "
@@ -29,40 +29,40 @@ TOO_LONG = (
 )
 
 
-class Notes(Protocol):
+class QuestionJournal(Protocol):
     """Journal of an agent's questions: the session's runner."""
 
     async def show(self, command: PermissionRequested) -> None:
-        """Journal what an agent asks, and wait for it.
+        """Journal an agent's question, and wait for the append.
 
         Raises:
-            MidstreamError: It was refused, or the session has failed. Nothing was written.
+            MidstreamError: The question was refused, or the session has failed. Nothing was written.
         """
 
-    async def insist(self, command: UseAnswer | PermissionWithdrawn) -> None:
-        """Journal this before what it announces, and end a piece of pending work by it.
+    async def append_first(self, command: UseAnswer | PermissionWithdrawn) -> None:
+        """Journal a command before the act that it announces; its decision may end pending work.
 
         Raises:
-            MidstreamError: It was refused, or the session has failed. Nothing was written.
+            MidstreamError: The command was refused, or the session has failed. Nothing was written.
         """
 
     def note(self, command: PermissionWithdrawn) -> None:
-        """Journal this soon."""
+        """Journal a command soon."""
 
     async def confirm(self) -> None:
-        """Make sure that the session was not taken while this process was frozen; where it was, be cancelled."""
+        """Check that no other node claimed the session while this process was frozen; otherwise cancel the task."""
 
 
 class AgentQuestions:
-    """The questions that agents of one session wait with in this process."""
+    """Open questions of upstream agents of one session in this process."""
 
-    def __init__(self, world: World, notes: Notes) -> None:
+    def __init__(self, world: World, notes: QuestionJournal) -> None:
         self._world = world
         self._notes = notes
         self._waiting: dict[tuple[CallModel, str], asyncio.Future[Decision]] = {}
 
     def person(self, pending_work: CallModel, watch: Watch) -> Person:
-        """Return how the agent of this attempt asks. While it waits, its silence does not count."""
+        """Return the callback with which an agent asks a person. While it waits, its silence is not measured."""
 
         async def request(permission: Permission, terms: Ask) -> Decision:
             return await self._request_permission(pending_work, watch, permission, terms)
@@ -70,24 +70,26 @@ class AgentQuestions:
         return request
 
     async def deliver_decision(self, pending_work: AnswerAgent, session: Session) -> None:
-        """Give the agent the decision, once its use is in the journal."""
+        """Give the agent the decision, after its use was journaled."""
         waiting = next(
             (each for (_, name), each in self._waiting.items() if name == pending_work.question_id), None
         )
         try:
-            if waiting is None:  # it has given up meanwhile
-                await self._notes.insist(PermissionWithdrawn(pending_work.ref, pending_work.question_id))
+            if waiting is None:  # the agent has stopped waiting
+                await self._notes.append_first(
+                    PermissionWithdrawn(pending_work.ref, pending_work.question_id)
+                )
                 return
-            await self._notes.insist(UseAnswer(pending_work.ref, pending_work.question_id))
+            await self._notes.append_first(UseAnswer(pending_work.ref, pending_work.question_id))
         except MidstreamError:
-            return  # its attempt has ended, and with it the waiting agent
-        # As before a tool (TURN-53): the node that took the session over requests it itself.
+            return  # the attempt has ended, and with it the waiting agent
+        # As before a tool (TURN-53): a node that has claimed the session asks again itself.
         await self._notes.confirm()
         if not waiting.done():
             waiting.set_result(_decision_of(_question(session, pending_work.question_id)))
 
     def end(self, pending_work: CallModel) -> None:
-        """Release an agent whose attempt is over, however it ended."""
+        """End the waits of an attempt that has ended."""
         for (attempt, _), waiting in self._waiting.items():
             if attempt == pending_work and not waiting.done():
                 waiting.set_result(NOT_ASKED)

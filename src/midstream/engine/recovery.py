@@ -19,7 +19,7 @@ from midstream.session.records import TurnStatus
 from midstream.store.contract import Store
 
 RECOVERIES_MAX = 64
-"""Sessions recovered side by side at start-up: they share commits, of which each session needs two."""
+"""Sessions recovered concurrently at start-up. They share commits, of which each session needs two."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ class Recovery(Struct):
     Args:
         total: Open turns that were found.
         done: Open turns that were examined; each of them is one of the following.
-        resumed: Turns that go on here.
+        resumed: Turns that continue here.
         elsewhere: Turns of other living processes.
-        interrupted: Turns that were ended: they are too old, or too many processes died while they ran.
-        locked: Turns in sessions that only their clients can open: they wait for their clients, or go on elsewhere.
-        failed: Sessions that cannot be read, or not now.
-        seconds: How long it took.
+        interrupted: Turns that were ended because they are too old, or too many processes died while they ran.
+        locked: Turns in sessions that only their clients can open.
+        failed: Sessions that cannot be read, or cannot be read now.
+        seconds: Duration of the recovery.
     """
 
     total: int = 0
@@ -76,16 +76,16 @@ class StartupRecovery:
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to resume what is open."""
+        """Begin to resume the open turns."""
         self._running = self._world.spawn(self._recover(), name="recovery")
 
     async def wait(self) -> None:
-        """Wait for the end; failures are counted in `progress`."""
+        """Wait until the recovery has ended; failures are counted in `progress`."""
         if self._running is not None:
             await self._running
 
     async def stop(self) -> None:
-        """End it where it is."""
+        """Cancel the recovery."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
@@ -107,7 +107,7 @@ class StartupRecovery:
                 await self._recover_one(session_id)
                 progress.done += 1
 
-        # All are read before a suspect is claimed: the verdict depends on what else ran when their node died.
+        # All are read before a suspect is claimed: the verdict depends on the other sessions of the dead node.
         for step in (read_one, recover_one):
             async with asyncio.TaskGroup() as group:
                 for session_id in found:
@@ -134,7 +134,7 @@ class StartupRecovery:
                 with contextlib.suppress(LeaseHeldError):
                     await runner.take_up()
         except SessionLockedError:
-            self.progress.locked += 1  # where no node runs it, the store reports it to the caretaker
+            self.progress.locked += 1  # if it has no node, the store reports it to the caretaker
             return
         except MidstreamError as error:
             self.progress.failed += 1
@@ -149,7 +149,7 @@ class StartupRecovery:
             self.progress.resumed += 1
 
     async def _open_sessions(self) -> list[str]:
-        """Return the sessions with an open turn, however long the store takes to answer."""
+        """Return the sessions with an open turn; wait as long as the store is unavailable."""
         for failures in itertools.count(1):
             try:
                 return [info.session async for info in self._store.list(live=True)]

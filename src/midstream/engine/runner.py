@@ -1,8 +1,8 @@
-"""One live session: journal -> fold -> pending work -> do -> append.
+"""One live session: journal -> fold -> pending work -> execute -> append.
 
 Commands come through its mailbox, one at a time. The runner appends what `session` decides, folds it, answers the
-senders, and lets `session_work` start what is missing and cancel what is not pending any more. A failing store ends
-the runner as a crash would; the next one takes over.
+senders, and lets `session_work` start what is missing and cancel what is not pending any more. A failing store ends the
+runner like a crash; the next runner continues.
 
     FOLLOWING ──first append──▶ RUNNING
         ▲            │             │
@@ -31,7 +31,7 @@ from midstream.engine.listing import batch_of, without_starts
 from midstream.engine.mailbox import Effect, Envelope, Mailbox, is_mere_result, is_model_output, merge
 from midstream.engine.outages import Outages
 from midstream.engine.session_work import Drain, SessionWork
-from midstream.engine.sub_agents import Nursery
+from midstream.engine.sub_agents import ChildSessions
 from midstream.environment import World
 from midstream.errors import (
     AgentMismatchError,
@@ -58,52 +58,52 @@ class Phase(Enum):
     """The relation of this process to a session's journal."""
 
     FOLLOWING = "following"
-    """Nothing was appended here: another node may append, and the first append claims the session."""
+    """This process has appended nothing. Another node may append; the first append here claims the session."""
     RUNNING = "running"
     """This process's epoch is in the journal."""
     ENDED = "ended"
-    """It was stopped, or failed; a new runner may take over."""
+    """The runner was stopped, or has failed; a new runner may continue."""
 
 
 class StopMode(Enum):
     """How a runner is stopped."""
 
     FINISH_RESPONSE = "finish response"
-    """Start nothing new, and wait for everything that runs, also for the model's response."""
+    """Start nothing new. Wait for all running work, including the model's response."""
     FINISH_TOOLS = "finish tools"
-    """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are journaled."""
+    """Start nothing new, cut model calls, and wait for running tools; their outcomes are journaled."""
     SLEEP = "sleep"
-    """Release an idle session: its memory, and the right to append to it."""
+    """Release an idle session: its memory and its lease."""
     HAND_OVER = "hand over"
-    """Release the session for another node to continue. What still runs is cut, and in doubt there."""
+    """Release the session for another node to continue. Running work is cut, and in doubt there."""
     CLOSE = "close"
-    """Stop at once and keep the lease. What was being done is in doubt for the next runner."""
+    """Stop at once and keep the lease. Running work is in doubt for the next runner."""
 
 
-class Family(Nursery, Protocol):
-    """Children and parent of a session: the host."""
+class Family(ChildSessions, Protocol):
+    """The parent and the child sessions of a session, and its trials: the host."""
 
-    async def is_wanted(self, parent: Parent) -> bool:
-        """Whether the call is still open whose work a child session does."""
+    async def is_child_awaited(self, parent: Parent) -> bool:
+        """Whether the call of a child session is still running."""
 
     def refuse_while_deleting(self, session_id: str) -> None:
-        """Refuse all commands while a session, or one that it is part of, is being deleted.
+        """Refuse all commands while a session, its parent or a sub-agent's session is being deleted.
 
         Raises:
-            UnavailableError: It is.
+            UnavailableError: One of them is being deleted.
         """
 
     def count_suspected_deaths(self, runner: Runner) -> int:
-        """Return how many deaths a session is suspected of that is about to be claimed here (TURN-84)."""
+        """Return the number of deaths that a session is suspected of, before it is claimed (TURN-84)."""
 
-    def note_left(self, runner: Runner) -> bool:
-        """Note what a dead process left of a session; return whether to claim it is left to the host."""
+    def defer_suspect(self, runner: Runner) -> bool:
+        """Return whether a session is a suspect, which the host claims later."""
 
     def hold(self, runner: Runner) -> None:
-        """Call `Runner.resume` when it is the turn of this suspect."""
+        """Call `Runner.resume` when the trial of this suspect begins."""
 
     def note_claimed(self, runner: Runner) -> None:
-        """Resume the open turn of a session, if there is one: it was claimed for a command that was not written."""
+        """Resume the open turn of a session that was claimed for a refused command, if there is one."""
 
 
 class Runner:
@@ -123,7 +123,7 @@ class Runner:
     ) -> None:
         self.state = Session()
         self.readers = 0
-        """Connections that follow this session; the host keeps it awake while there are any."""
+        """Number of connections that follow this session. The host keeps it awake while there are any."""
         self.journal = journal
         self._agent_of = agent
         self._family = family
@@ -138,16 +138,16 @@ class Runner:
         self._forwarder = Forwarder(lambda _, body: journal.forward(body), world)
         self._outages = Outages(world, self.session_id, self._mailbox.refuse_clients)
         self._task: asyncio.Task[None] | None = None
-        self._parted: MidstreamError | None = None
-        """The error of new commands from outside, while this process drains."""
+        self._draining_error: MidstreamError | None = None
+        """The error for new commands of clients while this process drains."""
         self._unclaimed = asyncio.Lock()
-        """Held while the appends of others are folded in phase FOLLOWING."""
+        """Held in phase FOLLOWING while records of other nodes are folded."""
 
     # --- what connections use ---------------------------------------------------------------------------------
 
     @property
     def session_id(self) -> str:
-        """The session's name."""
+        """The name of the session."""
         return self.journal.session_id
 
     @property
@@ -156,14 +156,13 @@ class Runner:
         return self.journal.newest
 
     async def submit(self, command: Command | Received) -> int:
-        """Let a command be decided, here or by the node with the lease; return the journal's end once all its records
-        are durable.
+        """Decide a command, here or on the node with the lease; return the journal's end once its records are durable.
 
         Raises:
-            MidstreamError: It was refused (nothing was written), or the session failed under it (look again).
+            MidstreamError: The command was refused and nothing was written, or the session failed: outcome unknown.
         """
-        if self._parted is not None:
-            raise self._parted.again()
+        if self._draining_error is not None:
+            raise self._draining_error.again()
         try:
             return await self.decide(command)
         except LeaseHeldError:
@@ -175,7 +174,7 @@ class Runner:
 
     @property
     def events(self) -> Journal:
-        """The journal, to read in it."""
+        """The session's journal, for reading."""
         return self.journal
 
     async def read(self, *, after: int, limit: int) -> Sequence[StoredRecord]:
@@ -183,7 +182,7 @@ class Runner:
         return await self.journal.read(after=after, limit=limit)
 
     async def wait(self, after: int) -> None:
-        """Wait for a record after `after`; raises what ended the session here (draining, lease lost, ...)."""
+        """Wait for a record after `after`. Raises the error that ended the session here (draining, lease lost, ...)."""
         await self.journal.wait(after)
 
     def attach(self) -> None:
@@ -193,67 +192,67 @@ class Runner:
             self._on_followed()
 
     def detach(self) -> None:
-        """Count one reader less. The turn goes on without it: a disconnect never cancels."""
+        """Remove one reader. The turn continues without it: a disconnect never cancels."""
         self.readers -= 1
 
     @property
     def outage(self) -> MidstreamError | None:
-        """Why nothing could be appended for some seconds, while that is tried again; None otherwise."""
+        """The store's error, if no append succeeded for some seconds and it is still retried; None otherwise."""
         return self._outages.error
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing would be lost by letting this session go to sleep."""
+        """Whether this session may go to sleep."""
         if self.readers or self._forwarder.is_waiting:
             return False
-        if self.state.rests_on_people:  # their answer wakes it
+        if self.state.rests_on_people:  # the answer wakes the session
             return self._mailbox.is_idle
         return not self._is_busy and self._work.is_idle
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a turn is open here, or something is on its way to the journal that may open one."""
+        """Whether a turn is open here, or a command that may open one waits."""
         is_live_here = self._phase is not Phase.FOLLOWING and self.state.is_live
         return is_live_here or not self._mailbox.is_idle
 
     @property
     def is_stale(self) -> bool:
-        """Whether another node may have appended since: this one has not claimed the session, and does not now."""
+        """Whether another node may have appended: this process has not claimed the session, and is not claiming it."""
         return self._phase is Phase.FOLLOWING and not self._is_busy
 
     @property
     def has_lease(self) -> bool:
-        """Whether this process took the session over and has not noticed another owner since."""
+        """Whether this process has claimed the session and not noticed a newer claim."""
         return self._phase is Phase.RUNNING
 
     @property
     def may_grow_elsewhere(self) -> bool:
-        """Whether others may append: nothing was written here, or not for so long that they may have taken it over."""
+        """Whether other nodes may append: there was no append here for longer than the lease can guarantee."""
         if self._phase is Phase.RUNNING:
             return self._world.monotonic() - self.journal.held_at > session_work.HELD_FOR_S
         return self._phase is Phase.FOLLOWING
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended on an error; a new runner may take over."""
+        """Whether the runner ended with an error; a new one may continue."""
         return self._phase is Phase.ENDED
 
     @property
     def is_following(self) -> bool:
-        """Whether a turn is open on which another node works."""
+        """Whether another node runs the open turn."""
         return self.is_stale and self.state.needs_node
 
     @property
     def waits_for_agent(self) -> bool:
-        """Whether the open turn is not one for the agent served here, and was not resumed with it."""
+        """Whether the open turn is held: the served agent cannot continue it, and it was not resumed on request."""
         return self._phase is Phase.FOLLOWING and agent_guard.is_held(self.state, self._agent)
 
     # --- what the host uses -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Fold the journal; where a turn is open, take the session over and resume it, or follow its node.
+        """Fold the journal. If a turn is open, claim the session and resume the turn, or follow its node.
 
-        A turn that waits for people only needs no node: their answer resumes it.
+        A turn that waits only for people needs no node: the answer resumes it.
 
         Raises:
             StoreDamagedError: The journal cannot be read. Nothing was changed.
@@ -263,50 +262,50 @@ class Runner:
         self.journal.introduce(self._agent.name, self._agent.model.name)
         self._work.begin(Executor(self._agent, self._world, self._work, self._family))
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
-        self._task.add_done_callback(self._untie)
+        self._task.add_done_callback(self._drop_references)
         if self.waits_for_agent:
             agent_guard.warn(self.session_id, self.state, self._agent)
-        elif self.state.needs_node and not self._family.note_left(self):
+        elif self.state.needs_node and not self._family.defer_suspect(self):
             try:
                 await self._mailbox.post(await self._first_command())
             except LeaseHeldError:
                 _log.debug("another process runs it", extra={"session": self.session_id})
 
     async def _first_command(self) -> Cancel | None:
-        """Return the command with which an open turn is resumed: a child that is not awaited is stopped."""
+        """Return the command that resumes an open turn; a cancellation, if no parent awaits the child session."""
         parent = self.state.parent
-        return None if parent is None or await self._family.is_wanted(parent) else Cancel()
+        return None if parent is None or await self._family.is_child_awaited(parent) else Cancel()
 
     async def take_up(self) -> None:
-        """Take the session over if a turn is open in it that is not ours; calling it again is harmless.
+        """Claim the session if a turn is open in it that this process does not run. A second call has no effect.
 
         Raises:
-            LeaseHeldError: Another living node works on it. Nothing was changed.
+            LeaseHeldError: Another living node has the session. Nothing was changed.
         """
         await self.refresh()
         if self.is_following and not self.waits_for_agent:
             await self._mailbox.post(await self._first_command())
 
     def claim_soon(self) -> None:
-        """Begin to claim a session that is new, while its first command is prepared; without effect on any other."""
+        """Begin to claim a new session while its first command is prepared; without effect on other sessions."""
         if self._phase is Phase.FOLLOWING:
             self.journal.claim_soon(at=self._world.now())
 
     async def undo_claim(self) -> None:
-        """Remove a session that `claim_soon` has claimed and that is still new; without effect on any other."""
+        """Delete a session that `claim_soon` has claimed, if it is still new; without effect on other sessions."""
         if self._phase is Phase.FOLLOWING:
             await self.journal.undo_claim()
 
     def resume(self) -> None:
-        """Resume a turn that was held back: until `Recover` is decided, a call of an older node stays pending."""
+        """Resume a held turn. Before `Recover` is decided, a call of an older node stays pending."""
         if self._work.is_held:
             self._work.note(Recover(self._look_back_s))
 
     async def refresh(self) -> None:
-        """Fold what others have appended, and wake the readers; where this process has the lease, confirm that.
+        """Fold the records of other nodes, and wake the readers; with the lease, confirm it.
 
-        It fails as a whole where the session was deleted meanwhile, or taken by another node while this one was frozen
-        or cut off: readers and senders meet the new one.
+        Fails if the session was deleted meanwhile, or another node claimed it while this one was frozen or cut off.
+        Readers and senders then get the new session or node.
         """
         async with self._unclaimed:
             try:
@@ -321,59 +320,59 @@ class Runner:
                 self._fail(error)
 
     def decide(self, command: Command | Received) -> asyncio.Future[int]:
-        """Decide a command here, also a forwarded one while new ones from outside are refused.
+        """Decide a command here. A forwarded one is also decided while new commands of clients are refused.
 
         The future has the journal's end once all its records are durable.
 
         Raises:
-            MidstreamError: See `submit`; `LeaseHeldError` where another node has the lease by now,
-                `UnavailableError` while it is being deleted here.
+            MidstreamError: See `submit`; `LeaseHeldError` if another node has the lease, `UnavailableError` while the
+                session is being deleted here.
         """
         self._family.refuse_while_deleting(self.session_id)
         return self._mailbox.post(sessions.with_turn_limit(command, self._agent.turn_s))
 
     def part(self, error: MidstreamError) -> None:
-        """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
-        self._parted = error
+        """End the readers with `error` and refuse new commands of clients; the turn continues."""
+        self._draining_error = error
         self.journal.close(error)
 
     async def release(self) -> None:
-        """Release an idle session for another process to delete it. Readers stay, and follow what becomes of it.
+        """Release an idle session so that another process can delete it. Readers stay, and follow the session.
 
-        They are not informed of a deletion before it has happened: `refresh` finds it. Where it does not happen, the
-        session is released, and the next node with work for it claims it.
+        `refresh` informs them after the deletion. If the session is not deleted, the next node with work for it claims
+        it.
 
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
-            LeaseHeldError: Another living process has it by now. Nothing was changed.
-            UnavailableError: The store is busy or full. The lease is kept: release it again, or use it.
+            LeaseHeldError: Another living process has the session. Nothing was changed.
+            UnavailableError: The store is busy or full. The lease is kept: call this again, or use the session.
         """
-        async with self._unclaimed:  # a command that comes meanwhile waits, and then claims it again
+        async with self._unclaimed:  # a command that comes meanwhile waits, and then claims the session again
             self.refuse_while_running()
             self._phase = Phase.FOLLOWING
             await self.journal.disown(at=self._world.now())
         self._on_followed()
 
     def refuse_while_running(self) -> None:
-        """Refuse to end a session in which a turn is open, or about to be.
+        """Check that no turn of a session is open or about to be opened.
 
         Raises:
-            SessionBusyError: It is.
+            SessionBusyError: A turn is open.
         """
         if self._is_busy or self.state.rests_on_people:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
 
     async def request_release(self) -> None:
-        """Ask the node of an idle session to release it, so that it can be deleted.
+        """Request the node of an idle session to release it, so that it can be deleted.
 
         Raises:
             SessionBusyError: A turn is running there. Nothing was changed.
-            UnavailableError: It does not answer.
+            UnavailableError: The node does not answer.
         """
         await self._forwarder.request(self.session_id, GIVE_UP)
 
     async def stop(self, mode: StopMode, error: MidstreamError | None = None) -> None:
-        """Stop this runner; see `StopMode`. Readers and senders end with `error`, but in the modes that finish."""
+        """Stop this runner; see `StopMode`. In the modes that do not finish, readers and senders end with `error`."""
         match mode:
             case StopMode.FINISH_RESPONSE:
                 await self._work.finish(self.state, Drain.FINISH_RESPONSE)
@@ -404,14 +403,14 @@ class Runner:
             while True:
                 await self._mailbox.arrival()
                 if self._phase is Phase.FOLLOWING:
-                    async with self._unclaimed:  # `release` must find the commands in the mailbox
+                    async with self._unclaimed:  # `release` must see the commands in the mailbox
                         await self._step(self._mailbox.take())
                 else:
                     await self._step(self._mailbox.take())
                 self._mailbox.settle()
         except asyncio.CancelledError:
-            # Also when a whole event loop is cancelled at its end: a tool that reports its own cancellation must
-            # not wait for an append that will not be made any more.
+            # At its end an event loop may cancel everything: a tool that reports its cancellation must not wait for an
+            # append.
             self._end(DrainingError(f"session {self.session_id!r} was released; reconnect to continue"))
             raise
         except MidstreamError as error:
@@ -421,7 +420,7 @@ class Runner:
             self._fail(stop_error(error, self.session_id))
 
     async def _step(self, batch: list[Envelope]) -> None:
-        """Decide a batch of commands, append all their records at once, then answer and act."""
+        """Decide a batch of commands, append all their records at once, answer, and reconcile the pending work."""
         if not batch or (self._phase is Phase.FOLLOWING and self._has_answered(batch)):
             return
         try:
@@ -430,14 +429,14 @@ class Runner:
             elif (output := self._decide_output(batch)) is not None:
                 await self._append(partial(self.journal.append, output[0]), batch)
                 self.state = output[1]
-                return  # nobody waits for words, and they change nothing that is pending
+                return  # no caller waits for output, and it does not change the pending work
             else:
                 taken, written = await self._append_decisions(batch)
         except MidstreamError as error:
             internal = [each for each in batch if each.is_internal]
             is_shared = len(internal) < len(batch)
             if isinstance(error, UnavailableError) and is_shared:
-                # Nothing was written: clients may send their commands again, and the others are tried again.
+                # Nothing was written: clients may send their commands again, and the others are retried.
                 for envelope in batch:
                     if not envelope.is_internal:
                         envelope.answer(error)
@@ -448,10 +447,10 @@ class Runner:
             for envelope in batch:
                 envelope.answer(error)
             if isinstance(error, LeaseHeldError | AgentMismatchError) and self._phase is Phase.FOLLOWING:
-                return  # it is followed here
+                return  # the session is followed
             raise
         except (Exception, asyncio.CancelledError) as error:
-            for envelope in batch:  # a defect ends the session, but no sender may wait for ever
+            for envelope in batch:  # a defect ends the session, but no caller may wait for ever
                 envelope.answer(stop_error(error, self.session_id))
             raise
         if written and self._phase is Phase.FOLLOWING:
@@ -462,7 +461,7 @@ class Runner:
             self._work.reconcile(self.state, {each.reporter for each in batch if each.reporter is not None})
 
     async def _append_decisions(self, batch: list[Envelope]) -> tuple[list[Envelope], int]:
-        """Return what was taken of a batch, and how many records that wrote."""
+        """Return the accepted envelopes of a batch, and the number of records that were appended."""
         taken: list[Envelope] = []
         records: list[Record] = []
         blobs: list[Blob] = []
@@ -490,8 +489,8 @@ class Runner:
         return taken, len(records)
 
     def _append_output_at_once(self, words: list[Envelope]) -> bool:
-        """Journal words without a task's wake-up and a thread; return whether that could be done."""
-        if not self.journal.is_ready:  # else all that follows is done once more by `_step`
+        """Append output without waking a task or a thread; return whether that was possible."""
+        if not self.journal.is_ready:  # else `_step` would repeat the rest
             return False
         if self._mailbox.failure is not None:
             return False
@@ -507,9 +506,9 @@ class Runner:
         return True
 
     def _decide_output(self, words: list[Envelope]) -> tuple[Batch, Session] | None:
-        """Return the append of words of one attempt, and the state after it; None of a batch that holds anything else.
+        """Return the append of output of one attempt, and the state after it; None for any other batch.
 
-        There are a hundred of them for each other command, and most of what those need is nothing here.
+        This is a short path of `_append_decisions`: there are a hundred deltas for each other command.
         """
         if self._phase is not Phase.RUNNING or not is_model_output(words):
             return None
@@ -524,13 +523,13 @@ class Runner:
         return Batch([encode(decided[0])], self.state.position, epoch, Sync.NORMAL), state
 
     async def _append_effect(self, effect: Effect, batch: list[Envelope]) -> int:
-        """Run a call in the append of its outcome; return how many records that wrote: none, if it was not owed."""
+        """Run a call in the transaction of its outcome; return the number of records, 0 if the call was not pending."""
         if effect.pending_work not in sessions.pending_work(self.state):
             return 0
         state = self.state
 
         def work(attempt: Attempt) -> Batch:
-            # In the store's thread. Nothing else changes this session while its runner waits for this.
+            # Runs in the store's thread. Nothing else changes this session while its runner waits.
             nonlocal state
             finished = effect.run(attempt)
             records, blobs = self._decide_command(self.state, finished, at=self._world.now())
@@ -544,12 +543,12 @@ class Runner:
     def _decide_command(
         self, state: Session, command: Command | Received | ToolsFound, *, at: float
     ) -> tuple[tuple[Record, ...], tuple[Blob, ...]]:
-        """Return what must be appended because of a command: records, and the large results they name."""
+        """Return the records of a command, and the large results that they name."""
         decided = sessions.decide(state, command, epoch=self.journal.epoch, at=at)
         return split_large_results(without_starts(decided) if self._work.is_closing else decided)
 
     def _has_answered(self, batch: list[Envelope]) -> bool:
-        """Answer a batch that would write nothing, so that a refused request does not claim the session."""
+        """Answer a batch without records, so that a refused request does not claim the session."""
         if self.state.is_live:
             return False
         answers: list[int | MidstreamError] = []
@@ -570,11 +569,10 @@ class Runner:
         return True
 
     async def _claim_if_needed(self, records: list[Record], commands: agent_guard.Commands) -> Session:
-        """Begin an epoch before the first append of this process, and recover what an older one left.
+        """Begin an epoch before the first append of this process, and recover the work of an older one.
 
         Raises:
-            AgentMismatchError: The turn is of another agent, and the command neither resumes nor cancels it. Nothing
-            was written.
+            AgentMismatchError: The turn belongs to another agent, and the command does not end it. Nothing was written.
         """
         if self._phase is not Phase.FOLLOWING:
             return self.state
@@ -583,7 +581,7 @@ class Runner:
         epoch = await self.journal.claim(at=at)
         if (
             epoch > 1 and not self.journal.is_new
-        ):  # another node had it before, and may have had it since it was read
+        ):  # another node had the session, and may have appended since it was read
             self._take_over(await self.journal.catch_up())
             self._refuse_other_agent(commands)
         is_handover = self.journal.is_handed_over
@@ -593,7 +591,7 @@ class Runner:
         records.append(agent_guard.with_agent_name(began, self._agent))
         state = self._fold(self.state, records)
         if is_stopped:
-            return state  # nothing of the other agent is started in order to be cancelled
+            return state  # work of the other agent must not be started only to be cancelled
         if 0 < suspected <= SUSPECTED_MAX:
             self._work.is_held = True
             self._family.hold(self)
@@ -607,10 +605,10 @@ class Runner:
             agent_guard.refuse(commands, self.session_id, self.state, self._agent)
 
     def _take_over(self, records: Sequence[tuple[int, Record]]) -> None:
-        """Fold what others appended.
+        """Fold the records of other nodes.
 
         Raises:
-            StoreDamagedError: It is no journal of ours. Nothing was changed.
+            StoreDamagedError: The records do not fold. Nothing was changed.
         """
         try:
             self.state = sessions.fold(records, self.state)
@@ -625,20 +623,20 @@ class Runner:
         return state
 
     async def _append(self, append: Callable[[], Awaitable[None]], batch: list[Envelope]) -> None:
-        """Append, patiently where no client waits for it: clients ask again, models and tools do not."""
+        """Append, with retries if no client waits: clients can send again, models and tools cannot."""
         if all(each.is_internal for each in batch):
             await self._outages.append(append)
         else:
             await append()
 
     def _fail(self, error: MidstreamError) -> None:
-        """End as a crash would: nothing more is written; the next node finds the doubt in the journal."""
+        """End like a crash: nothing more is written, and the next node finds calls in doubt."""
         if self._phase is not Phase.ENDED:
             self._end(error)
             self._on_failed(self, error)
 
     def _end(self, error: MidstreamError) -> None:
-        """End everything at once, in any phase; the first error is the one that later callers get."""
+        """End everything at once, in any phase; later callers get the first error."""
         self._phase = Phase.ENDED
         self._mailbox.failure = self._mailbox.failure or error.again()
         self.journal.close(error)
@@ -648,8 +646,8 @@ class Runner:
         self._mailbox.refuse_all(error)
         self._forwarder.refuse(self._mailbox.failure)
 
-    def _untie(self, _ended: asyncio.Task[None]) -> None:
-        """Release what refers to this runner, so that its memory is free with its last user's reference."""
+    def _drop_references(self, _ended: asyncio.Task[None]) -> None:
+        """Drop the references to this runner, so that its memory is freed with its last user."""
         self._task = None
         self._mailbox.close()
         self._work.close()

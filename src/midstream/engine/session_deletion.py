@@ -1,4 +1,4 @@
-"""Delete sessions with those of their sub-agents, also where another node runs them."""
+"""Deletion of sessions and their sub-agents' sessions, also if another node runs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from midstream.session.child_names import root_of
 from midstream.store.contract import Store
 
 GIVE_UP_REQUESTS_MAX = 100
-"""Requests to other nodes to release a session that is to be deleted, or one of its sub-agents."""
+"""Requests to other nodes to release a session, or a sub-agent's session, that is to be deleted."""
 
 
 class DeletableSessions(Protocol):
@@ -29,10 +29,10 @@ class DeletableSessions(Protocol):
         """Return a session, awake, existing or not."""
 
     def awake_with_children(self, session_id: str) -> list[Runner]:
-        """Return the runner of a session, where it is awake, and then those of its sub-agents."""
+        """Return the runners of a session and its sub-agents, of those that are awake."""
 
     async def close(self, session_id: str, error: MidstreamError) -> None:
-        """End a session and its sub-agents in this process."""
+        """Close a session and its sub-agents in this process."""
 
 
 class SessionDeletion:
@@ -42,14 +42,14 @@ class SessionDeletion:
         self._sessions = sessions
         self._store = store
         self._running: set[str] = set()
-        """The roots of the families of sessions of which one is being deleted."""
+        """The root sessions of the running deletions."""
 
     async def delete(self, session_id: str) -> None:
         """Delete a session; see `Host.delete`."""
         try:
             await self._sessions.session(session_id)
         except SessionLockedError:
-            await self._store.delete(session_id)  # nothing runs in it here, and deletion reads no record
+            await self._store.delete(session_id)  # no runner has it here, and deletion reads no record
             return
         self.refuse_while_running(session_id)
         for runner in self._sessions.awake_with_children(session_id):
@@ -61,21 +61,22 @@ class SessionDeletion:
             self._running.discard(root_of(session_id))
 
     def refuse_while_running(self, session_id: str) -> None:
-        """Let nothing begin in a family of sessions of which one is being deleted here. Its readers get no error.
+        """Refuse work in a session while it, its parent or a sub-agent's session is being deleted. Its readers get no
+        error.
 
         Raises:
-            UnavailableError: One is.
+            UnavailableError: One of them is being deleted.
         """
         if root_of(session_id) in self._running:
             raise UnavailableError(f"session {session_id!r} is being deleted", retry_after_s=1.0)
 
     async def _delete_and_close(self, session_id: str) -> None:
-        # In this order: where the store refuses, nothing has changed and no reader was sent an error.
+        # In this order: if the store refuses, nothing has changed and no reader got an error.
         try:
             await self._delete(session_id)
         except MidstreamError:
             raise
-        except BaseException:  # the outcome is unknown: readers connect again and see it
+        except BaseException:  # the outcome is unknown: readers reconnect and see it
             error = UnavailableError(f"session {session_id!r} may be deleted")
             await self._sessions.close(session_id, error)
             raise

@@ -1,4 +1,4 @@
-"""The pending work of one session: the tasks that do it, its deadlines, and the reports of both.
+"""The pending work of one session: its tasks, its deadlines, and the reports of both.
 
 `reconcile` compares the pending work of a state with the tasks that run: it starts what is missing and cancels what is
 not pending any more. Executors report through the mailbox of the session, so that every outcome is decided in order.
@@ -27,27 +27,27 @@ from midstream.session.turn.pending import AnswerAgent, CallModel, RunCall
 from midstream.store.contract import Attempt
 
 HELD_FOR_S = 5.0
-"""Seconds after an append in which no other node can have taken the session over: a quarter of a lease."""
+"""Seconds after an append in which no other node can have claimed the session: a quarter of a lease."""
 
 _log = logging.getLogger(__name__)
 
 
 class Drain(Enum):
-    """The work that may go on while a session is being released."""
+    """The work that may continue while a session is being released."""
 
     NOTHING_ENDS = "nothing ends"
-    """It is not being released."""
+    """The session is not being released."""
     FINISH_RESPONSE = "finish response"
-    """Start nothing new; a model call that runs, and a permission that it waits for, go on."""
+    """Start nothing new; a running model call, and a permission request of it, continue."""
     FINISH_TOOLS = "finish tools"
-    """Start nothing new; model calls are cut, running tools go on."""
+    """Start nothing new; model calls are cut, running tools continue."""
 
 
 class SessionWork:
     """Runs the pending work of one session.
 
     Args:
-        fail: Ends the session with an error.
+        fail: End the session with an error.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SessionWork:
     ) -> None:
         self.session_id = journal.session_id
         self.is_held = False
-        """Whether nothing is started, because the session may kill this process as it did the last one."""
+        """Whether nothing is started, because the session may have killed the last process."""
         self._journal = journal
         self._mailbox = mailbox
         self._world = world
@@ -72,9 +72,9 @@ class SessionWork:
         self,
         command: commands.ModelStreamed | commands.ModelResumable | commands.ModelReuseDecided | ToolsFound,
     ) -> None:
-        """Journal a model's output, or its tools, soon; wait only while too much of it is on its way."""
+        """Journal a model's output, or its tools, soon. Wait only while the mailbox is full."""
         if self._mailbox.failure is not None:
-            return  # a model that ignores its cancellation has no effect
+            return  # output of a model that ignores its cancellation is dropped
         if self._mailbox.put(Envelope(command)):
             await self._world.sleep(0.0)  # the output is sent before more is read
         while self._mailbox.is_full and self._mailbox.failure is None:
@@ -83,50 +83,50 @@ class SessionWork:
     def journal_progress(
         self, progress: commands.CallProgress | commands.Stalled | commands.StallFinished
     ) -> None:
-        """Journal a tool's progress, or a silence, soon; left out while too much waits for its append."""
+        """Journal a tool's progress, or a silence, soon; drop it while the mailbox is full."""
         if not self._mailbox.is_full:
             self.note(progress)
 
     def note(self, command: commands.Command) -> None:
-        """Journal soon what no client sends: that an agent waits no more, or that a deadline has come."""
+        """Journal an internal command soon, such as an expired deadline."""
         if self._mailbox.failure is None:
             self._mailbox.put(Envelope(command))
 
     async def show(self, command: commands.ChildStreamed | commands.PermissionRequested) -> None:
-        """Journal what a child did, or a permission request, and wait for it: the piece of pending work goes on.
+        """Journal a record of a child session, or a permission request, and wait for the append. The work continues.
 
         Raises:
             MidstreamError: This session has failed.
         """
         await self._mailbox.post(command)
 
-    async def insist(self, command: commands.UseAnswer | commands.PermissionWithdrawn) -> None:
-        """Journal this before what it announces, and end a piece of pending work by it.
+    async def append_first(self, command: commands.UseAnswer | commands.PermissionWithdrawn) -> None:
+        """Journal a command before the act that it announces; its decision may end pending work.
 
         Raises:
-            MidstreamError: It was refused, or this session has failed. Nothing was written.
+            MidstreamError: The command was refused, or this session has failed. Nothing was written.
         """
         await self._mailbox.post(command, asyncio.current_task())
 
     def report(self, command: commands.Command) -> None:
-        """Journal the outcome of a piece of pending work, soon; in a session that has failed it stays in doubt."""
+        """Journal the outcome of pending work, soon; in a session that has failed, the work stays in doubt."""
         if self._mailbox.failure is None:
             self._mailbox.put(Envelope(command, reporter=asyncio.current_task()))
 
     async def report_within(
         self, pending_work: RunCall, run: Callable[[Attempt], commands.CallFinished]
     ) -> None:
-        """Run a call in the transaction that records its outcome; not at all, if it is not pending any more."""
+        """Run a call in the transaction that records its outcome, if it is still pending."""
         try:
             await self._mailbox.post(Effect(pending_work, run), asyncio.current_task())
         except MidstreamError as error:
             _log.debug("an effect did not happen: %s", error.code, extra={"session": self.session_id})
 
     async def confirm(self) -> None:
-        """Make sure that the session was not taken while this process was frozen; where it was, end here.
+        """Check that no other node claimed the session while this process was frozen; otherwise cancel this task.
 
-        Between an append and what it announces there is no other process, unless this one stood still for so long
-        that it was taken for dead. Then the call belongs to the new node, as one in doubt.
+        A process that was frozen between an append and the act that it announces may have been taken for dead. Then the
+        call belongs to the new node, and is in doubt there.
         """
         for _ in range(CONFIRM_ATTEMPTS_MAX):
             if self._world.monotonic() - self._journal.held_at <= HELD_FOR_S:
@@ -142,11 +142,11 @@ class SessionWork:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether tools can write in the transactions of this session's store."""
+        """Whether the session's store has transactions for tools."""
         return self._journal.is_transactional
 
     async def blob(self, digest: str) -> bytes | None:
-        """Return a large result that a record of this session names, or None where it is not there."""
+        """Return a large result that a record of this session names, or None if it does not exist."""
         return await self._journal.blob(digest)
 
     @property
@@ -157,7 +157,7 @@ class SessionWork:
     # --- tasks --------------------------------------------------------------------------------------------------
 
     def begin(self, executor: Executor) -> None:
-        """Use this executor from now on."""
+        """Set the executor of all further work."""
         self._executor = executor
 
     @property
@@ -171,7 +171,7 @@ class SessionWork:
         return [*self._doing.values(), *self._stopping]
 
     def reconcile(self, state: Session, reporters: AbstractSet[asyncio.Task[None]] = frozenset()) -> None:
-        """Start pending work that no task does; cancel tasks whose work is not pending any more.
+        """Start pending work that has no task; cancel tasks whose work is not pending any more.
 
         Args:
             reporters: Tasks that end with their own report, which need no cancellation.
@@ -186,7 +186,7 @@ class SessionWork:
             self._fail(missing_outcome_error(self.session_id))
         if self._mailbox.failure is None:
             for each in work:
-                # Work that is journaled as started runs also at the last moment: left out, it would be in doubt.
+                # A call that is journaled as started runs even now: otherwise it would be in doubt.
                 if each not in self._doing and not self._is_cut(each):
                     name = f"{type(each).__name__} {self.session_id}"
                     self._doing[each] = self._world.spawn(self._do(each, state), name=name)
@@ -195,7 +195,7 @@ class SessionWork:
         for each in [each for each in self._doing if each not in work or self._is_cut(each)]:
             task = self._doing.pop(each)
             if task.done():
-                continue  # it ended with its report
+                continue  # the task ends with its report
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
             if task not in reporters:
@@ -208,9 +208,9 @@ class SessionWork:
         return self.is_closing and Executor.is_repeatable(work)
 
     async def _do(self, work: Work, state: Session) -> None:
-        """Do one piece of pending work.
+        """Run one piece of pending work.
 
-        It fails the session where the work ends without a report, such as by a model that cancels itself.
+        The session fails if the work ends without a report, as with a model that cancels itself.
         """
         assert self._executor is not None
         try:
@@ -225,7 +225,7 @@ class SessionWork:
                 self._fail(missing_outcome_error(self.session_id))
 
     async def finish(self, state: Session, mode: Drain) -> None:
-        """Start nothing new, and wait for what may go on by `mode`; its outcomes are journaled."""
+        """Start nothing new, and wait for the work that may continue by `mode`; its outcomes are journaled."""
         self._drain = mode
         self._waits.clear()
         self._cancel_unneeded(split_work_and_waits(sessions.pending_work(state))[0], frozenset())
@@ -246,7 +246,7 @@ class SessionWork:
             task.cancel()
 
     def close(self) -> None:
-        """Release what refers to the session, so that its memory is free."""
+        """Drop the references to the session, so that its memory is freed."""
         self._waits.close()
         self._executor = None
         self._fail = _ignore

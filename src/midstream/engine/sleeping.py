@@ -1,6 +1,6 @@
-"""Which awake sessions go to sleep: those that are idle for a while, and idle ones where memory is short.
+"""Sessions that go to sleep: those that are idle for a while, and idle ones when memory is short.
 
-A session that sleeps costs no memory; the next request wakes it. One that is at work, or has readers, stays awake.
+A sleeping session uses no memory; the next request wakes it. A session with running work or readers stays awake.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from midstream.environment import World
 from midstream.errors import UsageError
 
 SESSIONS_AWAKE_MAX = 1000
-"""Sessions kept in memory: bounds what the sweep costs."""
+"""Sessions kept in memory: a limit on the cost of a sweep."""
 SWEEPS_PER_IDLE = 6
-"""Sweeps within the time after which an idle session sleeps."""
+"""Sweeps within the time after which an idle session goes to sleep."""
 SWEEP_S_MAX = 5.0
 """Seconds between two sweeps while something changes."""
 RARE_SWEEPS = 10
-"""Sweeps become as rare as once in this many times `idle_s` while nothing changes and no session is idle."""
+"""While nothing changes and no session is idle, sweeps become as rare as one in this many times `idle_s`."""
 TAIL_BYTES_MIN = 64 * 1024
-"""Bytes of its newest events that a busy session keeps also where memory is short."""
+"""Bytes of its newest events that a busy session keeps when memory is short."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class MemoryLimits(Struct, frozen=True):
     """Limits on the awake sessions of one process.
 
     Args:
-        bytes_max: Bytes that all of them hold together, as estimated from their journals.
+        bytes_max: Bytes of all awake sessions together, estimated from their journals.
         idle_s: Seconds without a turn, a request and readers after which a session goes to sleep.
 
     Raises:
@@ -77,28 +77,28 @@ class Sleeping:
         self._is_short = False
 
     def start(self) -> None:
-        """Begin to look at the sessions."""
+        """Begin to sweep."""
         self._sweeping = self._world.spawn(self._sweep(), name="sleeping")
 
     async def stop(self) -> None:
-        """Let no more sessions sleep."""
+        """Stop the sweeps."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
 
     def touch(self, session_id: str) -> None:
-        """Note that a session is used now."""
+        """Record that a session is used now."""
         self._idle_since.pop(session_id, None)
         self._is_used.set()
 
     @property
     def bytes_held(self) -> int:
-        """Bytes that the awake sessions hold, estimated."""
+        """Estimated bytes of all awake sessions."""
         # Computed for each session that opens: a generator takes twice as long.
         return sum([runner.journal.bytes_held for runner in self._awake.values()])
 
     def surplus(self) -> list[str]:
-        """Return the sessions that must sleep for one more to be awake, the longest unused first."""
+        """Return the sessions that must go to sleep before one more can be opened, the longest unused first."""
         count = len(self._awake) + 1 - SESSIONS_AWAKE_MAX
         held = self.bytes_held
         found: list[str] = []
@@ -128,7 +128,7 @@ class Sleeping:
             self._shorten_tails()
 
     def _due_in_s(self) -> float:
-        """Return the seconds until the next idle session sleeps."""
+        """Return the seconds until the next idle session goes to sleep."""
         first = min(self._idle_since.values(), default=math.inf)
         return max(0.0, first + self.limits.idle_s - self._world.monotonic())
 
@@ -139,7 +139,7 @@ class Sleeping:
         return [key for key, since in self._idle_since.items() if now - since >= self.limits.idle_s]
 
     def _shorten_tails(self) -> None:
-        """Let busy sessions keep fewer events where they hold too much: readers get them from the store."""
+        """Reduce the events in memory of busy sessions when memory is short: readers then get them from the store."""
         is_short = self.bytes_held > self.limits.bytes_max
         if is_short:
             share = max(TAIL_BYTES_MIN, self.limits.bytes_max // (2 * len(self._awake)))

@@ -1,8 +1,8 @@
 """Sub-agents: a call whose work is a session of its own.
 
 The child's id follows from the place of the call, so that every node of the parent finds the same child; its call is
-never in doubt. What the child does is shown in the parent's journal record by record, and the outcome of the call is
-a function of the child's journal alone: reported twice, it is the same.
+never in doubt. Each record of the child is copied to the parent's journal. The outcome of the call is a function of the
+child's journal alone, so two reports are equal.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from midstream.session.turn.states import SUSPECTED_CODE, RunningCalls
 from midstream.store.contract import StoredRecord
 
 DEPTH_MAX = 3
-"""Sub-agents within sub-agents."""
+"""Levels of sub-agents within sub-agents."""
 POLL_S = 0.5
-"""Seconds between two looks at a child that another process still holds."""
-RECORDS_PER_LOOK = 200
+"""Seconds between two tries to claim a child that another process still has."""
+RECORDS_PER_READ = 200
 _OF_NODES = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
 """Records without meaning for a reader of the parent."""
 _AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
-"""Another process has the child, or took it from this one, or the store is away: it is not lost."""
+"""The child is on another process, or its store is unavailable: it is not lost."""
 
 
 class ChildRunner(Protocol):
-    """Interface needed of a child's runner."""
+    """The methods of a child's runner that this module uses."""
 
     state: Session
 
     async def submit(self, command: SendMessage | Cancel) -> int:
-        """Let a command be decided."""
+        """Decide a command."""
 
     async def read(self, *, after: int, limit: int) -> Sequence[StoredRecord]:
         """Return records after a position."""
@@ -60,42 +60,42 @@ class ChildRunner(Protocol):
         """Wait for a record after a position."""
 
     def attach(self) -> None:
-        """Keep it awake, and up to date where another process is at work on it."""
+        """Keep the session awake, and refreshed while another process runs it."""
 
     def detach(self) -> None:
-        """End what `attach` began."""
+        """Undo `attach`."""
 
 
-class Nursery(Protocol):
-    """Node of children: the host."""
+class ChildSessions(Protocol):
+    """Source of child sessions: the host."""
 
     async def child(self, session_id: str, path: tuple[str, ...]) -> ChildRunner:
         """Return the child session, awake, with the agent at `path`."""
 
 
-class Shows(Protocol):
-    """Display of a child's records: the parent's runner."""
+class ParentJournal(Protocol):
+    """Receiver of the child's records: the parent's runner."""
 
     session_id: str
 
     async def show(self, command: ChildStreamed) -> None:
-        """Journal what a child did."""
+        """Journal a record of the child."""
 
 
 async def run_child(
-    nursery: Nursery,
+    children: ChildSessions,
     world: World,
-    shows: Shows,
+    shown_in: ParentJournal,
     pending_work: RunChild,
     parent: Session,
     state: CallState,
     found: SubAgent,
 ) -> CallFinished:
-    """Let a session of its own do the work of a call, from wherever it is, and return what came of it.
+    """Run or continue the child session of a call, and return the outcome.
 
-    Cancelling this leaves the child as it is; see `stop_child`.
+    A cancellation of this coroutine does not stop the child; see `stop_child`.
     """
-    place = _place(shows.session_id, pending_work, parent, state, found)
+    place = _place(shown_in.session_id, pending_work, parent, state, found)
     if len(place.path) > DEPTH_MAX:
         return _finished_call(
             pending_work,
@@ -105,7 +105,7 @@ async def run_child(
     shown = state.child_position
     while True:
         try:
-            child = await nursery.child(_child_id(place, state, parent), place.path)
+            child = await children.child(_child_id(place, state, parent), place.path)
             if not child.state.turns:
                 said = SendMessage(
                     UserMessage.of(task),
@@ -114,7 +114,7 @@ async def run_child(
                     parent=place,
                 )
                 await child.submit(said)
-            shown = await _follow(child, shows, pending_work, _child_id(place, state, parent), shown)
+            shown = await _follow(child, shown_in, pending_work, _child_id(place, state, parent), shown)
             end = child.state.last_turn
             is_suspect = end is not None and end.code == SUSPECTED_CODE
             return _finished_call(
@@ -132,7 +132,7 @@ def _finished_call(pending_work: RunChild, result: ToolResult, *, is_suspect: bo
 
 
 def children_at_work(session_id: str, parent: Session) -> list[str]:
-    """Return the ids of the sessions of the sub-agents that work for a session's turn."""
+    """Return the session ids of the sub-agents that work for a session's turn."""
     turn = parent.turn
     if not isinstance(turn, RunningCalls):
         return []
@@ -142,25 +142,25 @@ def children_at_work(session_id: str, parent: Session) -> list[str]:
 
 
 async def stop_child(
-    nursery: Nursery,
+    children: ChildSessions,
     world: World,
-    shows: Shows,
+    shown_in: ParentJournal,
     pending_work: RunChild,
     parent: Session,
     state: CallState,
     found: SubAgent,
 ) -> CallFinished:
-    """Stop the child of a call and return what it had.
+    """Stop the child of a call and return its outcome so far.
 
     Raises:
-        MidstreamError: It cannot be reached, or this session has failed. A child that is found at work later, with
-        its call closed, is cancelled when it is opened.
+        MidstreamError: The child cannot be reached, or this session has failed. A child that still runs is cancelled
+            when it is opened, because its call is closed.
     """
-    place = _place(shows.session_id, pending_work, parent, state, found)
+    place = _place(shown_in.session_id, pending_work, parent, state, found)
     name = _child_id(place, state, parent)
     for tries in itertools.count(1):
         try:
-            child = await nursery.child(name, place.path)
+            child = await children.child(name, place.path)
             await child.submit(Cancel())
             break
         except _AWAY:
@@ -168,12 +168,12 @@ async def stop_child(
                 raise
             await world.sleep(POLL_S)
     with contextlib.suppress(*_AWAY):
-        await _follow(child, shows, pending_work, name, state.child_position)
+        await _follow(child, shown_in, pending_work, name, state.child_position)
     return _finished_call(pending_work, result_of(pending_work.ref.call_id, child.state))
 
 
 def result_of(call_id: str, child: Session) -> ToolResult:
-    """Return the outcome of a call whose child has ended: its last words, and how it ended."""
+    """Return the outcome of a call whose child has ended: its last text, and how it ended."""
     last = child.history.entries[-1] if child.history.entries else None
     words = last.response.text if isinstance(last, Step) else ""
     end = child.last_turn
@@ -183,31 +183,39 @@ def result_of(call_id: str, child: Session) -> ToolResult:
         case TurnStatus.COMPLETED:
             return ToolResult(call_id, words)
         case TurnStatus.CANCELLED:
-            return ToolResult(call_id, f"The sub-agent was stopped. It had said: {words}", Outcome.CANCELLED)
+            return ToolResult(
+                call_id, f"The sub-agent was stopped. Its text so far: {words}", Outcome.CANCELLED
+            )
         case TurnStatus.FAILED | TurnStatus.INTERRUPTED:
             why = end.message or end.code or end.status.value
-            return ToolResult(call_id, f"The sub-agent failed: {why}. It had said: {words}", Outcome.ERROR)
+            return ToolResult(
+                call_id, f"The sub-agent failed: {why}. Its text so far: {words}", Outcome.ERROR
+            )
 
 
-async def _follow(child: ChildRunner, shows: Shows, pending_work: RunChild, name: str, after: int) -> int:
-    """Show what a child does until its turn has ended; return up to where it was shown."""
+async def _follow(
+    child: ChildRunner, shown_in: ParentJournal, pending_work: RunChild, name: str, after: int
+) -> int:
+    """Copy the child's records to the parent until its turn has ended; return the last copied position."""
     child.attach()
     try:
-        return await _show_all(child, shows, pending_work, name, after)
+        return await _copy_records(child, shown_in, pending_work, name, after)
     finally:
         child.detach()
 
 
-async def _show_all(child: ChildRunner, shows: Shows, pending_work: RunChild, name: str, after: int) -> int:
+async def _copy_records(
+    child: ChildRunner, shown_in: ParentJournal, pending_work: RunChild, name: str, after: int
+) -> int:
     while True:
         is_live = child.state.turns == 0 or child.state.is_live
-        page = await child.read(after=after, limit=RECORDS_PER_LOOK)
+        page = await child.read(after=after, limit=RECORDS_PER_READ)
         if page:
             after = page[-1].position
             told = tuple(
                 (each.position, each.body) for each in page if not isinstance(decode(each.body), _OF_NODES)
             )
-            await shows.show(ChildStreamed(pending_work.ref, name, told))
+            await shown_in.show(ChildStreamed(pending_work.ref, name, told))
         elif not is_live:
             return after
         else:
@@ -224,7 +232,7 @@ def _place(
 
 
 def _child_id(place: Parent, state: CallState, parent: Session) -> str:
-    """Return the one id of the child of a call: ids of calls may hold anything, their places are numbers."""
+    """Return the session id of a call's child. It has the call's place, because a call id may contain anything."""
     calls = getattr(parent.turn, "calls", ())
     index = next(number for number, call in enumerate(calls) if call.call.id == state.call.id)
     return _id_at(place.session, place.turn, place.response, index)

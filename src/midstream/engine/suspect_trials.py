@@ -1,8 +1,7 @@
 """Resume suspects one at a time: sessions that ran a tool when the process that owned them died.
 
-`midstream.session.crash_suspects` decides who is one. A suspect is claimed at once, so that it can be read and
-cancelled, and is
-held: nothing is started in it before its trial. Other sessions are not held.
+`midstream.session.crash_suspects` has the rule. A suspect is claimed at once, so that it can be read and cancelled.
+Nothing is started in it before its trial. Other sessions are not held.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from midstream.session.crash_suspects import deaths_of, is_at_risk, is_at_work, 
 from midstream.session.session import Session
 
 NODES_MAX = 16
-"""Dead nodes of which it is kept what they left, until the trials of it are over."""
+"""Dead nodes whose suspects are kept in memory until their trials have ended."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,9 +27,9 @@ class Trials:
     """The suspects of one host.
 
     Args:
-        node: The name of this process: what it left itself, no death has interrupted.
+        node: The name of this process. Its own sessions are no suspects.
         awake: The sessions in memory.
-        is_ready: Wait until the suspects of this start are known.
+        is_ready: Waits until all suspects of this start are known.
     """
 
     def __init__(
@@ -45,17 +44,17 @@ class Trials:
         self._awake = awake
         self._is_ready = is_ready
         self._left: dict[str, dict[str, Session]] = {}
-        """The suspects that were claimed here, as their dead nodes had left them."""
+        """The claimed suspects, by their dead nodes, with their states at the death."""
         self._held: list[Runner] = []
         self._running: asyncio.Task[None] | None = None
 
     def is_suspect(self, runner: Runner) -> bool:
-        """Return whether a session is claimed only when all that its node left was read."""
+        """Whether a session is a suspect, which is claimed only after all sessions of its node were read."""
         state = runner.state
         return state.node != self._node and (is_at_risk(state) or is_untried(state))
 
     def count_suspected_deaths(self, runner: Runner) -> int:
-        """Return how many deaths a session is suspected of that is about to be claimed."""
+        """Return the number of deaths that a session is suspected of, before it is claimed."""
         state = runner.state
         if not self.is_suspect(runner):
             return 0
@@ -69,13 +68,13 @@ class Trials:
         return deaths_of(state, others.values())
 
     def hold(self, runner: Runner) -> None:
-        """Resume a suspect when it is its turn."""
+        """Begin the trial of a suspect when its turn comes."""
         self._held.append(runner)
         if self._running is None:
             self._running = self._world.spawn(self._run(), name="trials")
 
     async def stop(self) -> None:
-        """Begin no more trials."""
+        """Stop the trials."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
@@ -83,7 +82,7 @@ class Trials:
     async def _run(self) -> None:
         await self._is_ready()
         while self._held:
-            runner = min(self._held, key=lambda each: each.state.suspected)  # those of one death first
+            runner = min(self._held, key=lambda each: each.state.suspected)  # the fewest deaths first
             self._held.remove(runner)
             try:
                 await self._try(runner)
@@ -109,4 +108,4 @@ class Trials:
                 while is_at_work(runner.state):
                     await runner.wait(runner.newest.position)
         except TimeoutError:
-            pass  # it has done no harm for as long as that: it goes on, and so does the next one
+            pass  # it has done no harm for that long: it continues, and the next trial begins

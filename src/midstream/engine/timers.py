@@ -1,7 +1,7 @@
-"""Waits of a session that is not worked on: for a client, a person, the end of a grace. One timer for all of it.
+"""Waits of a session without running work: for a client, a person, the end of a grace. All of them share one timer.
 
-A task for each would be a coroutine, a context and a timer: with hundreds of sessions whose clients run tools, most of
-what the garbage collector walks.
+A task for each wait would be a coroutine, a context and a timer. With hundreds of sessions whose clients run tools, the
+garbage collector would spend most of its time on them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from midstream.session.turn.pending import (
 )
 
 Wait = AwaitClient | AwaitPerson | AwaitCancelled | AwaitEnd
-"""a piece of pending work for which nothing is to be done before its deadline."""
+"""Pending work that needs no action before its deadline."""
 Work = CallModel | RunCall | RunChild | ProbeCall | AnswerAgent
-"""a piece of pending work for which something is to be done."""
+"""Pending work that needs an executor."""
 _WAITS = (AwaitClient, AwaitPerson, AwaitCancelled, AwaitEnd)
 
 
 class Waits:
-    """Reports each deadline once, when it has come.
+    """Reports each expired deadline once.
 
     Args:
         world: The clock.
-        expire: Called with what the end of a wait means.
+        expire: Called with the command that an expired wait causes.
     """
 
     def __init__(self, world: World, expire: Callable[[Command], None]) -> None:
@@ -44,12 +44,12 @@ class Waits:
         self._expire = expire
         self._waits: Sequence[Wait] = ()
         self._expired: set[Wait] = set()
-        """Those of `_waits` that have expired, and are not yet over."""
+        """Waits that have expired and are still pending."""
         self._timer: Cancellable | None = None
         self._rings_at = 0.0
 
     def set(self, waits: Sequence[Wait]) -> None:
-        """Wait for these, and for no others any more."""
+        """Replace all waits by these."""
         self._waits = waits
         if self._expired:
             self._expired.intersection_update(waits)
@@ -59,14 +59,14 @@ class Waits:
             self._stop()
         elif self._timer is None or first_at < self._rings_at:
             self._ring_at(first_at)
-        # Otherwise it rings too early, for one that is over by now, and is set anew then.
+        # A timer of an ended wait may be left: it fires too early, and is then set again.
 
     def clear(self) -> None:
-        """Wait for nothing."""
+        """Remove all waits."""
         self.set(())
 
     def close(self) -> None:
-        """Drop all deadlines."""
+        """Drop all deadlines, and the reference to the session."""
         self.clear()
         self._expire = _ignore
 
@@ -82,7 +82,7 @@ class Waits:
 
     def _ring(self) -> None:
         self._timer = None
-        now = self._world.now()  # it may have been set back, or gone on while the machine slept
+        now = self._world.now()  # the wall clock may have been set back, or the machine may have slept
         for each in self._waits:
             if each.deadline_at <= now and each not in self._expired:
                 self._expired.add(each)
@@ -91,7 +91,7 @@ class Waits:
 
 
 def split_work_and_waits(pending_work: Iterable[PendingWork]) -> tuple[list[Work], list[Wait]]:
-    """Return what is to be done, and what is to be waited for."""
+    """Return the work for executors, and the waits."""
     work: list[Work] = []
     waits: list[Wait] = []
     for each in pending_work:

@@ -1,4 +1,4 @@
-"""The tools an agent has at this moment: its own, and what its sources offer now."""
+"""The current tools of an agent: its own, and those of its sources."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from midstream.errors import ToolsUnavailableError
 from midstream.tools.function_tools import Tool, ToolSource
 
 READ_S = 15.0
-"""Seconds a model call waits for the list of tools. A server that is just being started may need them; one
-that needs longer is asked again at the next model call."""
+"""Seconds that a model call waits for the list of tools. A server that is just starting may need them. A slower one is
+asked again at the next model call."""
 
 _log = logging.getLogger(__name__)
 
 
 class Toolset(Struct, frozen=True):
-    """Tools that can be called now.
+    """The tools that can be called now.
 
     Args:
-        tools: All of it by name.
-        found: The names of those that come from sources.
-        unreachable: The names of the sources that could not be asked; their tools are left out.
+        tools: All tools by name.
+        found: The names of the tools that come from sources.
+        unreachable: The names of the sources that did not answer; their tools are omitted.
     """
 
     tools: Mapping[str, Tool]
@@ -34,9 +34,9 @@ class Toolset(Struct, frozen=True):
 
 
 async def read_toolset(agent: Agent) -> Toolset:
-    """Ask all sources at once, within `READ_S`. This raises for nothing that a source does.
+    """Read all sources concurrently, within `READ_S`. Errors of a source are logged, not raised.
 
-    Where two tools have one name, the agent's own stands, then that of the source named first.
+    If two tools have one name, the agent's own tool is used, else that of the first source.
     """
     if not agent.sources:
         return Toolset(agent.tools)
@@ -45,7 +45,7 @@ async def read_toolset(agent: Agent) -> Toolset:
     for source, offer in zip(agent.sources, offers, strict=True):
         for each in offer or ():
             if each.name in tools:
-                _log.warning("%r of %r is left out: another tool has this name", each.name, source.name)
+                _log.warning("%r of %r is omitted: another tool has this name", each.name, source.name)
             else:
                 tools[each.name] = each
     unreachable = (source.name for source, offer in zip(agent.sources, offers, strict=True) if offer is None)
@@ -53,14 +53,14 @@ async def read_toolset(agent: Agent) -> Toolset:
 
 
 async def _offer_of(source: ToolSource) -> Sequence[Tool] | None:
-    """Return a source's tools, or None where it does not have them now."""
+    """Return a source's tools, or None if it fails or does not answer in time."""
     try:
         async with asyncio.timeout(READ_S):
             return await source.tools()
     except TimeoutError:
-        _log.warning("the tools of %r are left out: no answer within %g s", source.name, READ_S)
+        _log.warning("the tools of %r are omitted: no answer within %g s", source.name, READ_S)
     except ToolsUnavailableError as error:
-        _log.info("the tools of %r are left out: %s", source.name, error.message)
+        _log.info("the tools of %r are omitted: %s", source.name, error.message)
     except Exception:  # noqa: BLE001 - foreign code: a turn must not die of it
-        _log.exception("the tools of %r are left out: their source failed", source.name)
+        _log.exception("the tools of %r are omitted: their source failed", source.name)
     return None

@@ -1,12 +1,12 @@
-"""The stall watchdog: silence where progress is due is detected, reported, and at last cut.
+"""The stall watchdog: detects, reports and finally cuts silences of models and tools.
 
-Two levels. Past the advisory budget the silence is reported: a record for readers, a line in the log with what happened
-last, the agent's own counter. It is reported once; before the first token, again each time the silence is twice as
-long. Past the limit the model call is cut, which fails as `ModelStalledError` and is tried again; a tool has its own
-timeout for that. Pings count as no progress: they prove a connection, not a model.
+There are two levels. Past the advisory budget the silence is reported: by a record for readers, a log line with the
+last activity, and the agent's callback. It is reported once; before the first token, again each time the silence has
+doubled. Past the limit the model call is cut: it fails with `ModelStalledError` and is retried. A tool has its own
+timeout instead. Pings are no progress: they prove a connection, not a model.
 
-The time is the world's. Each watch asks to be called when something could be due, so that a token costs a look at the
-clock. Whatever goes wrong in here is logged and changes nothing for what is being watched.
+Time comes from the `World`. Each watch has one timer, so that a token costs only one reading of the clock. An error in
+the watchdog is logged, and does not affect the watched work.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from midstream.session.turn.commands import Stalled, StallFinished
 from midstream.timing import StallBudgets, StalledOn
 
 RECENT_MAX = 20
-"""Kinds of activity in a row that a log line names; repetitions of one kind count once."""
+"""Kinds of recent activity that a log line names; repetitions of one kind count once."""
 STEP_S = 0.001
-"""The shortest time between two looks, so that rounding makes no busy loop."""
+"""The shortest time between two checks, so that rounding causes no busy loop."""
 
 _log = logging.getLogger(__name__)
 
 
 class Level(StrEnum):
-    """Outcome of a silence."""
+    """The outcome of a silence."""
 
     ADVISORY = "advisory"
-    """It is longer than usual; nothing was done."""
+    """The silence is longer than usual; nothing was done."""
     FAIL = "fail"
-    """It was cut."""
+    """The silence was cut."""
     OVER = "over"
-    """It ended by itself after it had been noticed."""
+    """The silence ended by itself after it was reported."""
 
 
 class StallSeen(Struct, frozen=True):
-    """Argument of an agent's `on_stall`. `call_id` is empty where a model is silent."""
+    """Argument of an agent's `on_stall`. `call_id` is empty if a model is silent."""
 
     level: Level
     session: str
@@ -62,7 +62,7 @@ OnStall = Callable[[StallSeen], None]
 
 
 class _Activity:
-    """Some of one kind in a row."""
+    """Successive activity of one kind."""
 
     __slots__ = ("at", "count", "kind")
 
@@ -76,9 +76,9 @@ class Watch:
     """Watches one model call, or one run of a tool.
 
     Args:
-        place: The session with the number of turn and response, and the id of the call for a tool.
-        tell: Takes the records for readers.
-        on_stall: The agent's own counter.
+        place: The session, the numbers of turn and response, and for a tool the id of the call.
+        send_record: Receives the records for readers.
+        on_stall: The agent's callback.
     """
 
     def __init__(
@@ -86,37 +86,33 @@ class Watch:
         world: World,
         budgets: StallBudgets,
         place: tuple[str, int, int, str],
-        tell: Callable[[Stalled | StallFinished], None],
+        send_record: Callable[[Stalled | StallFinished], None],
         on_stall: OnStall | None = None,
     ) -> None:
         self._world = world
         self._budgets = budgets
         self._session, self._turn, self._response, self._call_id = place
-        self._tell = tell
+        self._send_record = send_record
         self._on_stall = on_stall
         self._waiting_for = StalledOn.TOOL if self._call_id else StalledOn.FIRST_TOKEN
         self._since = world.monotonic()
         self._pinged_at: float | None = None
         self._shortest_s = budgets.tool_s if self._call_id else min(budgets.between_tokens_s, budgets.tool_s)
-        """The least budget of a silence that may begin while this one lasts."""
+        """The least budget of a silence that may begin during this one."""
         self._warnings = 0
         """How often this silence was reported."""
         self._is_held = False
         self._pauses = 0
-        """Waits for a person that are under way."""
+        """Current waits for a person."""
         self._recent: deque[_Activity] = deque(maxlen=RECENT_MAX)
         self._cut: asyncio.Timeout | None = None
         self._timer: Cancellable | None = None
         self.silent_s = 0.0
-        """How long it had been silent when it was cut; 0 while it was not."""
+        """Duration of the silence when it was cut; 0 if it was not."""
 
     async def __aenter__(self) -> Self:
-        """Watch what is done inside.
-
-        Leaving it raises:
-            TimeoutError: It was silent past the limit and was cut (`silent_s` is above 0).
-        """
-        if not self._call_id:  # a tool is not cut by us
+        """Watch the `async with` block; it raises `TimeoutError` if its work was cut for silence (`silent_s` > 0)."""
+        if not self._call_id:  # tools have their own timeout
             self._cut = asyncio.timeout(None)
             await self._cut.__aenter__()
         self._check_again()
@@ -127,17 +123,17 @@ class Watch:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._call_id and self._warnings:  # a tool that ends makes no other sign
+        if self._call_id and self._warnings:  # the end of a tool is its only further sign
             self._end_episode(self._world.monotonic() - self._since)
-        self._tell = _ignore  # a request that is kept must not keep a session
+        self._send_record = _ignore  # a request that is kept must not keep a session in memory
         if self._cut is not None:
             await self._cut.__aexit__(kind, error, trace)
 
     def note_progress(self, kind: str, waiting_for: StalledOn | None = None) -> None:
-        """Take note of progress; the clock runs again from now.
+        """Record progress and restart the clock.
 
         Args:
-            waiting_for: What comes next, where that is not what came: a model call waits for a tool of its upstream.
+            waiting_for: The next awaited event, if of another kind: a model call may wait for its upstream's tool.
         """
         now = self._world.monotonic()
         self._is_held = False
@@ -153,18 +149,16 @@ class Watch:
             self._recent.append(_Activity(kind, now))
 
     def note_ping(self) -> None:
-        """Take note of a sign that the connection lives; it is no progress."""
+        """Record that the connection is alive. This is no progress."""
         self._pinged_at = self._world.monotonic()
 
     def hold(self) -> None:
-        """Stop the clock until something comes: the journal is waited for now."""
+        """Stop the clock until the next progress, while the journal is awaited."""
         self._is_held = True
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stop the clock inside: what is waited for is a person. It starts again when no person is waited for any
-        more.
-        """
+        """Stop the clock in the block, which waits for a person. It runs again after the last such block."""
         self._pauses += 1
         try:
             yield
@@ -181,10 +175,10 @@ class Watch:
                 None if wait_s is None else self._world.later(max(wait_s, STEP_S), self._check_again)
             )
         except Exception:  # noqa: BLE001 - a fault in here must not become the turn's
-            _log.exception("the stall watchdog failed; nothing is watched here", extra=self._ids())
+            _log.exception("the stall watchdog failed; this call is no longer watched", extra=self._ids())
 
     def _check(self) -> float | None:
-        """Do what is due and return the seconds until the next look, or None where nothing more can be due."""
+        """Report or cut if due, and return the seconds until the next check, or None if there will be none."""
         advisory_s, limit_s = self._budgets.of(self._waiting_for)
         if self._cut is not None and self._waiting_for is StalledOn.TOOL:
             limit_s = self._budgets.upstream_tool_max_s
@@ -193,16 +187,16 @@ class Watch:
             self._end(silent_s)
             return None
         if silent_s >= self._warning_s(advisory_s):
-            while silent_s >= self._warning_s(advisory_s):  # a late look warns once
+            while silent_s >= self._warning_s(advisory_s):  # a late check warns once
                 self._warnings += 1
             self._report(Level.ADVISORY, silent_s)
-        # Who speaks meanwhile begins a silence with a budget of its own: never sleep past the end of that.
+        # Progress during the sleep begins a silence with another budget: never sleep past its end.
         until_notice_s = min(self._shortest_s, self._warning_s(advisory_s) - silent_s)
         wait_s = until_notice_s if limit_s is None else min(until_notice_s, limit_s - silent_s)
         return wait_s if wait_s < math.inf else None
 
     def _warning_s(self, advisory_s: float) -> float:
-        """Return after how many seconds of silence the next warning is due; infinite where none is."""
+        """Return the seconds of silence until the next warning, or infinity."""
         if self._warnings and self._waiting_for is not StalledOn.FIRST_TOKEN:
             return math.inf
         return advisory_s * 2.0**self._warnings
@@ -218,12 +212,12 @@ class Watch:
         self._report(Level.OVER, silent_s)
 
     def _report(self, level: Level, silent_s: float) -> None:
-        """Report to readers, the log and the agent's counter. A fault of any of them is not the turn's."""
+        """Report to readers, the log and the agent's callback. Their errors do not affect the turn."""
         place = (self._turn, self._response, self._waiting_for, round(silent_s, 3), self._call_id)
         try:
             _log.log(*_WORDS[level], self._waiting_for, silent_s, extra=self._ids() | self._what(silent_s))
             if level is not Level.FAIL:  # the failed attempt is in the journal itself
-                self._tell(Stalled(*place) if level is Level.ADVISORY else StallFinished(*place))
+                self._send_record(Stalled(*place) if level is Level.ADVISORY else StallFinished(*place))
             if self._on_stall is not None:
                 seen = StallSeen(
                     level,
@@ -243,7 +237,7 @@ class Watch:
         return {**ids, "call": self._call_id} if self._call_id else {**ids}
 
     def _what(self, silent_s: float) -> dict[str, object]:
-        """Return the facts about a silence for people: kinds and times, never words."""
+        """Return the facts about a silence for the log: kinds and times, never content."""
         now = self._world.monotonic()
         recent = [f"{each.kind} x{each.count}, {now - each.at:.1f} s ago" for each in self._recent]
         ping_s = None if self._pinged_at is None else round(now - self._pinged_at, 3)

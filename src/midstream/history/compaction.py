@@ -1,8 +1,7 @@
-"""Compaction: what a model is shown of a conversation that is longer than it can read.
+"""Compaction: the part of a conversation that a model gets if the whole is too long.
 
-The history stays as it is. A cut is a number of entries from the beginning that are left out of what is shown; it
-falls between entries, so a call is never parted from its result, and the user's message that the rest answers is shown
-whatever the cut. Nothing here is random or measured twice: the same history and cut are shown the same.
+The history is not changed. A cut is the number of omitted entries at the beginning. Entries are never split, so a call
+stays with its result, and the user message of the first shown entry is always included. The result is deterministic.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from midstream.history.messages import (
 )
 
 SHOWN_CHARS_MAX = 512 * 1024
-"""Characters of one result that a model is shown: more than most read at all (about 130,000 tokens)."""
+"""Characters of one result for a model: more than most models read at all (about 130,000 tokens)."""
 
 
 LEFT_OUT = "[Older parts of this conversation were left out here, because it is longer than you can read.]"
 FILE_CHARS_MAX = 20_000
-"""Characters that an attachment counts at most: a model reads it in fewer tokens than it has bytes."""
+"""Greatest number of characters that an attachment counts: a model reads it in fewer tokens than it has bytes."""
 
 
 def cut_history(history: History, cut: int) -> History:
-    """Return what a model is shown where the first `cut` entries are left out."""
+    """Return the history for a model without the first `cut` entries."""
     if cut <= 0:
         return history
     opening = _opening(history, cut)
@@ -40,9 +39,9 @@ def cut_history(history: History, cut: int) -> History:
 
 
 def next_cut(history: History, cut: int = 0) -> int | None:
-    """Return a cut that leaves out about the older half of what `cut` shows, or None where nothing can be left out.
+    """Return a cut that omits about the older half of the rest after `cut`; None if nothing can be omitted.
 
-    The newest entry is never left out, however long it is.
+    The newest entry is never omitted.
     """
     entries = history.entries
     last = len(entries) - 1
@@ -63,7 +62,7 @@ def next_cut(history: History, cut: int = 0) -> int | None:
 
 
 def _opening(history: History, cut: int) -> int | None:
-    """Return where the user's message stands that the first shown entry is, or belongs to."""
+    """Return the place of the user message to which the first shown entry belongs."""
     for place in range(min(cut, len(history.entries) - 1), -1, -1):
         if isinstance(history.entries[place], UserMessage):
             return place
@@ -71,7 +70,7 @@ def _opening(history: History, cut: int) -> int | None:
 
 
 def _size(entry: Entry) -> int:
-    """Return about how much of a model's context an entry takes, in characters."""
+    """Return the approximate size of an entry in a model's context, in characters."""
     if isinstance(entry, Step):
         return (
             1
@@ -92,5 +91,5 @@ def _part_size(part: ResponsePart) -> int:
 
 
 def _result_size(result: ToolResult) -> int:
-    # A model is shown the whole of a large one, which the record does not hold.
+    # A model gets the whole of a large result, which the record does not contain.
     return min(result.size, SHOWN_CHARS_MAX) if result.blob else len(result.content)

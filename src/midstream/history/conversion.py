@@ -1,4 +1,4 @@
-"""Conversion: one provider's messages written as another's, literally, with findings for what cannot cross."""
+"""Literal conversion of one provider's messages to another format, with findings for lost content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from midstream.history.repair.system_prompts import with_words, words_of_system
 
 
 class Converted(Struct, frozen=True):
-    """A history in another format. `findings` lists what it could not hold."""
+    """A history in another format. `findings` lists lost content."""
 
     messages: list[Value]
     system: Value = None
@@ -36,10 +36,10 @@ class Converted(Struct, frozen=True):
 def convert_messages(
     messages: list[Value], source: Format, target: Format, *, system: Value = None
 ) -> Converted:
-    """Write a history in another format; in its own it comes back as it is.
+    """Write a history in another format; in its own format it is returned unchanged.
 
     Raises:
-        InvalidHistoryError: A message is no object.
+        InvalidHistoryError: A message is not an object.
     """
     if source.name == target.name:
         return Converted(messages, system)
@@ -52,7 +52,7 @@ def convert_messages(
 
 
 def _group(turns: list[MessageTurn], source: Format) -> list[MessageTurn]:
-    """Gather what a format spreads over several messages: the items of a response, the results of a response."""
+    """Join the parts that a format spreads over several messages: a response's items, a response's results."""
     if source.layout is ResultPlacement.GROUPED:
         return turns
     grouped: list[MessageTurn] = []
@@ -68,7 +68,7 @@ def _group(turns: list[MessageTurn], source: Format) -> list[MessageTurn]:
 
 
 class _Crossing:
-    """One conversion: which calls have which names and ids, and what was found."""
+    """State of one conversion: names and ids of calls, and findings."""
 
     def __init__(self, source: Format, target: Format, system: Value) -> None:
         self.source = source
@@ -77,7 +77,7 @@ class _Crossing:
         self.findings: list[Finding] = []
         self.out: list[MessageTurn] = []
         self.calls: dict[Value, list[Part]] = {}
-        """Calls of the target that wait for a result, by their id or name in the source."""
+        """Calls of the target that wait for a result, by their original id or name."""
         self.count = 0
 
     def run(self, turns: list[MessageTurn]) -> Converted:
@@ -173,7 +173,7 @@ class _Crossing:
             self.out.append(MessageTurn(Role.USER, others, None, turn.at))
 
     def _result(self, part: Part, turn: MessageTurn, others: list[Part]) -> Part:
-        """Write a result; images in it follow it as the user's."""
+        """Write a result; its images follow as the user's."""
         waiting = self.calls.get(_key(part)) or self.calls.get(("name", part.name))
         call = waiting.pop(0) if waiting else self.target.call(str(part.id or ""), part.name, {})
         words, media = self.source.pieces(part)
@@ -206,7 +206,7 @@ class _Crossing:
 
 
 def _object(text: str) -> Value:
-    """The object in arguments that are the JSON text of one."""
+    """Return the object in arguments that are its JSON text."""
     return json.loads(text)
 
 

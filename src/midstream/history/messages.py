@@ -1,7 +1,7 @@
-"""Messages and steps that cannot be invalid.
+"""Messages and steps, valid by construction.
 
-A call is answered or it is not history: `Step` refuses to exist with a result missing, surplus or out of
-order, so a dangling call is a state of the turn (`session/turn/`) and never a state of the history.
+A step has a result for each call: `Step` raises if a result is missing, surplus or out of order. So an open call is a
+state of the turn (`session/turn/`), never of the history.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from midstream.errors import InvalidHistoryError
 
 
 def storable(text: str) -> str:
-    """Return `text` with `?` for each lone surrogate: half a character has no UTF-8 form, so no journal holds it.
+    """Return `text` with `?` for each lone surrogate, which has no UTF-8 form and cannot be journaled.
 
-    They come from providers that cut an emoji in two, and from file names in error messages.
+    Their sources are providers that cut an emoji in two, and file names in error messages.
     """
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class Text(Struct, frozen=True, gc=False, tag="text"):
-    """Words to read."""
+    """Plain text."""
 
     text: str
 
@@ -33,7 +33,8 @@ class Text(Struct, frozen=True, gc=False, tag="text"):
 class Thinking(Struct, frozen=True, gc=False, tag="thinking", omit_defaults=True):
     """Reasoning of a model. `signature` is the provider's, kept byte for byte.
 
-    `is_redacted`: the provider withholds the words; `signature` holds them, for its own eyes, and `text` is empty.
+    `is_redacted`: the provider withholds the text; `signature` contains it, readable only for the provider, and `text`
+    is empty.
     """
 
     text: str
@@ -45,12 +46,11 @@ class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
     """An attachment.
 
     Args:
-        media_type: Such as `image/png`.
-        data: It in base64; or null, and `url` has its address.
-        url: Where it is; or null, and `data` is it.
-        name: What people call it.
-        detail: How closely a model is to look at an image, in the word of OpenAI's APIs, such as `low` or `high`;
-            null leaves it to the model.
+        media_type: The media type, such as `image/png`.
+        data: Its content in base64; or null if `url` has its address.
+        url: Its address; or null if `data` has its content.
+        name: Its name for users.
+        detail: The level of detail of an image in OpenAI's terms, such as `low`; null for the model's default.
     """
 
     media_type: str
@@ -63,10 +63,9 @@ class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
 class ToolCall(Struct, frozen=True, gc=False, tag="call", omit_defaults=True):
     """A tool request.
 
-    `id` is unique within its response; where the provider gave none or gave one twice, it was minted and
-    `provider_id` holds the original. `arguments` is the JSON text exactly as the model wrote it, also when it
-    is broken. `signature` is the provider's over the call (Gemini's thought signature), kept byte for byte: the
-    model that signed it requires it back.
+    `id` is unique within its response; if the provider's id was missing or repeated, it was minted, and `provider_id`
+    has the original. `arguments` is the JSON text exactly as the model wrote it, even if it is invalid. `signature` is
+    the provider's over the call (Gemini's thought signature), kept byte for byte: the model that signed it requires it.
     """
 
     id: str
@@ -80,7 +79,7 @@ UserPart = Text | File
 
 
 class Outcome(StrEnum):
-    """How a call ended."""
+    """The end of a call."""
 
     OK = "ok"
     ERROR = "error"
@@ -93,14 +92,14 @@ class Outcome(StrEnum):
 
 
 class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defaults=True):
-    """A tool that the upstream ran itself, elsewhere: shown and kept. It never runs here and needs no result.
+    """A tool call that the upstream ran itself. It is shown and stored; it never runs here and needs no result.
 
     Args:
         id: Unique among the upstream's calls of its response.
-        name: The upstream's name of the tool; "" where it gave none.
-        arguments: As the upstream gave them, usually JSON text; cut at 16,384 characters, with a mark.
-        content: What the upstream read, cut likewise.
-        outcome: How it ended; None only while it runs, never in a step.
+        name: The upstream's name of the tool; "" if it has none.
+        arguments: The upstream's arguments, usually JSON text; cut at 16,384 characters, with a mark.
+        content: Its result for the upstream, cut likewise.
+        outcome: Its outcome; None only while it runs, never in a step.
     """
 
     id: str
@@ -111,18 +110,18 @@ class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defa
 
 
 UPSTREAM_CHARS_MAX = 16 * 1024
-"""Characters that are kept of the arguments, and of the content, of a call that ran upstream: it remembers the rest."""
+"""Stored characters of the arguments and of the content of an upstream call; the upstream has the rest."""
 UPSTREAM_CUT = "The agent that ran this tool did not say how it ended."
-"""The content of a call that ran upstream and was still open when the response ended."""
+"""The content of an upstream call that was still open when the response ended."""
 
 ResponsePart = Text | Thinking | ToolCall | UpstreamCall
 
 
 class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
-    """The answer to one call. `content` is what the model reads: plain text or JSON text.
+    """The answer to one call. `content` is plain text or JSON text for the model.
 
-    A large one is kept apart, once for each session (`session/blobs.py`): then `content` is only its beginning,
-    `blob` the digest by which the whole is found, and `size` the bytes of the whole in UTF-8.
+    A large one is stored once for each session (`session/blobs.py`). Then `content` is only its beginning, `blob` the
+    digest of the whole, and `size` its UTF-8 bytes.
     """
 
     call_id: str
@@ -136,11 +135,11 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
     """Tokens, as the provider counted them.
 
     Args:
-        input_tokens: All that was read, from a cache or not, written to one or not.
-        output_tokens: All that was written.
-        cached_tokens: What of that came from a cache.
-        cache_write_tokens: What of that was written to a cache.
-        reasoning_tokens: What of `output_tokens` was thought, where the provider counts that.
+        input_tokens: All input tokens, including those read from or written to a cache.
+        output_tokens: All output tokens.
+        cached_tokens: The input tokens from a cache.
+        cache_write_tokens: The input tokens written to a cache.
+        reasoning_tokens: The output tokens of thinking, if the provider counts them.
     """
 
     input_tokens: int = 0
@@ -160,7 +159,7 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
         )
 
     def __sub__(self, other: Usage) -> Usage:
-        """Return the tokens beyond those of `other`."""
+        """Return the tokens in excess of `other`."""
         return Usage(
             self.input_tokens - other.input_tokens,
             self.output_tokens - other.output_tokens,
@@ -171,7 +170,7 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Finish(StrEnum):
-    """Why a response ended."""
+    """The reason for the end of a response."""
 
     STOP = "stop"
     CALLS = "calls"
@@ -179,24 +178,24 @@ class Finish(StrEnum):
     """The output limit cut it."""
     FILTER = "filter"
     INTERRUPTED = "interrupted"
-    """We stopped listening: a cancel, or an owner that died. The text so far was kept."""
+    """midstream stopped reading: after a cancellation, or the death of a node. The text so far was kept."""
 
 
 class UserMessage(Struct, frozen=True, gc=False, tag="user"):
-    """A message of a person, or of the host on their behalf."""
+    """A message of a user, or of the host for a user."""
 
     parts: tuple[UserPart, ...]
 
     @classmethod
     def of(cls, text: str) -> UserMessage:
-        """Make a message of one text."""
+        """Create a message of one text."""
         return cls((Text(text),))
 
 
 class Response(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One answer of a model, whole. Its calls carry distinct ids.
+    """One complete answer of a model. Its calls have distinct ids.
 
-    `stop_sequence` is the requested text before which the answer ended, where the provider named it.
+    `stop_sequence` is the requested text before which the answer ended, if the provider returns it.
     """
 
     parts: tuple[ResponsePart, ...]
@@ -212,12 +211,12 @@ class Response(Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The tool requests, in the model's order; not those that the upstream ran itself."""
+        """The tool requests, in the model's order, without those that the upstream ran itself."""
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
     @property
     def text(self) -> str:
-        """The words for the reader, without thinking and calls."""
+        """The text for the reader, without thinking and calls."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
 
@@ -246,7 +245,7 @@ Entry = UserMessage | Step
 
 
 class History(Struct, frozen=True, gc=False):
-    """A conversation that every model can be shown: user messages and whole steps."""
+    """A conversation that is valid for every model: user messages and complete steps."""
 
     entries: tuple[Entry, ...] = ()
 
@@ -258,7 +257,7 @@ class History(Struct, frozen=True, gc=False):
 class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
     """Description of a tool for a model. `parameters` is a JSON schema of an object.
 
-    `strict`: whether the provider is to hold arguments to that schema; None leaves it to the provider's adapter.
+    `strict`: whether the provider must enforce the schema of arguments; None for the default of the provider's adapter.
     """
 
     name: str
@@ -268,10 +267,10 @@ class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def with_distinct_ids(parts: tuple[ResponsePart, ...], *, response_no: int) -> tuple[ResponsePart, ...]:
-    """Mint an id for each call that came with none or with one used before in this response.
+    """Mint an id for each call without one, or with a repeated one in this response.
 
-    Providers send empty ids (MiniMax) and repeat them; the minted id follows from the place of the call, so
-    that it is the same whenever the same response is parsed again.
+    Providers send empty ids (MiniMax) and repeat them. A minted id follows from the place of the call, so that it is
+    the same each time the response is parsed.
     """
     taken = {part.id for part in parts if isinstance(part, ToolCall)}
     seen: set[str] = set()

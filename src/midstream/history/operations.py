@@ -1,6 +1,6 @@
-"""Histories of any agent: check them, repair them, convert them.
+"""Check, repair and conversion of histories.
 
-Needs nothing else of midstream: plain dicts of one provider in, plain dicts out, no SDK, no I/O.
+Independent of the rest of midstream: plain dicts of one provider in, plain dicts out, no SDK, no I/O.
 """
 
 from __future__ import annotations
@@ -48,38 +48,36 @@ def repair(
     outcomes: Mapping[str, Outcome] | None = None,
     prefill: bool = False,
 ) -> Repaired:
-    """Make a history acceptable to its provider, losing nothing.
+    """Repair a history so that its provider accepts it, without loss of content.
 
-    One linear walk. Nothing wrong: the very list that was given comes back. Otherwise a new list, in which
-    every message that needed no change is still the same object; the input is never changed. The next prompt
-    may follow whatever comes back. Repairing the result again changes nothing, so store it.
+    Takes linear time. A valid list is returned itself. Otherwise the result is a new list, in which every unchanged
+    message is the same object; the input is never changed. The next prompt may follow the result. A repeated repair
+    changes nothing, so store the result.
 
     Args:
         messages: One provider's messages, as plain dicts.
         format: `anthropic`, `openai-chat`, `openai-responses`, `gemini`, `mistral`, `bedrock`, `pydantic-ai` or
-            `langchain`. Without a name, it is recognized by the messages' content. A list whose messages fit several
-            formats comes back as it is where none of them finds anything wrong, and is refused otherwise.
-        profile: Whose rules hold; the format's own provider unless named (`midstream.history.profiles.PROFILES`).
-        model: The model that will be asked; thinking that was signed for another one is dropped.
+            `langchain`. Without a name, it is recognized by the messages' content. A list that may be of several
+            formats is returned unchanged if it is valid in each of them, and refused otherwise.
+        profile: The provider whose rules apply; by default the format's own (`midstream.history.profiles.PROFILES`).
+        model: The model of the coming request; thinking that was signed for another one is dropped.
         thinking: Whether the coming request has thinking on, if known; `advice.thinking` may turn it off. `every`:
-            it has, and the provider requires the reasoning of every response, not only of those with calls.
-        system: The system prompt that is sent beside the list; comes back in `Repaired.system`, with system
-            messages of the list moved into it where the provider requires that.
-        live_tail: The last response is still at work (an approval is pending, a tool is running): its open calls
-            are no defect and stay open.
-        mode: `repair`; `strict` to raise instead; `drop` to leave out steps that are not complete, and nothing of a
-            user; `sanitize` for what an aborted run left, as a run of another framework takes it: without open
-            calls, empty responses, system prompts, run ids, and all but the last of requests in a row; `rollback` to
-            cut the list at the last complete step. `Edit.lost` holds the text that went.
-        outcomes: How calls without a result ended, by call id, where the caller has them: `denied` by the user,
-            `not-started`, `interrupted`, `unknown`. Unknown is assumed.
-        prefill: The last response is one that the model is to continue.
+            thinking is on, and the provider requires the reasoning of every response, not only of those with calls.
+        system: The separate system prompt; returned in `Repaired.system`, with system messages if required.
+        live_tail: Whether the last response is unfinished (an approval or a tool is running); its open calls are valid.
+        mode: `repair`; `strict` raises instead; `drop` removes incomplete steps, and no user message; `sanitize`
+            prepares the rest of an aborted run for a new one: without open calls, empty responses, system prompts, run
+            ids, and all but the last of successive requests; `rollback` cuts the list after the last complete step.
+            `Edit.lost` has the removed text.
+        outcomes: Known outcomes of calls without a result, by call id: `denied` by the user, `not-started`,
+            `interrupted`, `unknown` (the default).
+        prefill: Whether the model must continue the last response.
 
     Raises:
-        InvalidHistoryError: This is no list, or a message is no JSON value (cyclic, too deep, other objects).
-        HistoryRefusedError: In mode `strict`, something would be refused; `findings` has what and where.
-        UnreadableHistoryError: No format was named, and the messages fit several; the message lists them.
-        UsageError: There is no format, profile or mode of this name.
+        InvalidHistoryError: The history is not a list, or a message is not a JSON value (cyclic, too deep, objects).
+        HistoryRefusedError: In mode `strict`, the provider would refuse the history; `findings` has the reasons.
+        UnreadableHistoryError: No format was named, and several are possible; the message lists them.
+        UsageError: There is no format, profile or mode with this name.
     """
     if not isinstance(messages, list):
         raise InvalidHistoryError(f"a history must be a list of messages; got {type(messages).__name__}")
@@ -100,7 +98,7 @@ def _recognize(messages: list[Value], profile: str | None, given: CallerKnowledg
     """Recognize the format of a list.
 
     Raises:
-        UnreadableHistoryError: It may be of several formats, and they disagree about what is wrong.
+        UnreadableHistoryError: Several formats are possible, and their findings differ.
     """
     spoken = find_profile(profile).speaks if profile is not None else None
     names = candidates_for(messages, system=given.system, spoken=spoken)
@@ -127,15 +125,14 @@ def check(
     live_tail: bool = False,
     prefill: bool = False,
 ) -> list[Finding]:
-    """List everything a provider would refuse, with its place and the rule it breaks; empty if nothing.
+    """Return everything that a provider would refuse, with its place and its rule.
 
-    Nothing is found exactly when `repair` would give back the list it was given. Without a `format`, it is
-    recognized by the messages' content.
+    The result is empty exactly if `repair` would return the list itself. The content determines the default format.
 
     Raises:
-        InvalidHistoryError: This is no list, or a message is no JSON value.
-        UnreadableHistoryError: No format was named, and the messages fit several; the message lists them.
-        UsageError: There is no format or profile of this name.
+        InvalidHistoryError: The history is not a list, or a message is not a JSON value.
+        UnreadableHistoryError: No format was named, and several are possible; the message lists them.
+        UsageError: There is no format or profile with this name.
     """
     done = repair(
         messages, format=format, profile=profile, system=system, live_tail=live_tail, prefill=prefill
@@ -148,12 +145,12 @@ def convert(
 ) -> Converted:
     """Write one provider's messages as another's.
 
-    Literal: nothing is repaired, so repair before or after. What the target cannot hold (another provider's
-    signed thinking, hosted tools, unknown parts) is listed in `findings` and kept as words where it has any.
+    The conversion is literal, so repair before or after it. Content that the target has no place for (another
+    provider's signed thinking, hosted tools, unknown parts) is listed in `findings`, and kept as text if possible.
 
     Raises:
-        InvalidHistoryError: This is no list, or a message is no object.
-        UsageError: There is no format of this name.
+        InvalidHistoryError: The history is not a list, or a message is not an object.
+        UsageError: There is no format with this name.
     """
     if not isinstance(messages, list):
         raise InvalidHistoryError(f"a history must be a list of messages; got {type(messages).__name__}")
@@ -163,4 +160,4 @@ def convert(
 repair_by_name: Callable[..., Repaired] = repair
 check_by_name: Callable[..., list[Finding]] = check
 convert_by_name: Callable[..., Converted] = convert
-"""The same three for formats and profiles that are known at run time only, such as from a file: a wrong name raises."""
+"""The same functions for names of formats and profiles that are known only at run time; an unknown name raises."""

@@ -1,7 +1,7 @@
-"""Rules of what each provider accepts, as data.
+"""The rules of each provider, as data.
 
-A profile is read by `repair`, `check` and `render` and by nothing else; a rule that is not a value here does not
-exist. Sources and error texts: `docs/spec/history.md`.
+Only `repair`, `check` and `render` read profiles; every rule is a value here. Sources and error texts:
+`docs/spec/history.md`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from midstream.history.codecs.codec_spec import Format, ResultPlacement, Value
 T = TypeVar("T")
 
 _ID_SIZE_LIMIT = 1 << 20
-"""In characters: where a provider names no limit there is still one, so that a test has a number."""
+"""A limit for providers that document none, in characters."""
 _ANYTHING = r"(?s:.+)"
 _WORD = r"[a-zA-Z0-9_-]+"
-_CLAUDES_TOLD_LATER = r"claude-(opus-(4-8|[5-9])|sonnet-[5-9]|haiku-(5-5|[6-9])|fable|mythos).*"
-"""From Opus 4.8 on, at Anthropic itself only; elsewhere the role is refused."""
+_CLAUDES_WITH_LATER_SYSTEM = r"claude-(opus-(4-8|[5-9])|sonnet-[5-9]|haiku-(5-5|[6-9])|fable|mythos).*"
+"""From Opus 4.8 on, only at Anthropic itself; elsewhere the role is refused."""
 _ALNUM = r"[a-zA-Z0-9]+"
 
 
@@ -34,67 +34,67 @@ class Profile(Struct, frozen=True, kw_only=True):
     speaks: str = "openai-chat"
     """The format of its messages."""
     signs: str = ""
-    """Whose signed thinking it needs back: its own name for a signing provider, else empty."""
+    """The provider's own name if it signs thinking and requires it, else empty."""
     is_thinking_signed: bool = False
-    """Unsigned thinking is refused, and so is thinking at the end of a response."""
+    """Whether unsigned thinking is refused, and thinking at the end of a response."""
     wants_reasoning: Literal["no", "calls", "every"] = "no"
-    """While thinking, these responses must bring their reasoning along: those with calls (DeepSeek), or every one."""
+    """With thinking on, responses that must have their reasoning: those with calls (DeepSeek), or every one."""
     takes_reasoning: bool = False
-    """Responses may bring `reasoning_content` along, whoever thought it."""
+    """Whether responses may have `reasoning_content` of any model."""
     signs_calls: bool = False
-    """The first call of each step of the current turn must bring its signature along (Gemini 3)."""
+    """Whether the first call of each step of the current turn must have its signature (Gemini 3)."""
     id_pattern: str = _ANYTHING
-    """What a call id must match as a whole."""
+    """Pattern of a whole call id."""
     id_size_max: int = 0
     """In characters; 0 for no limit."""
     id_size_exact: int = 0
-    """In characters; 0 where any length will do."""
+    """In characters; 0 for any length."""
     ids_refused: frozenset[str] = frozenset()
     ids_are_unique: Literal["response", "list"] = "response"
-    """How far a call id must be unique."""
+    """The scope in which a call id must be unique."""
     joins_users: bool = True
-    """User messages in a row are read as one turn."""
+    """Whether successive user messages are one turn."""
     alternates: Literal["no", "roles", "spoken"] = "no"
-    """`roles`: user and assistant strictly in turn. `spoken`: the same, not counting calls and results."""
+    """`roles`: user and assistant must alternate. `spoken`: the same, without calls and results."""
     first: Literal["any", "call-later", "user"] = "call-later"
-    """Who may begin: all; all but a response with calls; the user only."""
+    """The first message: any; any except a response with calls; only a user's."""
     call_follows_user: bool = False
-    """A response with calls may not follow another response (Gemini)."""
+    """Whether a response with calls must not follow another response (Gemini)."""
     system: Literal["any", "after-user", "first", "apart"] = "any"
-    """Where system prompts stand: anywhere; not after a response or a result; at the top; in a parameter."""
+    """Places of system prompts: any; not after a response or a result; at the top; a parameter."""
     system_models: str = ""
-    """Models that take system prompts in mid-list, between a user's turn and a response, though others do not."""
+    """Models that accept system prompts within the list, between a user's turn and a response."""
     user_follows_results: bool = True
-    """A user may speak directly behind a result (not in Mistral's older templates)."""
+    """Whether a user message may follow a result directly (not in Mistral's older templates)."""
     trims_prefill: bool = False
-    """A last response that the model is to continue may not end in white space."""
+    """Whether a response that the model must continue may not end in white space."""
     repeats_system: bool = True
     """Whether equal system prompts may be repeated."""
     blank: Literal["ok", "empty", "white"] = "ok"
-    """Which texts are refused: none; empty ones; also those of nothing but white space."""
+    """Refused texts: none; empty ones; also those of only white space."""
     is_white_result_refused: bool = False
-    """Results of nothing but white space are refused."""
+    """Whether results of only white space are refused."""
     is_empty_user_refused: bool = True
-    """User messages without any content are refused."""
+    """Whether user messages without content are refused."""
     is_hollow_refused: bool = True
-    """Responses without words and calls are refused."""
+    """Whether responses without text and calls are refused."""
     mixes_results: bool = True
-    """Results and words may stand in one user message."""
+    """Whether one user message may have results and text."""
     pairs_hosted: bool = False
-    """A hosted call and its result must stand in the same response."""
+    """Whether a hosted call and its result must be in the same response."""
     files: Literal["any", "images", "none"] = "images"
-    """Which attachments of a user a model is shown as they are; the others are described in words."""
+    """A user's attachments that are sent; the others are described as text."""
     result_files: Literal["any", "unless-failed", "none"] = "any"
-    """Which results may hold images and other attachments beside words."""
+    """Results that may have images and other attachments."""
     responses_show_files: bool = False
-    """Whether responses may hold images and other attachments."""
+    """Whether responses may have images and other attachments."""
 
     def takes_id(self, call_id: object) -> bool:
-        """Whether this can be a call's id here."""
+        """Whether this is a valid call id."""
         return self.id_test()(call_id)
 
     def id_test(self) -> Callable[[Value], bool]:
-        """Return `takes_id` as a function, for those who ask ten thousand times."""
+        """Return `takes_id` as a faster function, for many ids."""
         match = re.compile(self.id_pattern).fullmatch
         size_max = self.id_size_exact or self.id_size_max or _ID_SIZE_LIMIT
         size_min = self.id_size_exact or 1
@@ -131,7 +131,7 @@ ProfileName = Literal[
     "neutral",
     "pydantic-ai",
     "portable",
-    # The same by other names.
+    # Aliases.
     "bedrock",
     "openai",
     "openai-responses",
@@ -146,7 +146,7 @@ _PROFILES = (
         name="anthropic",
         trims_prefill=True,
         result_files="unless-failed",
-        system_models=_CLAUDES_TOLD_LATER,
+        system_models=_CLAUDES_WITH_LATER_SYSTEM,
         speaks="anthropic",
         files="any",
         signs="anthropic",
@@ -334,7 +334,7 @@ _PROFILES = (
 
 
 def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile:
-    """Return the profile that accepts only what two others accept."""
+    """Return the profile that accepts only what both others accept."""
     sizes = [size for size in (first.id_size_max, second.id_size_max) if size]
     return Profile(
         name=name or second.name,
@@ -371,7 +371,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
 
 
 def _later(first: T, second: T, order: tuple[T, ...]) -> T:
-    """The stricter of two values: the one that stands later in their order."""
+    """Return the stricter of two values: the later one in their order."""
     return max(first, second, key=order.index)
 
 
@@ -380,7 +380,7 @@ def _narrower(first: str, second: str) -> str:
 
 
 def _common_profile() -> Profile:
-    """Return the rules that all of them accept. System prompts stay in the list: their place is the format's matter."""
+    """Return the rules that all providers accept. System prompts stay in the list: the format decides their place."""
     union = _PROFILES[0]
     for profile in _PROFILES:
         union = both(union, profile, name="portable")
@@ -388,12 +388,12 @@ def _common_profile() -> Profile:
 
 
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _common_profile())}
-"""Every profile by its name. `neutral` and `pydantic-ai` are for histories that any provider may get next."""
+"""The profiles by name. `neutral` and `pydantic-ai` are for histories that may be sent to any provider next."""
 
 WIRES = PROFILES | {
     "converse": replace(PROFILES["bedrock-claude"], signs="", is_thinking_signed=False, pairs_hosted=False)
 }
-"""The rules of each `Format.wire`: those of a profile, or what Converse itself refuses for any model."""
+"""The rules of each `Format.wire`: those of a profile, or those of Converse for any model."""
 
 _ALIASES = {
     "bedrock": "bedrock-claude",
@@ -406,10 +406,10 @@ _ALIASES = {
 
 
 def find_profile(name: str) -> Profile:
-    """Find a profile by its name or by the name of its format.
+    """Return a profile by its name or by the name of its format.
 
     Raises:
-        UsageError: There is none of this name; the message lists those there are.
+        UsageError: There is none with this name; the message lists all names.
     """
     plain = name.strip().lower().replace("_", "-")
     found = PROFILES.get(plain) or PROFILES.get(_ALIASES.get(plain, ""))
@@ -421,16 +421,18 @@ def find_profile(name: str) -> Profile:
 def profile_for(form: Format, name: str | None, model: str | None = None) -> Profile:
     """Return the rules for a format's messages at a provider: the format's own, and the provider's.
 
-    Chat Completions that ask for a Claude go through a proxy to Anthropic, whose rules hold unless others are named.
+    Chat Completions with a Claude go through a proxy to Anthropic, whose rules are then the default.
 
     Raises:
-        UsageError: No profile has this name.
+        UsageError: There is no profile with this name.
     """
     if name is None and model is not None and "claude" in model:
         name = form.spec.claude_profile
     named = find_profile(name or form.profile)
     if named.alternates == "spoken" and form.layout is ResultPlacement.GROUPED:
-        named = replace(named, mixes_results=False)  # results are not spoken, words behind them are
+        named = replace(
+            named, mixes_results=False
+        )  # results do not count as spoken, but text after them does
     if not form.wire or named.speaks == form.name:
         return named
     return both(WIRES[form.wire], named)

@@ -1,9 +1,9 @@
-"""Render: the only way from a session's history to what a provider is sent.
+"""Rendering of a session's history as a provider's messages.
 
-A history is written forwards, entry by entry, and nothing that was written depends on what comes later: so the
-messages of a longer history begin with those of the shorter one, and the provider's cached prefix stays warm. What is
-a matter of one message (names, ids, broken arguments, thinking, attachments) is settled here while it is written; what
-is a matter of neighbours (who may follow whom, who may begin) is settled by the profile's own repair, over the whole.
+A history is written entry by entry, independently of later entries. So the messages of a longer history begin with
+those of the shorter one, and the provider's cached prefix stays valid. Rules for one message (names, ids, invalid
+arguments, thinking, attachments) are applied here. Rules for the order of messages are applied by the profile's repair
+of the whole list.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from midstream.history.upstream_calls import words_of
 from midstream.json_depth import is_text_too_deep
 
 NAME_CHARS_MAX = 64
-"""Characters of a tool's name; OpenAI and Anthropic both refuse longer ones, also in a call that failed."""
+"""Characters of a tool's name; OpenAI and Anthropic refuse longer ones, even in a failed call."""
 
 _ODD_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _DATE = re.compile(r"[-@:]v?[0-9.:-]+").fullmatch
@@ -72,7 +72,7 @@ _object = msgspec.json.Decoder(dict[str, Value]).decode
 class Rendered(Struct, frozen=True):
     """Request for a provider.
 
-    `system` is the system prompt where the format keeps it beside the messages, else empty.
+    `system` is the system prompt if the format has it separately, else empty.
     """
 
     messages: list[Value]
@@ -89,20 +89,20 @@ def render(
     model: str = "",
     thinking: bool | None = None,
 ) -> Rendered:
-    """Write a history as messages that a provider accepts, whatever the turns in it came to.
+    """Write any history as messages that a provider accepts.
 
-    Pure, linear, and stable: more entries add messages and change none.
+    Pure, linear and stable: more entries add messages and change none.
 
     Args:
         history: The history to write; any history is accepted.
         instructions: The system prompt, or "".
-        profile: Whose rules hold (`midstream.history.profiles.PROFILES`).
-        form: The format of the messages; the one the profile's provider speaks unless named.
-        model: The model that is asked, as its responses name it: it gets its own signed thinking back, no other does.
+        profile: The provider whose rules apply (`midstream.history.profiles.PROFILES`).
+        form: The format of the messages; by default that of the profile's provider.
+        model: The model of the request, with the name in its responses: only this model gets its signed thinking.
         thinking: Whether the request has thinking on, if known; `advice.thinking` may turn it off.
 
     Raises:
-        UsageError: There is no such profile or format.
+        UsageError: The profile or format is unknown.
     """
     named = find_profile(profile)
     written = find_format(form or named.speaks)
@@ -122,7 +122,7 @@ def render(
 
 
 class _Writer:
-    """Writes entries in one format, in order, and keeps only which ids are taken."""
+    """Writes entries in one format, in order; its only state is the used ids."""
 
     def __init__(self, form: Format, profile: Profile, model: str) -> None:
         self.messages: list[Value] = []
@@ -160,7 +160,7 @@ class _Writer:
         return shown or self._form.text(file_words(part), Role.USER)
 
     def _prompt(self, message: UserMessage) -> Json:
-        """Write a prompt of several pieces, which only pydantic-ai has."""
+        """Write a prompt of several parts, which only pydantic-ai has."""
         pieces: list[Value] = []
         for part in message.parts:
             if isinstance(part, Text):
@@ -175,7 +175,7 @@ class _Writer:
     # --- responses of a model, and the results of its calls ---------------------------------------------------
 
     def step(self, step: Step) -> None:
-        """Write a response and the results of its calls; an empty response is left out."""
+        """Write a response and the results of its calls; an empty response is omitted."""
         response = _in_words(step.response)
         if self._is_plain and (words := _only_words(response.parts)):
             self.messages.append({"role": "assistant", "content": words})
@@ -226,7 +226,7 @@ class _Writer:
         return parts
 
     def _thought(self, part: Thinking, *, is_own: bool) -> Part | None:
-        """Write a thought for the model that signed it, or for a provider that takes all of them."""
+        """Write a thought for the model that signed it, or for a provider that accepts all thoughts."""
         form = self._form
         if self._profile.takes_reasoning and form.spec.reasoning == "written":
             return Part(PartKind.THINKING, None, body=part.text) if part.text.strip() else None
@@ -251,13 +251,13 @@ class _Writer:
         if not self._has_text_arguments:
             return self._form.call(call_id, name, arguments)
         made = self._form.call(call_id, name, {})
-        made.body = text  # as the model wrote them: byte for byte what a cache has seen
+        made.body = text  # exactly as the model wrote them, for the provider's cache
         inner = made.raw.get("function", made.raw)
         inner[self._form.spec.arguments_key] = text
         return made
 
     def _sign(self, made: Part, call: ToolCall, *, is_own: bool, is_first: bool) -> None:
-        """Give a call its provider's signature back; where one is wanted and lost, Google's stand-in for it."""
+        """Add a call's signature of its provider; use Google's stand-in for a missing required one."""
         spec, signature = self._form.spec, call.signature if is_own else None
         if signature is None and spec.matches_by_name and self._profile.signs_calls and is_first:
             signature = SENTINEL
@@ -287,11 +287,11 @@ _OUTCOMES = {
     Outcome.DENIED: "denied",
     Outcome.UNKNOWN: "interrupted",
 }
-"""pydantic-ai's words for how a call ended."""
+"""pydantic-ai's names of outcomes."""
 
 
 def arguments_of(call: ToolCall) -> tuple[Json, str]:
-    """Return a call's arguments as an object and as its text; what is no object, or too deep, travels inside one."""
+    """Return a call's arguments as an object and as its text; invalid or too deep ones are wrapped in an object."""
     text = storable(call.arguments) or "{}"
     if is_text_too_deep(text):
         return _raw(text)
@@ -299,7 +299,9 @@ def arguments_of(call: ToolCall) -> tuple[Json, str]:
         return _object(text), text
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         found = object_in_text(text)
-    if found is None or RAW in found:  # also what only Python's reader takes: NaN, half a character
+    if (
+        found is None or RAW in found
+    ):  # also for text that only Python's parser accepts: NaN, a lone surrogate
         return _raw(text)
     return found, msgspec.json.encode(found).decode()
 
@@ -310,7 +312,7 @@ def _raw(text: str) -> tuple[Json, str]:
 
 
 def _is_of(response: Response, model: str) -> bool:
-    """Whether a response is of this model; providers name the dated snapshot they asked."""
+    """Whether a response is of this model; providers return the name of the dated snapshot."""
     if response.model == model:
         return True
     name = model.removesuffix("-latest").removesuffix("-0")  # claude-sonnet-4-0 is claude-sonnet-4-20250514
@@ -318,7 +320,7 @@ def _is_of(response: Response, model: str) -> bool:
 
 
 def _in_words(response: Response) -> Response:
-    """Describe calls that ran upstream in words: no format has a part for calls of a third party."""
+    """Describe upstream calls as text: no format has a part for them."""
     if not any(isinstance(part, UpstreamCall) for part in response.parts):
         return response
     parts: list[ResponsePart] = []
@@ -336,7 +338,7 @@ def _in_words(response: Response) -> Response:
 
 
 def _only_words(parts: tuple[UserPart | ResponsePart, ...]) -> str:
-    """Return the text of a message that is one text, or nothing."""
+    """Return the text of a message that has only one text, or an empty text."""
     first = parts[0] if len(parts) == 1 else None
     return first.text if isinstance(first, Text) and not first.text.isspace() else ""
 

@@ -1,6 +1,6 @@
-"""The life of a call that the upstream runs itself: it starts, it ends, and it can be described in words.
+"""Calls that the upstream runs itself: their start, their end, and a description as text.
 
-What was executed elsewhere cannot be judged here, so nothing of it is ever owed, run or repeated.
+They are executed elsewhere, so they are never pending work here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from midstream.history.messages import UPSTREAM_CHARS_MAX, UPSTREAM_CUT, Outcome, UpstreamCall, storable
 
 Words = tuple[Literal["text", "thinking"], str] | UpstreamCall
-"""What a part of a response is, and its text; or what is known of a call that the upstream runs."""
+"""Kind and text of a part of a response; or the state of an upstream call."""
 
 
 NAME_CHARS_MAX = 256
-"""Characters of a tool's name that are kept."""
+"""Characters of a tool's name that are stored."""
 
 _ENDED = {
     Outcome.OK: "it ended well",
@@ -35,19 +35,17 @@ def start_call(call_id: str, name: str, arguments: str) -> UpstreamCall:
 
 
 def end_call(call: UpstreamCall, content: str, outcome: Outcome) -> UpstreamCall:
-    """Return the call with how it ended."""
+    """Return the call with its outcome."""
     return replace(call, content=_shorten(content), outcome=outcome)
 
 
 def close_call(call: UpstreamCall) -> UpstreamCall:
-    """Return the call as it stands in a response that is over: one still open has an unknown outcome, with the
-    reason.
-    """
+    """Return a call of a finished response: an open one gets an unknown outcome, with the reason."""
     return call if call.outcome is not None else end_call(call, UPSTREAM_CUT, Outcome.UNKNOWN)
 
 
 def words_of(call: UpstreamCall) -> str:
-    """Describe a call in words, for formats without a part for it: other providers, clients without tools."""
+    """Describe a call as text, for formats without a part for it, and clients without tools."""
     name = " ".join(call.name.split()) or "a tool"
     told = f"[ran elsewhere: {name} {call.arguments}; {_ENDED[call.outcome]}]"
     return f"{told}\n{call.content}" if call.content else told

@@ -1,4 +1,4 @@
-"""Models: the protocol for your own, and adapters of providers."""
+"""Models: the protocol for your own, and adapters for providers."""
 
 from __future__ import annotations
 

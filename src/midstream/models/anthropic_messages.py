@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, by its address, without an SDK."""
+"""Anthropic's Messages API over HTTP, without an SDK."""
 
 from __future__ import annotations
 
@@ -18,40 +18,38 @@ from midstream.models.responses import ModelEvent, ModelRequest
 from midstream.session.model_settings import MESSAGES_GRANTS, MESSAGES_NAMES, messages_fields, select_granted
 
 API_VERSION = "2023-06-01"
-"""`anthropic-version` unless `headers` have one; all servers accept it. The events of 2026-10-21 are the same; it
-refuses some fields that this one takes (such as `temperature`)."""
+"""`anthropic-version` unless `headers` have one; all servers accept it. Version 2026-10-21 has the same events, and
+refuses some fields of this one (such as `temperature`)."""
 TOKENS_MAX = 8192
-"""Tokens of one response by default: the API requires a number, and every model since 2025 takes
-this."""
+"""Default number of tokens of one response: the API requires a number, and every model since 2025 accepts this one."""
 
 
 class AnthropicMessages(ProvidedModel):
-    """A model behind `POST {base_url}/messages`: Anthropic's own, and servers that speak like it.
+    """A model behind `POST {base_url}/messages`: Anthropic's own, and compatible servers.
 
-    Signed thinking goes back, byte for byte, to the model that signed it. Calls of the provider's own tools are
-    reported as `UpstreamCall`s, and in words in the requests that follow.
+    Signed thinking is sent back, byte for byte, to the model that signed it. Calls of the provider's own tools are
+    reported as `UpstreamCall`s, and as text in later requests.
 
     Args:
         base_url: Up to and including the version, such as `https://models.example/v1`.
         model: The model's name at the server.
-        api_key: Sent as `x-api-key`; None sends none (a bearer token goes into `headers`).
+        api_key: Sent as `x-api-key`; None for no key (put a bearer token into `headers`).
         tokens_max: Tokens of a response (`max_tokens`), thinking included.
         thinking: The API's own object, such as `{"type": "enabled", "budget_tokens": 4096}`. It is turned off for the
             rest of a tool loop whose thinking was lost.
-        upstream_tools: Tools that the provider runs itself, as the API has them; they follow those of the request.
-        extra: More fields for the body of each request (such as `temperature`), over those made here; a field whose
-            value is None is left out.
+        upstream_tools: Tools that the provider runs itself, in the API's form; they follow those of the request.
+        extra: Fields for each request's body (such as `temperature`), which replace defaults; None omits a field.
         headers: More headers for each request, such as `anthropic-beta`.
-        is_cached: Whether requests are marked for the provider's cache: the end of the tools, of the system prompt,
-            of the messages, and where the request before ended. Marks in `extra` are left alone.
-        cache_ttl: How long what is marked is kept: "" for the provider's five minutes, or `1h`.
-        limits: How long the server may take to connect, to begin and between two pieces of a response.
+        is_cached: Whether requests have marks for the provider's cache: at the end of the tools, of the system prompt,
+            of the messages, and of the previous request. Marks in `extra` are kept.
+        cache_ttl: Lifetime of the cache: "" for the provider's five minutes, or `1h`.
+        limits: Time limits for connecting, for the first byte and between bytes.
 
-    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later
-    request uses any of them, as their state is unknown. Close them with `aclose`, or use the model as an async context.
+    Connections are kept between responses. After a cut response (a cancellation, silence, a fault) no later request
+    uses any of them, because their state is unknown. Close them with `aclose`, or use the model as an async context.
 
     Raises:
-        UsageError: The address is no http or https URL.
+        UsageError: The address is not an http or https URL.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class AnthropicMessages(ProvidedModel):
         self._upstream_tools = [dict(tool) for tool in upstream_tools]
         self._extra = ({} if thinking is None else {"thinking": dict(thinking)}) | dict(extra or {})
         self.grants = select_granted(MESSAGES_GRANTS, model, self._extra, MESSAGES_NAMES)
-        """Which wishes for the making of an answer are passed on: while it thinks, only where it is to stop."""
+        """Names of the accepted settings; with thinking on, only where to stop."""
         version = next((value for name, value in sent.items() if name.lower() == "anthropic-version"), "")
         if "thinking" in self._extra or version != API_VERSION:
             self.grants &= {"stop"}
@@ -88,15 +86,15 @@ class AnthropicMessages(ProvidedModel):
         self._cache_ttl = cache_ttl
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Answer `request`; closing the iterator closes the connection, on which servers stop.
+        """Answer `request`. Closing the iterator closes the connection, which stops the server.
 
         Raises:
-            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a response that broke off.
-            ModelStalledError: Silence for longer than `limits` allow.
+            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or an incomplete response.
+            ModelStalledError: Silence beyond `limits`.
             ModelRejectedError: The server will never accept this request as it is.
-            ModelAccessError: The key, the account or the name of the model is not accepted.
+            ModelAccessError: The server refuses the key, the account or the model's name.
             ModelFilteredError: The model refused without any other output.
-            ContextOverflowError: It is longer than the model can read, or leaves no room for a response.
+            ContextOverflowError: The conversation is longer than the model can read, or leaves no room for a response.
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}
         asked = self._provider.events(
@@ -122,11 +120,11 @@ class AnthropicMessages(ProvidedModel):
             body["tools"] = tools
         if sent.system:
             body["system"] = [{"type": "text", "text": sent.system}]
-        # The messages come last: the body of the next turn begins with the bytes of this one.
+        # The messages come last, so that the body of the next turn begins with the bytes of this one.
         body |= messages_fields(request.settings.only(self.grants))
         body = body | self._extra | {"messages": self._extra.get("messages", sent.messages)}
         if sent.advice.thinking is False and "thinking" in body:
-            # The tool loop in progress began without a thought: it is taken with thinking off only.
+            # The current tool loop began without a thought: the API accepts it only with thinking off.
             body["thinking"] = {"type": "disabled"}
         body = {name: value for name, value in body.items() if value is not None}
         if self._is_cached and not request.is_ephemeral:

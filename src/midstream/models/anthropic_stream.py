@@ -1,8 +1,8 @@
 """Anthropic Messages: the events of a streamed response, and the tools of a request.
 
-A response comes in blocks, one after the other, each opened, grown and closed. Tolerant, because other servers use
-this format too: a block that was never closed counts as far as it came, counts of tokens may come at the beginning
-    or at the end, and unknown events and blocks are skipped.
+A response has successive blocks, each with a start, deltas and a stop. The reader is tolerant, because other servers
+use this format, too: a block without a stop is used as received, token counts may come at the beginning or at the end,
+and unknown events and blocks are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from midstream.models.responses import (
 )
 
 BLOCKS_MAX = 128
-"""Blocks of one response that may be open at once (Anthropic opens one); a server that opens more is broken."""
+"""Blocks of one response that may be open at once (Anthropic opens one)."""
 
 _WINDOW_FULL = "model_context_window_exceeded"
 _STOPS = {
@@ -40,17 +40,17 @@ _STOPS = {
     "tool_use": Finish.CALLS,
     "max_tokens": Finish.LENGTH,
     _WINDOW_FULL: Finish.LENGTH,
-    "pause_turn": Finish.LENGTH,  # Anthropic's own limit of rounds with its own tools cut the response
+    "pause_turn": Finish.LENGTH,  # Anthropic's limit of rounds with its own tools ended the response
     "refusal": Finish.FILTER,
 }
 _UPSTREAM_CALLS = ("server_tool_use", "mcp_tool_use")
 _COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _SEALED = "encrypted_"
-"""How members of a result begin that only the provider can read."""
+"""Beginnings of the names of members that only the provider can read."""
 
 
 class AnthropicEvent(Struct):
-    """Fields read of one event; everything else in it is passed over."""
+    """The used fields of one event."""
 
     type: str = ""
     index: Any = None
@@ -70,7 +70,7 @@ class _Block(Struct):
 
 
 class MessageReader:
-    """Turn the events of one response into ours. Feed `read_json`, then ask `end` once the stream is over."""
+    """Converts the events of one response. Pass each event to `read_json`, then call `end`."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Block] = {}
@@ -83,11 +83,11 @@ class MessageReader:
         self._has_called = False
 
     def read_json(self, data: bytes) -> list[ModelEvent]:
-        """Take one event as JSON text; return what a reader may be shown at once.
+        """Process one event as JSON text; return the new model events.
 
         Raises:
-            ModelUnavailableError: The server gave up in the middle, or sent what no event can be.
-            ModelError: Another end of the provider's own: see `midstream.models.provider_errors`.
+            ModelUnavailableError: The server failed during the response, or sent an invalid event.
+            ModelError: Another error of the provider: see `midstream.models.provider_errors`.
         """
         try:
             require_shallow_text(data)
@@ -99,10 +99,10 @@ class MessageReader:
         return self._note(self._read(event))
 
     def end(self) -> list[ModelEvent]:
-        """Return the blocks that were left open and the end of the response, after the last event.
+        """Return the open blocks and the end of the response, after the last event.
 
         Raises:
-            ModelUnavailableError: The stream broke off before its end.
+            ModelUnavailableError: The stream ended early.
             ModelFilteredError: The model refused without any other output.
             ContextOverflowError: The conversation left no room for a response.
         """
@@ -192,7 +192,7 @@ class MessageReader:
             return []
         kind, call = block.start.get("type"), _text(block.start.get("id"))
         if kind == "tool_use":
-            # Arguments of nothing stay "": that is how a call is known that was cut before it had any.
+            # Missing arguments stay "", which identifies a call that was cut before it had any.
             return [ToolCallRequested(call, _text(block.start.get("name")), _arguments_of(block))]
         if kind in _UPSTREAM_CALLS:
             return [UpstreamCallStarted(call, _text(block.start.get("name")), _arguments_of(block) or "{}")]
@@ -201,9 +201,7 @@ class MessageReader:
         return []
 
     def _count(self, usage: object) -> None:
-        """Counts only grow within a response: a server that counts at the beginning or at the end is right both
-        times.
-        """
+        """Update the counts. They only grow within a response; servers may send them at its beginning or end."""
         for name in _COUNTS:
             count = _object(usage).get(name)
             if isinstance(count, int):
@@ -228,7 +226,7 @@ def render_tools(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:
 
 
 def _arguments_of(block: _Block) -> str:
-    """Return arguments as the model wrote them; some servers give them whole at the beginning."""
+    """Return arguments as the model wrote them; some servers send them complete at the beginning."""
     written = "".join(block.pieces)
     whole = block.start.get("input")
     return written if written or not whole else msgspec.json.encode(whole).decode()
@@ -243,7 +241,7 @@ def _upstream_end(block: Json) -> UpstreamCallEnded:
 
 
 def _words_of(content: object) -> str:
-    """Return a result as text: its words, else its JSON without what only the provider can read."""
+    """Return a result as text: its text, else its JSON without members that only the provider can read."""
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list) else [content]

@@ -1,6 +1,6 @@
-"""Selection of the calls that a client application is given: never more than it asked for.
+"""Filter for the calls that a client application gets: only those of its own tools.
 
-An application that declared no tools refuses a response with calls in it; so a call is thinking there.
+An application that declared no tools refuses a response with calls, so a call becomes thinking there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from midstream.history.messages import Finish, storable
 from midstream.models.responses import Finished, ModelEvent, ThinkingDelta, ToolCallRequested
 
 ARGUMENTS_CHARS_MAX = 500
-"""Characters an application is shown of the arguments of a call that it cannot run."""
+"""Characters of the arguments of a call that an application cannot run."""
 
 
 class CallFilter:
-    """Passes calls on to an application that has tools, each under an id of its own.
+    """Passes calls on to an application with tools, each with a unique id.
 
     Args:
-        has_tools: The application declared tools.
+        has_tools: Whether the application declared tools.
     """
 
     def __init__(self, *, has_tools: bool) -> None:
@@ -26,7 +26,7 @@ class CallFilter:
         self._ids: set[str] = set()
 
     def apply(self, event: ModelEvent) -> ModelEvent:
-        """Return the event as the application is to have it."""
+        """Return the event for the application."""
         match event:
             case ToolCallRequested():
                 return self._call(event)
@@ -49,6 +49,6 @@ class CallFilter:
 
 
 def shorten(words: str, most: int) -> str:
-    """Return a text with the number of characters that were left out."""
+    """Return a shortened text with the number of omitted characters."""
     left_out = len(words) - most
     return f"{words[:most]} (+{left_out} characters)" if left_out > 0 else words

@@ -1,11 +1,11 @@
-"""Fingerprints: by what a conversation is known again, and what a host has sent of it.
+"""Fingerprints of conversations, and their comparison with a request.
 
-Taken in: the system prompt, the tools, the MCP servers, the upstream's identity, and every user message with its
-attachments by content. Not included: output of models and tools, because client applications rewrite it; of results
-only the ids of their calls count, which are ours.
+Included are the system prompt, the tools, the MCP servers, the upstream's identity, and every user message with the
+content of its attachments. Output of models and tools is not included, because client applications rewrite it. Of
+results only the call ids count, which midstream makes.
 
-Users are a chain: link i is a hash over link i - 1 and message i. Equal links mean equal beginnings, so the longest
-common beginning of two conversations is found by halving.
+Users are a chain: link i is a hash over link i - 1 and message i. Equal links mean equal beginnings, so a binary search
+finds the longest common beginning of two conversations.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from midstream.history.messages import Entry, File, History, Step, Text, ToolSpe
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 LINK_BYTES = 16
-"""Bytes of a link and of a digest: two different conversations meet in one after about 2^64 tries."""
+"""Bytes of a link and of a digest: a collision is expected after about 2^64 tries."""
 
 _START = b"midstream-users\0"
-"""What the first link follows: as long as a link."""
+"""The predecessor of the first link, of the same length."""
 _BLANKS = b" \t\r\n"
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 class Fingerprint(Struct, frozen=True, array_like=True):
-    """A conversation, as far as it matters for who can go on from it. Each field is compared byte for byte.
+    """The properties of a conversation that decide who can continue it. Each field is compared byte for byte.
 
     Args:
-        system, tools, servers, identity: Digests of `LINK_BYTES`. Nothing and empty have the same one.
+        system, tools, servers, identity: Digests of `LINK_BYTES`. A missing and an empty value have the same digest.
         users: The links of the user messages, `LINK_BYTES` each.
     """
 
@@ -46,19 +46,18 @@ class Fingerprint(Struct, frozen=True, array_like=True):
 
     @property
     def count(self) -> int:
-        """How many user messages there are."""
+        """Number of user messages."""
         return len(self.users) // LINK_BYTES
 
 
 class Outline(Struct, frozen=True):
-    """A host's conversation, as far as it matters for who can continue it.
+    """The properties of a client application's conversation that decide who can continue it.
 
-    The *tail* are the user messages at the end with nothing between them; before it stand responses, back to the user
-    message they answer.
+    The *tail* are the successive user messages at the end. Before it are responses, back to the answered user message.
 
     Args:
-        tail_users: How many user messages the tail has; 0 where a response or a result is the end.
-        tail_results: The call ids of the results that are the end, or stand directly before the tail.
+        tail_users: Number of user messages in the tail; 0 if a response or a result is the end.
+        tail_results: The call ids of the results at the end, or directly before the tail.
         answered: The call ids of all results between the last user message before the tail and the tail, in order.
     """
 
@@ -69,7 +68,7 @@ class Outline(Struct, frozen=True):
 
 
 class ConversationDigest(Struct, frozen=True):
-    """Messages of a conversation, as far as they matter for who can continue it, without their words.
+    """The properties of a conversation's messages that decide who can continue it, without content.
 
     Args:
         users: See `Fingerprint`.
@@ -82,7 +81,7 @@ class ConversationDigest(Struct, frozen=True):
     answered: tuple[str, ...] = ()
 
     def then(self, entries: Sequence[Entry]) -> ConversationDigest:
-        """Return what matters once these came behind; only they are looked at."""
+        """Return the digest extended by these entries; only they are read."""
         if not entries:
             return self
         at = len(entries)
@@ -90,7 +89,7 @@ class ConversationDigest(Struct, frozen=True):
             at -= 1
         users = _link_messages(self.users, entries)
         tail_users = len(entries) - at
-        if not at:  # nothing but users: the tail is longer, and what stands before it is the same
+        if not at:  # only users: the tail is longer, and the content before it is the same
             return ConversationDigest(users, self.tail_users + tail_users, self.tail_results, self.answered)
         steps: list[tuple[str, ...]] = []  # last first
         while at and isinstance(entry := entries[at - 1], Step):
@@ -107,7 +106,7 @@ class ConversationDigest(Struct, frozen=True):
         servers: Sequence[ForwardedMcpServer],
         identity: Mapping[str, str],
     ) -> Outline:
-        """Return what matters of a request with these messages; see `outline`."""
+        """Return the outline of a request with these messages; see `outline`."""
         fingerprint = Fingerprint(
             system_digest(instructions),
             tools_digest(tools),
@@ -119,19 +118,18 @@ class ConversationDigest(Struct, frozen=True):
 
 
 class Chain(Struct, frozen=True):
-    """Facts that matter of one conversation's messages, with these: a longer one costs only its new messages.
+    """A digested history and its digest, which a longer history extends at the cost of its new messages.
 
-    What is known is recognised by the identity of its entries, or else by their equality; a history that does not
-    begin with it is read whole. Has the entries that were digested.
+    Known entries are recognized by identity, or else by equality. A history with another beginning is read as a whole.
     """
 
     entries: tuple[Entry, ...] = ()
     heard: ConversationDigest = ConversationDigest()
 
     def then(self, history: History) -> Chain:
-        """Return that of `history`."""
+        """Return the chain of `history`."""
         entries, count = history.entries, len(self.entries)
-        # Comparing tuples looks at identities first: equal objects cost a pointer each.
+        # Comparing tuples compares identities first: equal objects cost a pointer each.
         if entries is not self.entries and entries[:count] != self.entries:
             return Chain(entries, ConversationDigest().then(entries))
         return Chain(entries, self.heard.then(entries[count:]))
@@ -144,19 +142,18 @@ def outline(
     identity: Mapping[str, str],
     history: History,
 ) -> Outline:
-    """Return what matters of a request.
+    """Return the outline of a request.
 
     Args:
-        tools: The tools that the upstream receives; () for one that takes none, so that they never force a fresh
-            conversation.
+        tools: The tools for the upstream; () for one that accepts none, so that they never force a fresh conversation.
         servers: Likewise.
-        identity: The upstream's own.
+        identity: The upstream's identity.
     """
     return ConversationDigest().then(history.entries).outline(instructions, tools, servers, identity)
 
 
 def common_users(a: bytes, b: bytes) -> int:
-    """Return how many user messages two chains of links have in common at their beginning, in O(log n) steps."""
+    """Return the number of common user messages at the beginning of two chains of links, in O(log n) steps."""
     low, high = 0, min(len(a), len(b)) // LINK_BYTES
     while low < high:
         middle = (low + high + 1) // 2
@@ -174,26 +171,26 @@ def system_digest(instructions: str) -> bytes:
 
 
 def tools_digest(tools: Iterable[ToolSpec]) -> bytes:
-    """Return the digest of a set of tools: neither their order nor the order of keys at any depth counts."""
+    """Return the digest of a set of tools. The orders of tools and of keys do not count."""
     return _set_digest((tool.name, tool) for tool in tools)
 
 
 def servers_digest(servers: Iterable[ForwardedMcpServer]) -> bytes:
-    """Return the digest of a set of servers: neither their order nor the order of keys at any depth counts."""
+    """Return the digest of a set of servers. The orders of servers and of keys do not count."""
     return _set_digest((server.name, server) for server in servers)
 
 
 def identity_digest(identity: Mapping[str, str]) -> bytes:
-    """Return the digest of an identity. An empty value is the same as none."""
+    """Return the digest of an identity. An empty value counts as missing."""
     told = {key: value for key, value in identity.items() if value}
     return _digest(canonical(told) if told else b"")
 
 
 def canonical(value: Any) -> bytes:  # noqa: ANN401 - any JSON value
-    """Return JSON with the keys sorted at every depth and without blanks."""
+    """Return JSON with sorted keys at every depth, without white space."""
     try:
         return msgspec.json.encode(value, order="sorted")
-    except UnicodeEncodeError:  # half a character (a lone surrogate), which msgspec does not write
+    except UnicodeEncodeError:  # a lone surrogate, which msgspec cannot encode
         return json.dumps(msgspec.to_builtins(value), sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -203,7 +200,7 @@ def _set_digest(members: Iterable[tuple[str, Struct]]) -> bytes:
 
 
 def _link_messages(before: bytes, entries: Iterable[Entry]) -> bytes:
-    """Return these links with one more for every user message among `entries`."""
+    """Return these links, extended by one for every user message among `entries`."""
     blake2b = hashlib.blake2b
     links = bytearray(before)
     last = before[-LINK_BYTES:] or _START
@@ -211,7 +208,7 @@ def _link_messages(before: bytes, entries: Iterable[Entry]) -> bytes:
         if not isinstance(entry, UserMessage):
             continue
         parts = entry.parts
-        if len(parts) == 1 and isinstance(parts[0], Text):  # nearly all
+        if len(parts) == 1 and isinstance(parts[0], Text):  # most messages
             body = b"t" + parts[0].text.encode("utf-8", "surrogatepass")
         else:
             body = _body(entry)
@@ -221,7 +218,7 @@ def _link_messages(before: bytes, entries: Iterable[Entry]) -> bytes:
 
 
 def _body(message: UserMessage) -> bytes:
-    """Return the bytes of a message: its words, however they were cut into parts, and its files by content."""
+    """Return the bytes of a message: its text, independent of its parts, and the content of its files."""
     tokens: list[bytes] = []
     words: list[str] = []
     for part in message.parts:
@@ -241,11 +238,10 @@ def _body(message: UserMessage) -> bytes:
 
 
 def file_digest(file: File) -> bytes:
-    """Return the digest of an attachment: its media type and its content.
+    """Return the digest of an attachment's media type and content.
 
-    Base64 is compared by its content: blanks, padding and the URL-safe alphabet make no difference, and a `data:` URL
-    is the same as its data. Another URL is compared as it is, since it is not fetched here. The name counts only where
-    there is nothing else.
+    Base64 is compared by its content: white space, padding and the URL-safe alphabet make no difference, and a `data:`
+    URL equals its data. Other URLs are compared literally. The name counts only if there is neither data nor URL.
     """
     media_type, kind, content = file.media_type, b"data", file.data
     if content is None and file.url is not None:
@@ -263,7 +259,7 @@ def file_digest(file: File) -> bytes:
 
 
 def _frame(bodies: Iterable[bytes]) -> bytes:
-    """Join bodies so that no two lists of them give the same bytes."""
+    """Join bodies unambiguously."""
     return b"".join(b"%d:%b" % (len(body), body) for body in bodies)
 
 

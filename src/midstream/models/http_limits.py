@@ -1,4 +1,4 @@
-"""How long a provider may take over HTTP: one set of limits for every model that is reached so."""
+"""Time limits for providers over HTTP, the same for all models."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from midstream.timing import StallBudgets
 
 CONNECT_S = 10.0
 WRITE_S = 30.0
-"""Seconds that the system may take no more of a request."""
+"""Seconds for which the system may accept no more of a request."""
 ACQUIRE_S = 5.0
 
 
 class HttpLimits(Struct, frozen=True):
-    """How long a provider may take over HTTP, in seconds.
+    """Time limits for a provider over HTTP, in seconds.
 
     Args:
-        connect_s: To connect.
-        first_byte_s: From the request to the first byte of the body. None: what the agent's `StallBudgets` allow
-            for a first token (`first_token_max_s`).
-        between_bytes_s: Between two pieces of an answer. None: the longest silence that these budgets allow in an
-            answer (`between_tokens_max_s`, or `upstream_tool_max_s`); without an agent `between_tokens_max_s`.
-        acquire_s: To get a free connection.
+        connect_s: For connecting.
+        first_byte_s: From the request to the first byte of the body. None: the agent's limit for a first token
+            (`StallBudgets.first_token_max_s`).
+        between_bytes_s: Between two pieces of an answer. None: the longest of the agent's limits for silence in an
+            answer (`between_tokens_max_s` or `upstream_tool_max_s`); without an agent `between_tokens_max_s`.
+        acquire_s: For getting a free connection.
 
     Raises:
-        UsageError: One is not positive and finite.
+        UsageError: A limit is not positive and finite.
     """
 
     connect_s: float = CONNECT_S
@@ -45,11 +45,11 @@ class HttpLimits(Struct, frozen=True):
         """Return the limits before the first byte and between bytes.
 
         Args:
-            stalls: The budgets of the agent that sends the request; None where there is none.
+            stalls: The budgets of the agent that sends the request; None if there is none.
         """
         budgets = stalls or StallBudgets()
         between_s = budgets.between_tokens_max_s
-        # Its watchdog cuts the shorter ones; a tool of the provider may be silent for longer.
+        # The watchdog cuts shorter silences; a provider's tool may be silent for longer.
         if stalls is not None:
             between_s = max(between_s, stalls.upstream_tool_max_s)
         first_s = budgets.first_token_max_s if self.first_byte_s is None else self.first_byte_s

@@ -1,7 +1,7 @@
-"""The model protocol: what answers a stateless request.
+"""The model protocol: a model answers stateless requests.
 
-One method. A model streams typed events and raises `ModelError`s; it keeps nothing between requests. Closing the
-iterator stops the work upstream at once: a cancelled turn closes it. Only a `ResumableModel` is different.
+A model has one method. It streams typed events and raises `ModelError`s; it is stateless. A cancelled turn closes the
+iterator, which stops the work upstream at once. Only a `ResumableModel` is different.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """Name shown to people, such as `openai:gpt-5` or `local:smollm2`."""
+        """The name for users, such as `openai:gpt-5` or `local:smollm2`."""
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Answer `request` with events, the last of which is `Finished`.
@@ -64,54 +64,53 @@ class Model(Protocol):
         It is an async generator: it may be closed at any `yield` and must then stop the work at once.
 
         Raises:
-            ModelUnavailableError, ModelStalledError, ModelEmptyError: Asking again may help.
-            ModelRejectedError, ModelMissingError: It will not.
+            ModelUnavailableError, ModelStalledError, ModelEmptyError: A retry may succeed.
+            ModelRejectedError, ModelMissingError: A retry cannot succeed.
         """
 
 
 @runtime_checkable
 class ResumableModel(Model, Protocol):
-    """A model whose provider continues a response without a connection, and keeps it for a while.
+    """A model whose provider continues a response without a connection, and stores it for a while.
 
-    Its stream has one `Resumable` before the first text. From then on closing the iterator stops nothing: a response
-    that was cut, here or with the process, is asked for again with `ModelRequest.resume`, and answered from its
-    beginning; readers are shown only what they have not seen. A response that is not needed any more is given to
-    `stop`.
+    Its stream has one `Resumable` before the first text. From then on closing the iterator does not stop the response.
+    A cut response, also of a dead process, is requested again with `ModelRequest.resume`, and sent from its beginning;
+    readers get only the new part. `stop` ends a response that is not needed any more.
 
-    `stream` raises beyond what every model does:
-        ModelCutError: The connection broke; the provider may go on with the response.
-        ModelForgotError: The provider does not have the response that `resume` names.
+    `stream` also raises:
+    ModelCutError: The connection was lost; the provider may continue the response. ModelForgotError: The provider does
+    not have the response of `resume`.
     """
 
     async def stop(self, token: str) -> None:
-        """Let the provider stop this response. Bounded by the caller; failures are ignored."""
+        """Stop this response at the provider. The caller limits the time; failures are ignored."""
 
 
 @runtime_checkable
 class StoredModel(Model, Protocol):
-    """A model that keeps small values in the store of the engine that runs it, and is closed with that engine."""
+    """A model that stores small values in its engine's store, and is closed with the engine."""
 
     def begin_use(self, store: Store) -> None:
-        """Keep values in the open store of an engine."""
+        """Use the open store of an engine."""
 
     async def end_use(self) -> None:
-        """End the use by one engine; with the last one the model is closed."""
+        """End the use by one engine; the last one closes the model."""
 
 
 @runtime_checkable
 class PassingModel(Model, Protocol):
-    """A model whose server has other addresses of OpenAI's API, such as embeddings."""
+    """A model whose server has other endpoints of OpenAI's API, such as embeddings."""
 
     def pass_on(self, path: str, body: bytes) -> AbstractAsyncContextManager[PassedAnswer]:
-        """Send a request of a client application as it is, and give the answer as it comes; its end closes it.
+        """Send a request of a client application unchanged, and stream the answer; leaving the context closes it.
 
         Args:
-            path: Behind the version, such as `/embeddings`.
+            path: The path after the version, such as `/embeddings`.
             body: JSON.
 
         Raises:
-            ModelNotFoundError: The server has no such address or no such model.
-            ModelError: Another refusal, silence, or an answer that broke off; also while it is read.
+            ModelNotFoundError: The server does not have this path or this model.
+            ModelError: Another refusal, silence, or an incomplete answer; also during reading.
         """
 
 
@@ -121,18 +120,18 @@ class GrantingModel(Model, Protocol):
 
     @property
     def grants(self) -> frozenset[str]:
-        """The names of those `midstream.session.model_settings.ModelSettings` that it takes; and `strict`, where it
-        takes that of a tool.
+        """Names of the accepted `midstream.session.model_settings.ModelSettings`; and `strict`, if that field of a tool
+        is accepted.
         """
 
 
 def takes_tools_of(model: Model) -> bool:
-    """Return whether a model can request the tools of its caller; an agent may have its own only (`takes_tools`)."""
+    """Whether a model can request its caller's tools; an agent may have only its own (`takes_tools`)."""
     return bool(getattr(model, "takes_tools", True))
 
 
 def grants_of(model: Model) -> frozenset[str]:
-    """Return which wishes for the making of an answer a model takes."""
-    # Asked for each request: `isinstance` of a protocol takes twenty times as long.
+    """Return the names of the settings that a model accepts."""
+    # Called for each request: `isinstance` with a protocol takes twenty times as long.
     grants: frozenset[str] = getattr(model, "grants", frozenset())
     return grants

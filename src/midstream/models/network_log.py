@@ -1,9 +1,9 @@
-"""A log of what goes to a provider and comes back: direction, size, status, the first bytes without secrets.
+"""A log of requests to providers and their answers: direction, size, status, the first bytes without secrets.
 
     MIDSTREAM_DEBUG_NETWORK=1 python app.py                              # on stderr
     logging.getLogger("midstream.network").setLevel(logging.DEBUG)       # through your own handlers
 
-The bytes are those of prompts and answers. No header is logged, since headers have the keys.
+The bytes are those of prompts and answers. Headers are not logged, because they contain keys.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from midstream.observability.debug_output import NETWORK_LOGGER, show_where_asked
 
 SHOWN_BYTES_MAX = 500
-"""Bytes of a body, or of a piece of an answer, that a line shows."""
+"""Bytes of a body, or of a piece of an answer, in a line."""
 READ_BYTES_MAX = 4 * SHOWN_BYTES_MAX
-"""Bytes that are searched for secrets: one that begins among those shown may end behind them."""
+"""Bytes that are searched for secrets: a secret may end after the shown bytes."""
 SECRET_CHARS_MIN = 6
-"""Shorter header values are no secrets, and would blot out words."""
+"""Shorter header values are not secrets, and would hide other text."""
 REDACTED = "[redacted]"
 
 _SECRETS = (
@@ -31,17 +31,17 @@ _SECRETS = (
     re.compile(r"(\bBearer\s+)([\w.~+/=-]+)", re.IGNORECASE),
     re.compile(r"()\b((?:sk|pk|rk|ghp|gho|github_pat|xox[a-z])[-_][\w-]{8,}|AKIA[0-9A-Z]{16})"),
 )
-"""Fields with the name of a secret, bearer tokens, and keys that are known by their beginning."""
+"""Fields with names of secrets, bearer tokens, and keys with known prefixes."""
 
 _log = logging.getLogger(NETWORK_LOGGER)
 
 
 class NetworkLog:
-    """The lines of one provider.
+    """The log lines of one provider.
 
     Args:
-        name: What the lines call it.
-        secrets: Values that no line may show, such as its key.
+        name: Its name in the lines.
+        secrets: Values that no line may contain, such as its key.
     """
 
     def __init__(self, name: str, secrets: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ class NetworkLog:
             _log.debug("%s -> %s %s, %d bytes: %s", self._name, method, path, len(body), self._redact(body))
 
     def log_status(self, status: int) -> None:
-        """Log the head of an answer."""
+        """Log the status of an answer."""
         _log.debug("%s <- status %d", self._name, status)
 
     def log_piece(self, piece: bytes) -> None:
@@ -64,7 +64,7 @@ class NetworkLog:
             _log.debug("%s <- %d bytes: %s", self._name, len(piece), self._redact(piece))
 
     def log_failure(self, error: BaseException) -> None:
-        """Log the end of an answer that broke: the kind of the error, since its text may hold an address."""
+        """Log the failure of an answer: only the kind of the error, because its text may contain an address."""
         _log.debug("%s <- broken: %s", self._name, type(error).__name__)
 
     def _redact(self, data: bytes) -> str:
@@ -74,6 +74,6 @@ class NetworkLog:
         for pattern in _SECRETS:
             words = pattern.sub(rf"\1{REDACTED}", words)
         is_cut = len(data) > READ_BYTES_MAX or len(words) > SHOWN_BYTES_MAX
-        # A line of a log is one line.
+        # A log entry has one line.
         shown = words[:SHOWN_BYTES_MAX].encode("unicode_escape").decode("ascii")
         return f"{shown}…" if is_cut else shown

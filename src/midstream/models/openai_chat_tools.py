@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the tools of a request. Its messages are `history/rendering.py`'s."""
+"""OpenAI's chat completions: the tools of a request. `history/rendering.py` writes its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's chat completions, by its address, without an SDK."""
+"""Servers with OpenAI's chat completions over HTTP, without an SDK."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ class OpenAICompatible(OpenAIServerModel):
     Args:
         base_url: Up to and including the version, such as `http://127.0.0.1:11434/v1`.
         model: The model's name at the server.
-        api_key: Sent as a bearer token; None sends none.
-        extra: More fields for the body of each request (such as `temperature`), over those made here; a field whose
-            value is None is left out, for servers that refuse `stream_options`.
+        api_key: Sent as a bearer token; None for none.
+        extra: Fields for the body of each request (such as `temperature`), which replace default ones; a field with the
+            value None is omitted, for servers that refuse `stream_options`.
         headers: More headers for each request.
-        has_cache_key: Whether requests of a session carry `prompt_cache_key`, which brings them to a machine that has
-            their beginning in its cache. None: where the server is known to take it.
-        has_cache_marks: Whether requests carry Anthropic's cache marks, for servers that pass them on to it
-            (OpenRouter, LiteLLM). Others may refuse them.
-        cache_ttl: How long what is marked is kept: "" for the provider's five minutes, or `1h`.
-        profile: Whose rules the messages are written by (`midstream.history.profiles.PROFILES`): `openai-chat`,
-            `deepseek`, `kimi`, `minimax`, `mistral`; `strict-template` for a server that puts them through the
-            chat template of a model, `portable` for what every server accepts.
-        limits: How long the server may take to connect, to begin and between two pieces of a response.
+        has_cache_key: Whether requests of a session have `prompt_cache_key`, which routes them to a machine with their
+            beginning in its cache. None: only for servers known to accept it.
+        has_cache_marks: Whether requests have Anthropic's cache marks, for servers that pass them on to it (OpenRouter,
+            LiteLLM). Others may refuse them.
+        cache_ttl: Lifetime of the cache: "" for the provider's five minutes, or `1h`.
+        profile: The rules for the messages (`midstream.history.profiles.PROFILES`): `openai-chat`, `deepseek`, `kimi`,
+            `minimax`, `mistral`; `strict-template` for a model's chat template, `portable` for all servers.
+        limits: Time limits for connecting, for the first byte and between bytes.
 
-    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later
-    request uses any of them, as their state is unknown. Close them with `aclose`, or use the model as an async context.
+    Connections are kept between responses. After a cut response (a cancellation, silence, a fault) no later request
+    uses any of them, because their state is unknown. Close them with `aclose`, or use the model as an async context.
 
     Raises:
         UsageError: The address is not an http or https URL, or the profile does not exist.
@@ -70,23 +69,23 @@ class OpenAICompatible(OpenAIServerModel):
         self._has_cache_marks = has_cache_marks
         self._cache_ttl = cache_ttl
         self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
-        # The older name is refused by OpenAI's newer models, and the newer one is not known to everybody else.
+        # OpenAI's newer models refuse the older name, and other servers do not have the newer one.
         self._limit = "max_completion_tokens" if takes_cache_key(self._provider.host) else "max_tokens"
         self.grants = select_granted(
             CHAT_GRANTS, model, self._extra, {"tokens_max": self._limit, **CHAT_NAMES}
         )
-        """Which wishes for the making of an answer are passed on."""
+        """Names of the accepted settings."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Answer `request`; closing the iterator closes the connection, on which servers stop.
+        """Answer `request`. Closing the iterator closes the connection, which stops the server.
 
         Raises:
-            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a response that broke off.
-            ModelStalledError: Silence for longer than `limits` allow.
+            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or an incomplete response.
+            ModelStalledError: Silence beyond `limits`.
             ModelRejectedError: The server will never accept this request as it is.
-            ModelAccessError: The key, the account or the name of the model is not accepted.
-            ModelFilteredError: Its content filter withheld the whole response.
-            ContextOverflowError: It is longer than the model can read.
+            ModelAccessError: The server refuses the key, the account or the model's name.
+            ModelFilteredError: The content filter withheld the whole response.
+            ContextOverflowError: The conversation is longer than the model can read.
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}
         asked = self._provider.events(
@@ -109,7 +108,7 @@ class OpenAICompatible(OpenAIServerModel):
             body["tools"] = openai_chat_tools.render_tools(canonical_tools(request.tools))
         if self._has_cache_key and request.session and not request.is_ephemeral:
             body["prompt_cache_key"] = cache_key_of(request.session)
-        # The messages come last: the body of the next turn begins with the bytes of this one.
+        # The messages come last, so that the body of the next turn begins with the bytes of this one.
         body |= chat_fields(request.settings.only(self.grants), limit=self._limit)
         body = body | self._extra | {"messages": self._extra.get("messages", sent.messages)}
         body = {name: value for name, value in body.items() if value is not None}

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, by its address, without an SDK: responses that outlive the connection and the process."""
+"""OpenAI's Responses API over HTTP, without an SDK: responses that outlive the connection and the process."""
 
 from __future__ import annotations
 
@@ -27,33 +27,32 @@ from midstream.session.model_settings import (
 )
 
 GONE = (400, 404, 410)
-"""What a server answers that no longer has a response, or never kept it."""
+"""Statuses of a server that has lost or never stored a response."""
 
 
 class OpenAIResponses(OpenAIServerModel):
     """A model behind `POST {base_url}/responses`.
 
-    In background mode the provider makes the response with or without a connection. A connection that breaks is made
-    again and the stream goes on after the last event; a response that a killed process was in is taken up by the next
-    owner of the session. Background mode needs the provider to store the response; without it (`is_background=False`)
-    nothing is stored, and a cut response is asked for again.
+    In background mode the provider completes the response without a connection. A lost connection is replaced, and the
+    stream continues after the last event; the next node of the session resumes the response of a killed process.
+    Background mode needs the provider to store the response; without it (`is_background=False`) nothing is stored, and
+    a cut response is requested again.
 
     Args:
         base_url: Up to and including the version, such as `http://127.0.0.1:8000/v1`.
         model: The model's name at the server.
-        api_key: Sent as a bearer token; None sends none.
+        api_key: Sent as a bearer token; None for none.
         is_background: Whether responses outlive their connection.
-        extra: More fields for the body of each request (such as `reasoning`), over those made here; a field whose
-            value is None is left out.
+        extra: Fields for each request's body (such as `reasoning`), which replace defaults; None omits a field.
         headers: More headers for each request.
-        has_cache_key: Whether requests of a session carry `prompt_cache_key`, which brings them to a machine that has
-            their beginning in its cache. None: where the server is known to take it.
-        limits: How long the server may take to connect, to begin and between two pieces of a response.
+        has_cache_key: Whether requests of a session have `prompt_cache_key`, which routes them to a machine with their
+            beginning in its cache. None: only for servers known to accept it.
+        limits: Time limits for connecting, for the first byte and between bytes.
 
     Close the connections with `aclose`, or use the model as an async context.
 
     Raises:
-        UsageError: The address is no http or https URL.
+        UsageError: The address is not an http or https URL.
     """
 
     def __init__(
@@ -76,25 +75,25 @@ class OpenAIResponses(OpenAIServerModel):
         self._extra = dict(extra or {})
         self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
         self._world = world
-        # What is made in the background is stored by the provider.
+        # The provider stores background responses.
         grants = RESPONSES_GRANTS - {"store"} if is_background else RESPONSES_GRANTS
         self.grants = select_granted(grants, model, self._extra, RESPONSES_NAMES)
-        """Which wishes for the making of an answer are passed on."""
+        """Names of the accepted settings."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Answer `request`, or give the response that `request.resume` names from its beginning.
+        """Answer `request`, or stream the response of `request.resume` from its beginning.
 
-        Closing the iterator closes the connection. In background mode the provider goes on: see `stop`.
+        Closing the iterator closes the connection. In background mode the provider continues: see `stop`.
 
         Raises:
-            ModelCutError: The connection broke, and so did those after it; the provider may go on.
-            ModelForgotError: The provider has the response no longer.
-            ModelStalledError: Silence for longer than `limits` allow, and on every new connection again.
-            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a response that the provider gave up.
+            ModelCutError: The connection and its replacements were lost; the provider may continue.
+            ModelForgotError: The provider no longer has the response.
+            ModelStalledError: Silence beyond `limits`, also on every new connection.
+            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a response that failed at the provider.
             ModelRejectedError: The server will never accept this request as it is.
-            ModelAccessError: The key, the account or the name of the model is not accepted.
-            ModelFilteredError: Its content filter withheld the whole response.
-            ContextOverflowError: It is longer than the model can read.
+            ModelAccessError: The server refuses the key, the account or the model's name.
+            ModelFilteredError: The content filter withheld the whole response.
+            ContextOverflowError: The conversation is longer than the model can read.
         """
         reader = ResponsesReader()
         kept, failures = request.resume, 0
@@ -128,7 +127,7 @@ class OpenAIResponses(OpenAIServerModel):
         await self._provider.post(f"/responses/{_quote(token)}/cancel")
 
     def _request(self, request: ModelRequest) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
-        # Another attempt needs another response: the key of the first one would bring the first one back.
+        # Another attempt needs another response, so it must not repeat the key of the first one.
         headers = {"Idempotency-Key": f"{request.key}/{request.attempt}"} if request.key else {}
         return self._provider.events(
             "POST", "/responses", self._body(request), headers=headers, stalls=request.stalls
@@ -148,9 +147,9 @@ class OpenAIResponses(OpenAIServerModel):
         trouble: ModelUnavailableError | ModelStalledError,
         failures: int,
     ) -> None:
-        """Wait before the next connection, or give up with the typed error."""
+        """Wait before the next connection, or raise the typed error."""
         if not kept:
-            # Without a place to take it up from there is only the next attempt.
+            # A response without an id cannot be resumed: only the next attempt remains.
             raise ModelUnavailableError(trouble.message) if isinstance(trouble, ModelCutError) else trouble
         is_unnumbered = bool(reader.response_id) and reader.sequence < 0
         asked_s = trouble.retry_after_s or 0.0
@@ -173,7 +172,7 @@ class OpenAIResponses(OpenAIServerModel):
             body["tools"] = render_tools(canonical_tools(request.tools))
         if self._has_cache_key and request.session and not request.is_ephemeral:
             body["prompt_cache_key"] = cache_key_of(request.session)
-        # The input comes last: the body of the next turn begins with the bytes of this one.
+        # The input comes last, so that the body of the next turn begins with the bytes of this one.
         body |= responses_fields(request.settings.only(self.grants))
         body = body | self._extra | {"input": self._extra.get("input", sent.messages)}
         return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
@@ -182,7 +181,7 @@ class OpenAIResponses(OpenAIServerModel):
 async def _read(
     reader: ResponsesReader, asked: AsyncGenerator[Sequence[ServerSentEvent], None]
 ) -> AsyncGenerator[ModelEvent, None]:
-    """Give the events of one connection, each before the next is read, until its end or that of the response."""
+    """Yield the events of one connection, until its end or that of the response."""
     async with contextlib.aclosing(asked) as pieces:
         async for received in pieces:
             for each in received:

@@ -1,8 +1,7 @@
 """OpenAI Responses: the events of a streamed response, and the tools of a request.
 
-Events are numbered; the reader passes over those it has had, so that a stream may be taken up anywhere before its
-newest event. A failure is kept in `failure` and not raised: it is the provider's last word, while an error of the
-connection is not.
+Events are numbered, and the reader skips known ones, so that a stream may be resumed anywhere before its newest event.
+The provider's failure is stored in `failure` and not raised: it is final, unlike an error of the connection.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ _UPSTREAM_CALLS = {
     "file_search_call": ("queries", "results"),
     "code_interpreter_call": ("code", "outputs"),
 }
-"""Items of a tool that the provider runs itself, with where its arguments and its result stand in them."""
+"""Items of the provider's own tools, with the fields of their arguments and results."""
 
 
 class ResponsesEvent(Struct):
-    """Fields read of one event; everything else in it is passed over."""
+    """The used fields of one event."""
 
     type: str = ""
     sequence_number: int | None = None
@@ -65,26 +64,26 @@ class ResponsesEvent(Struct):
 
 
 class ResponsesReader:
-    """Turn the events of one response into ours. Feed `read_json`; it is over once `is_ended`."""
+    """Converts the events of one response. Pass each event to `read_json` until `is_ended`."""
 
     def __init__(self) -> None:
         self.response_id = ""
-        """The provider's name for the response; "" before it was sent."""
+        """The provider's id of the response; "" before it was sent."""
         self.sequence = -1
         """The number of the newest event that was read."""
         self.is_ended = False
         self.failure: ModelError | None = None
-        """Why the provider gave up, once it has."""
+        """The provider's failure, or None."""
         self._calls: list[ToolCallRequested] = []
         self._upstream_calls: dict[str, str] = {}
-        """Names of the calls the provider runs itself, by their ids, until their arguments are known."""
+        """Names of the provider's own calls, by id, until their arguments are complete."""
         self._has_said = False
 
     def read_json(self, data: bytes) -> list[ModelEvent]:
-        """Take one event as JSON text; return what a reader may be shown at once.
+        """Process one event as JSON text; return the new model events.
 
         Raises:
-            ModelUnavailableError: It is no event of the Responses API.
+            ModelUnavailableError: It is not an event of the Responses API.
         """
         try:
             require_shallow_text(data)
@@ -125,7 +124,7 @@ class ResponsesReader:
         return self._upstream_call(event) or [Working(_name_of(event.item))]
 
     def _upstream_call(self, event: ResponsesEvent) -> list[ModelEvent]:
-        """Report a call of a tool that the provider runs itself, as soon as its arguments are complete."""
+        """Report a call of the provider's own tool when its arguments are complete."""
         if event.type == "response.mcp_call_arguments.done":
             name = self._upstream_calls.pop(str(event.item_id), None)
             return [UpstreamCallStarted(str(event.item_id), name, str(event.arguments))] if name else []
@@ -202,7 +201,7 @@ def _name_of(item: object) -> str:
 
 
 def _text_in(output: object) -> str:
-    """Return the words of a whole response, for servers that stream none."""
+    """Return the text of a complete response, for servers that do not stream it."""
     items = output if isinstance(output, list) else []
     contents = (item.get("content") for item in items if isinstance(item, dict))
     pieces = (piece for content in contents if isinstance(content, list) for piece in content)

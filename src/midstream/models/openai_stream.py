@@ -1,7 +1,7 @@
 """OpenAI's chat completions: the chunks of a streamed response.
 
-Read generously, because many servers speak this dialect: calls may come without an index or with their arguments
-as an object, thinking under two names, usage with the last chunk or after it, an error in the middle of a stream.
+The reader is tolerant, because many servers use this format: calls may have no index or an object as arguments,
+thinking has two names, usage comes with the last chunk or after it, and errors may come during a stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from midstream.models.responses import (
 )
 
 CALLS_MAX = 128
-"""Calls of one response (OpenAI's own limit of tools); a server that counts further is broken."""
+"""Calls of one response (OpenAI's own limit of tools)."""
 
 _FINISHES = {
     "stop": Finish.STOP,
@@ -45,7 +45,7 @@ class _CallPiece(Struct):
     index: int | None = None
     id: str | None = None
     function: _Function = field(default_factory=_Function)
-    extra_content: Any = None  # Google's: `{"google": {"thought_signature": ...}}`
+    extra_content: Any = None  # Google: `{"google": {"thought_signature": ...}}`
 
 
 class _Delta(Struct):
@@ -60,7 +60,7 @@ class _Choice(Struct):
     index: int = 0
     delta: _Delta | None = None
     finish_reason: str | None = None
-    stop_reason: Any = None  # vLLM's: the stop sequence, or the number of a token
+    stop_reason: Any = None  # vLLM: the stop sequence, or the number of a token
 
 
 class _PromptDetails(Struct):
@@ -80,12 +80,12 @@ class _Usage(Struct):
 
 
 class CompletionChunk(Struct):
-    """Fields read of one chunk; everything else in it is passed over."""
+    """The used fields of one chunk."""
 
     choices: list[_Choice] | None = None
     model: str | None = None
     usage: _Usage | None = None
-    error: Any = None  # an object by the book, a string or a number elsewhere
+    error: Any = None  # an object by specification, a string or a number at some servers
 
 
 _chunk_of = msgspec.json.Decoder(CompletionChunk, strict=False).decode
@@ -99,7 +99,7 @@ class _Call(Struct):
 
 
 class ChatStreamReader:
-    """Turn the chunks of one response into events. Feed `read`, then ask `end` once the stream is over."""
+    """Converts the chunks of one response. Pass each chunk to `read`, then call `end`."""
 
     def __init__(self) -> None:
         self._calls: dict[int, _Call] = {}
@@ -110,7 +110,7 @@ class ChatStreamReader:
         self._has_said = False
 
     def read_json(self, data: bytes) -> list[ModelEvent]:
-        """Take one chunk as JSON text; the marker `[DONE]` is one too. Raises like `read`."""
+        """Process one chunk as JSON text, or the marker `[DONE]`. Raises like `read`."""
         if data.strip() == b"[DONE]":
             self._finish = self._finish or Finish.STOP
             return []
@@ -122,11 +122,11 @@ class ChatStreamReader:
         return self.read(chunk)
 
     def read(self, chunk: CompletionChunk) -> list[ModelEvent]:
-        """Take one chunk; return what a reader may be shown at once.
+        """Process one chunk; return the new model events.
 
         Raises:
-            ModelUnavailableError: The server gave up in the middle, or sent what no chunk can be.
-            ModelRejectedError: It refuses the request for good; `ContextOverflowError` if that is for its length.
+            ModelUnavailableError: The server failed during the response, or sent an invalid chunk.
+            ModelRejectedError: It refuses the request permanently; `ContextOverflowError` for its length.
         """
         if chunk.error is not None:
             raise error_of(chunk.error)
@@ -144,8 +144,8 @@ class ChatStreamReader:
         """Return the calls and the end of the response, after the last chunk.
 
         Raises:
-            ModelUnavailableError: The stream broke off before its end.
-            ModelFilteredError: The content filter left nothing of the response.
+            ModelUnavailableError: The stream ended early.
+            ModelFilteredError: The content filter withheld the whole response.
         """
         if self._finish is None:
             raise ModelUnavailableError("the server's response broke off in the middle")
@@ -178,7 +178,7 @@ class ChatStreamReader:
 
     def _read_call(self, piece: _CallPiece) -> None:
         index = piece.index
-        if index is None:  # then an id begins a call, and whatever has none goes on with the last one
+        if index is None:  # then an id begins a call, and a piece without one continues the last call
             last = max(self._calls, default=-1)
             is_new = last < 0 or bool(piece.id and piece.id != self._calls[last].id)
             index = last + 1 if is_new else last
@@ -196,7 +196,7 @@ class ChatStreamReader:
 
 
 def _signature_in(extra: object) -> str | None:
-    """Google's thought signature in the extras of a call."""
+    """Return Google's thought signature in the extras of a call, or None."""
     google = extra.get("google") if isinstance(extra, dict) else None
     signature = google.get("thought_signature") if isinstance(google, dict) else None
     return signature if isinstance(signature, str) and signature else None

@@ -1,8 +1,8 @@
-"""The prefix keeper: requests to stateless providers whose beginning stays the same, byte for byte, turn after turn.
+"""Requests to stateless providers whose beginning stays the same, byte for byte, in all turns.
 
-Providers keep what they have read under its exact beginning: tools, then the system prompt, then the messages. The
-messages are kept stable by `history/rendering.py`, which writes forwards; here stand the order and the encoding of the
-tools, the key that brings a session's requests to the same machine, and the marks that Anthropic requires.
+Providers cache prompts by their exact beginning: tools, then the system prompt, then the messages.
+`history/rendering.py` keeps the messages stable. This module has the order and the encoding of tools, the key that
+routes a session's requests to the same machine, and the marks that Anthropic requires.
 """
 
 from __future__ import annotations
@@ -19,26 +19,31 @@ from midstream.history.messages import ToolSpec
 from midstream.session.records import PromptHead
 
 ANCHORS_MAX = 4
-"""Marks that Anthropic takes in one request."""
+"""Marks that Anthropic accepts in one request."""
 LOOK_BACK_BLOCKS = 20
-"""Blocks before a mark in which Anthropic looks for what it has kept: a response with more calls needs a second
-mark."""
+"""Blocks before a mark in which Anthropic searches its cache: a response with more calls needs a second mark."""
 OPENAI_HOSTS = ("api.openai.com",)
-"""Servers, with those below them, known to take `prompt_cache_key`; others may refuse an unknown field."""
+"""Servers, and their subdomains, known to accept `prompt_cache_key`; others may refuse an unknown field."""
 _INSTRUCTING = ("system", "developer")
 _UNMARKABLE = frozenset(
-    {"thinking", "redacted_thinking", "image_url", "input_audio", "file"}  # the last three: chat completions'
+    {
+        "thinking",
+        "redacted_thinking",
+        "image_url",
+        "input_audio",
+        "file",
+    }  # the last three: of chat completions
 )
 _AS_GIVEN = frozenset(
     {"properties", "$defs", "definitions", "patternProperties", "default", "const", "examples"}
 )
-"""Members of a schema whose own order means something: models write arguments in the order of the properties."""
+"""Members of a schema whose order is significant: models write arguments in the order of the properties."""
 
 
 def canonical_tools(tools: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
-    """Return tools in the order of their names, each schema's keywords in one order at every depth.
+    """Return tools sorted by name, with sorted schema keywords at every depth.
 
-    The same tools give the same bytes, however they were collected. Properties keep the order they were declared in.
+    So the same tools always give the same bytes. Properties keep their declared order.
     """
     ordered = sorted(tools, key=lambda tool: tool.name)
     return tuple(replace(tool, parameters=_canonical(tool.parameters)) for tool in ordered)
@@ -53,25 +58,24 @@ def head_of(instructions: str, tools: Iterable[ToolSpec]) -> PromptHead:
 
 
 def cache_key_of(session: str) -> str:
-    """Return what to send as `prompt_cache_key`: the same for every request of a session, and nothing of its name."""
+    """Return the `prompt_cache_key` of a session: the same for all its requests, and without its name."""
     return f"midstream-{_digest(session.encode('utf-8', 'replace'), size=16)}"
 
 
 def takes_cache_key(host: str) -> bool:
-    """Whether the server of this name is known to take `prompt_cache_key`."""
+    """Whether the server of this name is known to accept `prompt_cache_key`."""
     return any(host == known or host.endswith(f".{known}") for known in OPENAI_HOSTS)
 
 
 def anchor(body: Mapping[str, Any], *, ttl: str = "") -> Json:
-    """Return the body of a request for Anthropic's Messages with its cache marks: a new one, `body` stays as it is.
+    """Return a copy of a request for Anthropic's Messages with cache marks.
 
-    One mark ends the tools, one the system prompt, two slide along the messages: at the end, and where the request
-    before this one ended, so that what was kept then is found however many blocks have come since. A body that has
-    marks already is returned as it is. But for the marks, the body of a longer conversation begins with that of a
-    shorter one: texts of the user become blocks whether they carry a mark or not.
+    There are marks at the end of the tools, of the system prompt, of the messages, and of the previous request, so that
+    its cache entry is found after any number of new blocks. A body with marks is returned unchanged. Apart from the
+    marks, the body of a longer conversation begins with that of a shorter one: all texts of the user become blocks.
 
     Args:
-        body: `tools`, `system` and `messages` as Anthropic has them.
+        body: `tools`, `system` and `messages` in Anthropic's form.
         ttl: "" for the provider's five minutes, else such as `1h`.
     """
     made = dict(body)
@@ -88,8 +92,8 @@ def anchor(body: Mapping[str, Any], *, ttl: str = "") -> Json:
 def anchor_chat(body: Mapping[str, Any], *, ttl: str = "") -> Json:
     """Return the body of a request for chat completions with Anthropic's cache marks, as `anchor` does.
 
-    For servers that pass them on. The marks stand within the texts of messages (beside them, on the result of a tool,
-    one such server is reported to hang); results and system prompts become blocks like the texts of the user.
+    For servers that pass them on. The marks are inside the texts of messages (one server is reported to hang if a
+    tool's result itself has a mark); results and system prompts become blocks like the texts of the user.
     """
     made = dict(body)
     if _is_marked(made):
@@ -114,7 +118,7 @@ def _mark_tools(made: Json, mark: Json) -> None:
 
 
 def _slide_anchors(messages: Sequence[Json], mark: Json, *, askers: Collection[str]) -> list[Json]:
-    """Return messages with the two anchors; those of `askers` (all but the model) are in blocks."""
+    """Return messages with the two marks; those of `askers` (all roles except the model) become blocks."""
     slid = [_in_blocks(message) if message.get("role") in askers else message for message in messages]
     for place in _anchor_places(slid, askers):
         slid[place] = {**slid[place], "content": _with_mark(slid[place]["content"], mark)}
@@ -122,7 +126,7 @@ def _slide_anchors(messages: Sequence[Json], mark: Json, *, askers: Collection[s
 
 
 def _anchor_places(messages: Sequence[Json], askers: Collection[str]) -> list[int]:
-    """Return where the newest request of the conversation ends, and where the one before it ended."""
+    """Return the ends of the newest request of the conversation, and of the one before it."""
     tail = _find_last_request(messages, len(messages), askers)
     response = next(
         (place for place in range(tail - 1, -1, -1) if messages[place].get("role") == "assistant"), -1
@@ -146,7 +150,7 @@ def _blocks(content: Value) -> list[Json]:
 
 
 def _with_mark(blocks: Sequence[Json], mark: Json) -> list[Json]:
-    """Mark the last block that can carry a mark; thinking and empty texts cannot."""
+    """Mark the last block that can have a mark; thinking and empty texts cannot."""
     marked = list(blocks)
     for place in range(len(marked) - 1, -1, -1):
         if _can_carry(marked[place]):

@@ -1,8 +1,8 @@
-"""Meaning of a provider's refusal: tables from statuses, codes and words to our typed errors.
+"""Classification of a provider's refusal: tables from statuses, codes and texts to typed errors.
 
-The type decides what follows: asked again, asked later, never, or after a person has changed something (`retry` of each
-class). The most exact word wins: the provider's own code, then the HTTP status, then its general type, then how the
-message reads. An unlisted error is retried only where the status shows a fault of the server.
+The class decides about retries: at once, later, never, or after a person has changed something (`retry` of each class).
+The most exact evidence decides: the provider's own code, then the HTTP status, then its general type, then the text. An
+unlisted error is retried only if the status shows a fault of the server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from midstream.errors import (
 )
 
 REASON_CHARS_MAX = 300
-"""Characters of a server's own words that an error quotes."""
+"""Characters of a server's text in an error."""
 
 _LATER = ModelUnavailableError
 _FULL = ModelOverloadedError
@@ -50,7 +50,7 @@ STATUSES: Mapping[int, type[ModelError]] = MappingProxyType(
         int(status): kind
         for status, kind in _table(
             {
-                # 424 is Bedrock's model that failed, 498 a token that is no longer valid, 529 Anthropic overloaded.
+                # 424: a failed model of Bedrock; 498: an expired token; 529: Anthropic is overloaded.
                 _LATER: (
                     "408 409 421 423 424 425 449 499 500 502 504 506 507 508 509 520 521 522 523 524 525 526 527 530 "
                     "598 599"
@@ -66,12 +66,12 @@ STATUSES: Mapping[int, type[ModelError]] = MappingProxyType(
         ).items()
     }
 )
-"""Every HTTP status that a provider or a proxy before it is known to answer with, but 200."""
+"""Every HTTP status with which a provider or its proxy is known to answer, except 200."""
 
 CODES: Table = _table(
     {
         _LATER: (
-            # OpenAI and those who speak like it
+            # OpenAI and compatible servers
             "server_error vector_store_timeout failed_to_download_image conversation_locked "
             # Anthropic
             "api_error conflict_error memory_precondition_failed_error memory_path_conflict_error "
@@ -123,10 +123,10 @@ CODES: Table = _table(
         ),
     }
 )
-"""Codes, types and states by which a provider states exactly what is wrong: they outrank the status."""
+"""Codes, types and states that are exact: they outrank the status."""
 
 TYPES: Table = _table({_NEVER: "invalid_request_error"})
-"""Types so general that they count only where there is no status, in the middle of a stream."""
+"""General types, which are used only without a status, during a stream."""
 
 OVERFLOW_WORDS = (
     "context length",
@@ -140,7 +140,7 @@ OVERFLOW_WORDS = (
     "exceeds the maximum number of tokens",
     "reduce the length of the messages",
 )
-"""Messages for a conversation that is too long, of providers without a code for it."""
+"""Messages for a conversation that is too long, of providers without a code."""
 
 _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
     {
@@ -159,9 +159,9 @@ def error_of(error: object, *, status: int | None = None, retry_after_s: float |
     """Return the typed error for a server's `error` value.
 
     Args:
-        error: The value of `error` in the body or in a chunk; anything at all.
-        status: The HTTP status; without one, a numeric `code` in the error stands for it.
-        retry_after_s: Seconds the server asked to wait.
+        error: The value of `error` in the body or in a chunk, of any type.
+        status: The HTTP status; without one, a numeric `code` in the error is used.
+        retry_after_s: The server's requested wait, in seconds.
     """
     fields = error if isinstance(error, dict) else {"message": error}
     names = _names_of(fields)
@@ -175,7 +175,7 @@ def error_of(error: object, *, status: int | None = None, retry_after_s: float |
 
 
 def _names_of(fields: Mapping[str, object]) -> list[str]:
-    """Return what an error calls itself, the most exact name first."""
+    """Return the names in an error, the most exact one first."""
     details = fields.get("details")
     inner = fields.get("innererror")
     found = [
@@ -192,7 +192,9 @@ def _kind_of(names: list[str], words: str, status: int | None) -> type[ModelErro
         return _LONG
     if exact:
         is_model = exact[0] is _ASK and "not_found_error" in names and words.startswith("model")
-        return _NO_MODEL if is_model else exact[0]  # Anthropic has one name for all that does not exist
+        return (
+            _NO_MODEL if is_model else exact[0]
+        )  # Anthropic has one name for everything that does not exist
     if status is not None:
         return STATUSES.get(status) or (_NEVER if _CLIENT_ERROR <= status < _SERVER_ERROR else _LATER)
     return next((TYPES[name] for name in names if name in TYPES), _LATER)

@@ -1,4 +1,4 @@
-"""The HTTP side of a model's provider: connections, server-sent events, refusals. Models are built on it."""
+"""HTTP connections to a model's provider: server-sent events, limits, refusals. Models are built on this."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from midstream.version import __version__
 
 CLOSE_S = 1.0
 CONTROL_S = 60.0
-"""Seconds of silence in the answer to a request that asks for no response of a model, such as one that stops it."""
+"""Greatest silence of an answer to a request without a response, such as a cancellation."""
 ERROR_BYTES_MAX = 64 * 1024
-"""Bytes of an error's body that are read; the reason stands in the first few."""
+"""Bytes of an error's body that are read; the reason is in the first ones."""
 
 HEAD_BYTES_MAX = 64 * 1024
 """Bytes of a line in the head of an answer."""
@@ -51,22 +51,22 @@ IDLE_S = 5.0
 """Seconds that an idle connection is kept; servers close theirs after 5 s or more."""
 
 _NO_STREAM = {"application/json", "text/html"}
-"""What a server that took the request and a proxy that did not pass it on answer instead of a stream."""
+"""Statuses instead of a stream, from a server that accepted the request behind a proxy that did not."""
 
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Read the certificates once: it takes longer than a connection."""
+    """Return the TLS settings, read once: reading the certificates takes longer than a connection."""
     import httpx2  # noqa: PLC0415 - only an address with TLS needs it
 
-    return httpx2.create_ssl_context()  # with the certificates of the system, also where OpenSSL has none
+    return httpx2.create_ssl_context()  # with the system's certificates, also if OpenSSL finds none
 
 
 class EventTranslator(Protocol):
-    """Translation of a provider's events into ours; each is written for one API."""
+    """Converter of a provider's events; each is for one API."""
 
     def read_json(self, data: bytes) -> list[ModelEvent]:
-        """Take the data of one event; return what a reader may be shown at once."""
+        """Process the data of one event; return the new model events."""
 
     def end(self) -> list[ModelEvent]:
         """Return the end of the response, after the last event."""
@@ -75,9 +75,9 @@ class EventTranslator(Protocol):
 async def read_response(
     asked: AsyncGenerator[Sequence[ServerSentEvent], None], reader: EventTranslator
 ) -> AsyncGenerator[ModelEvent, None]:
-    """Give a response that is one answer, from its first byte to its last; bytes without an event are a `KeepAlive`.
+    """Yield the events of one answer; bytes without an event are a `KeepAlive`.
 
-    Raises whatever `asked` and the reader do, and closes `asked`.
+    Raises the errors of `asked` and the reader, and closes `asked`.
     """
     async with contextlib.aclosing(asked) as pieces:
         async for received in pieces:
@@ -93,23 +93,23 @@ async def read_response(
 
 
 class _Connections:
-    """The connections of one loop to one server. Retired ones are closed with the last answer on them."""
+    """The connections of one event loop to one server. Retired ones are closed with the last answer on them."""
 
     def __init__(self, session: aiohttp.ClientSession, closing: AsyncGenerator[object, None]) -> None:
         self.session = session
         self.closing = closing
         self.answers = 0
-        """Answers that are on their way."""
+        """Number of unfinished answers."""
         self.is_retired = False
 
 
 async def _session(
     proxy: str | None, connect_s: float, *, is_tls: bool
 ) -> AsyncGenerator[aiohttp.ClientSession, None]:
-    """Give a session, and close it with the generator: at the latest when the loop ends."""
+    """Yield a session, and close it with the generator, at the latest at the end of the loop."""
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ssl=_tls() if is_tls else True),
-        cookie_jar=aiohttp.DummyCookieJar(),  # an answer sets nothing that a later request shows
+        cookie_jar=aiohttp.DummyCookieJar(),  # an answer must not change later requests
         max_field_size=HEAD_BYTES_MAX,
         max_line_size=HEAD_BYTES_MAX,
         proxy=proxy,
@@ -118,13 +118,13 @@ async def _session(
     try:
         yield session
     finally:
-        with contextlib.suppress(TimeoutError):  # a peer that is gone must not hold up a cancel
+        with contextlib.suppress(TimeoutError):  # an unreachable peer must not delay a cancellation
             async with asyncio.timeout(CLOSE_S):
                 await session.close()
 
 
 def _proxy_of(url: URL) -> str | None:
-    """Return the proxy that the environment names for an address."""
+    """Return the proxy for an address in the environment."""
     proxies = urllib.request.getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     if not proxy or urllib.request.proxy_bypass(url.host or ""):
@@ -147,10 +147,9 @@ class _SilenceError(Exception):
 
 
 class _Silence:
-    """Ends the wait for the next piece of a body where that takes too long.
+    """Limits the wait for the next piece of a body.
 
-    One timer for all pieces looks whether the wait has been too long, since a timeout for each piece costs as much as
-    reading it.
+    One timer checks the waits for all pieces, because a timeout for each piece costs as much as reading it.
     """
 
     def __init__(self, body: aiohttp.StreamReader, world: World) -> None:
@@ -164,7 +163,7 @@ class _Silence:
         """Return the next piece; nothing at the end of the body.
 
         Raises:
-            _SilenceError: It took longer than the limit.
+            _SilenceError: The wait exceeded the limit.
         """
         self._waiting_since = self._world.monotonic()
         if limit_s != self._limit_s:
@@ -176,7 +175,7 @@ class _Silence:
         return piece
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -192,7 +191,7 @@ class _Silence:
 async def _pieces(
     response: aiohttp.ClientResponse, first_s: float, between_s: float, world: World
 ) -> AsyncGenerator[bytes, None]:
-    """Give the body as it comes, with limits of its silences."""
+    """Yield the pieces of a body, with limits for silence."""
     silence = _Silence(response.content, world)
     try:
         limit_s = first_s
@@ -206,19 +205,18 @@ async def _pieces(
 class Provider:
     """A server of models, by its address.
 
-    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later request
-    uses any of them, since their state is unknown.
+    Connections are kept between responses. After a cut response (a cancellation, silence, a fault) no later request
+    uses any of them, because their state is unknown.
 
     Args:
         base_url: Up to and including the version.
-        name: What errors call it.
-        api_key: Sent as a bearer token; None sends none.
+        name: Its name in errors.
+        api_key: Sent as a bearer token; None for none.
         headers: More headers for each request.
-        limits: How long it may take.
+        limits: Its time limits.
 
     Raises:
-        UsageError: The address is no http or https URL, a header cannot be sent, or the proxy that the environment
-            names is not supported.
+        UsageError: The address is no http(s) URL, a header cannot be sent, or the environment's proxy is unknown.
     """
 
     def __init__(
@@ -247,7 +245,7 @@ class Provider:
         self._proxy = _proxy_of(url)
         self._headers = {
             "accept": "text/event-stream",
-            "accept-encoding": "identity",  # a server that compresses holds words back
+            "accept-encoding": "identity",  # with compression, a server delays text
             "content-type": "application/json",
             "user-agent": f"midstream/{__version__}",
         }
@@ -263,7 +261,7 @@ class Provider:
         secrets = [word for value in (headers or {}).values() for word in (value, *value.split())]
         self._network = NetworkLog(name, [*secrets, api_key or "", url.password or ""])
         self._world = world
-        # A connection belongs to the loop it was made in.
+        # A connection belongs to the event loop that opened it.
         self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
 
     async def events(
@@ -276,17 +274,17 @@ class Provider:
         gone: Collection[int] = (),
         stalls: StallBudgets | None = None,
     ) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
-        """Ask, and give the events of the answer as they come; closing the iterator closes the connection.
+        """Send a request, and yield the events of the answer; closing the iterator closes the connection.
 
-        An empty sequence stands for bytes that are no event yet, or never will be: a ping.
+        An empty sequence means bytes without a complete event, such as a ping.
 
         Args:
-            gone: The statuses of a thing that does not exist (any more).
+            gone: Statuses for a missing response.
             stalls: The budgets of the agent that sends the request.
 
         Raises:
-            ModelUnavailableError: No connection, a status that may pass, or an answer that broke off.
-            ModelStalledError: Silence for longer than the limits allow.
+            ModelUnavailableError: No connection, a temporary status, or an incomplete answer.
+            ModelStalledError: Silence beyond the limits.
             ModelForgotError: One of the statuses `gone`.
             ModelError: Another refusal: see `midstream.models.provider_errors`.
         """
@@ -310,11 +308,11 @@ class Provider:
 
     @contextlib.asynccontextmanager
     async def passed(self, path: str, body: bytes) -> AsyncGenerator[PassedAnswer, None]:
-        """Send a body as it is, and give the answer as it comes; its end closes the connection if it is not whole.
+        """Send a body unchanged, and stream the answer; leaving the context closes the connection of an incomplete one.
 
         Raises:
-            ModelNotFoundError: The server has no such address, or no such model.
-            ModelError: As `events`; also while the pieces are read.
+            ModelNotFoundError: The server does not have this path or this model.
+            ModelError: As `events`; also during reading.
         """
         silences = self._limits.silences(None)
         self._network.log_request("POST", path, body)
@@ -344,7 +342,7 @@ class Provider:
 
     @contextlib.contextmanager
     def _typed_errors(self) -> Iterator[None]:
-        """Raise what goes wrong with a connection as errors of the model."""
+        """Raise faults of a connection as errors of the model."""
         try:
             yield
         except FrameTooLargeError as error:
@@ -354,7 +352,7 @@ class Provider:
             raise ModelStalledError(f"{self.name} sent nothing for {error.limit_s:g} s") from error
         except aiohttp.ClientError as error:
             self._network.log_failure(error)
-            # Only the kind: the text of such an error may hold the address and what is in it.
+            # Only the kind: the text of such an error may contain the address and sent content.
             message = f"the connection to {self.name} failed: {type(error).__name__}"
             raise ModelUnavailableError(message) from error
 
@@ -376,7 +374,7 @@ class Provider:
     async def _answer(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], *, first_s: float
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """Send a request and give the answer once its head is there. A body that is not read to its end is cut.
+        """Send a request and yield the answer after its head. The connection of an unread body is closed.
 
         Args:
             first_s: Seconds of silence before the head.
@@ -392,7 +390,7 @@ class Provider:
                         URL(self._base_url + path, encoded=True),
                         data=None if body is None else io.BytesIO(body),
                         headers={**self._headers, **{name.lower(): value for name, value in headers.items()}},
-                        allow_redirects=False,  # the key is for this server
+                        allow_redirects=False,  # the key is only for this server
                     )
             except TimeoutError as error:
                 if limit.expired():
@@ -401,7 +399,7 @@ class Provider:
             try:
                 yield response
             finally:
-                response.close()  # a connection whose answer is whole was given back before
+                response.close()  # the connection of a complete answer was already returned
         except ModelError:
             raise
         except BaseException:
@@ -417,7 +415,7 @@ class Provider:
             await _close_unused(connections)
 
     def _retire_here(self) -> _Connections | None:
-        """Retire the connections of the running loop, if there are any, and return them."""
+        """Retire the connections of the running loop, and return them, or None."""
         connections = self._connections.get(asyncio.get_running_loop())
         if connections is not None:
             self._retire(connections)
@@ -436,7 +434,7 @@ class Provider:
         return found
 
     def _retire(self, connections: _Connections) -> None:
-        """Let no later request use these connections; other responses on them go on."""
+        """Let no later request use these connections; other responses on them continue."""
         connections.is_retired = True
         loop = asyncio.get_running_loop()
         if self._connections.get(loop) is connections:
@@ -455,7 +453,7 @@ class Provider:
             parsed = msgspec.json.decode(bytes(body))
             require_shallow(parsed)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            parsed = None  # a proxy's page: the status is enough
+            parsed = None  # a proxy's page: the status is sufficient
         error = parsed.get("error", parsed) if isinstance(parsed, dict) else None
         if response.status == HTTPStatus.OK:
             if isinstance(parsed, dict) and "error" in parsed:
@@ -470,13 +468,13 @@ def _media_type_of(response: aiohttp.ClientResponse) -> str:
 
 
 async def _close_unused(connections: _Connections) -> None:
-    """Close connections that are retired and have no answer on its way."""
+    """Close retired connections without an unfinished answer."""
     if connections.is_retired and not connections.answers:
         await connections.closing.aclose()
 
 
 class ProvidedModel:
-    """Shared parts of a provider's models: they hold its connections; close them, or use it as a context."""
+    """Shared parts of models with a provider: close them with `aclose`, or use them as a context."""
 
     _provider: Provider
 
@@ -494,12 +492,12 @@ class ProvidedModel:
 
 
 class OpenAIServerModel(ProvidedModel):
-    """A model of a server whose other addresses of OpenAI's API are used through it: see `PassingModel`."""
+    """A model of a server with other endpoints of OpenAI's API: see `PassingModel`."""
 
     def pass_on(self, path: str, body: bytes) -> AbstractAsyncContextManager[PassedAnswer]:
-        """Send a request as it is, and give the answer as it comes.
+        """Send a request unchanged, and stream the answer.
 
         Raises:
-            ModelError: The server refused, was silent, or broke off.
+            ModelError: The server refused, was silent, or sent an incomplete answer.
         """
         return self._provider.passed(path, body)

@@ -1,4 +1,4 @@
-"""Every provider of pydantic-ai, through its model layer; its agents are not used."""
+"""Models of pydantic-ai with all its providers; its agents are not used."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _PROFILES = {
     "moonshotai": "kimi",
     "openai": "openai-chat",
 }
-"""Whose rules hold, by pydantic-ai's name of the provider; for others what pydantic-ai itself asks for."""
+"""Profiles by pydantic-ai's name of the provider; for others pydantic-ai's own settings decide."""
 _FINISHES = {
     "stop": Finish.STOP,
     "tool_call": Finish.CALLS,
@@ -66,9 +66,9 @@ _FINISHES = {
     "content_filter": Finish.FILTER,
 }
 _MARKED = {"anthropic", "bedrock", "openrouter"}
-"""Providers whose cache keeps only what is marked; pydantic-ai drops the marks for their models that have none."""
+"""Providers that cache only marked prefixes; pydantic-ai drops marks for models without a cache."""
 _REDACTED = {"redacted_thinking", "redacted_content"}
-"""pydantic-ai's ids for thinking that only Anthropic can read, of its own API and of Bedrock."""
+"""pydantic-ai's ids of thinking that only Anthropic can read, from its own API and from Bedrock."""
 
 
 class PydanticAIModel:
@@ -76,20 +76,19 @@ class PydanticAIModel:
 
     Args:
         model: A pydantic-ai `Model`, or a name such as `openai:gpt-5` or `anthropic:claude-sonnet-4-5`; a named one
-            takes its key from the environment, as pydantic-ai documents. Give a provider's client `max_retries=0`
-            where it has such a setting: midstream asks again by itself.
+            takes its key from the environment, as pydantic-ai documents. Set `max_retries=0` on a provider's client if
+            possible, because midstream retries itself.
         settings: pydantic-ai's `ModelSettings` for each request.
-        profile: Whose rules the messages are written by (`midstream.history.profiles.PROFILES`); the model's provider's
-            unless named.
-        is_cached: Whether requests are marked for the provider's cache, where it requires that: Anthropic's (also over
-            Bedrock and OpenRouter) end of the tools, of the system prompt, of the messages and of the turn's opening;
-            OpenAI's `prompt_cache_key`. Settings of yours that speak of a cache are left alone.
+        profile: The rules for messages (`midstream.history.profiles.PROFILES`); by default those of the provider.
+        is_cached: Whether requests have marks for the provider's cache, if it needs them. For Anthropic (also over
+            Bedrock and OpenRouter): at the end of the tools, of the system prompt, of the messages and of the turn's
+            opening. For OpenAI: `prompt_cache_key`. Your own cache settings are kept.
 
-    Thinking is sent back only to the model that thought it, because other models cannot verify its signature.
+    Thinking is sent back only to the model that produced it, because other models cannot verify its signature.
 
     Raises:
         ModelMissingError: The provider's package is not installed.
-        UsageError: There is no such model, or its key is not set.
+        UsageError: The model is unknown, or its key is not set.
     """
 
     def __init__(
@@ -116,9 +115,9 @@ class PydanticAIModel:
         """Answer `request`; closing the iterator closes the connection.
 
         Raises:
-            ModelUnavailableError, ModelStalledError: Network fault, rate limit, overload, a response that broke off.
+            ModelUnavailableError, ModelStalledError: Network fault, rate limit, overload, an incomplete response.
             ModelRejectedError: The provider will never accept this request.
-            ContextOverflowError: It is longer than the model can read.
+            ContextOverflowError: The conversation is longer than the model can read.
         """
         parameters = ModelRequestParameters(
             function_tools=[
@@ -135,7 +134,7 @@ class PydanticAIModel:
             request.history, request.instructions, self._model, profile=self._profile, thinking=is_thinking
         )
         if advice.thinking is False:
-            # The tool loop in progress began without a thought: Anthropic takes it with thinking off only.
+            # The current tool loop began without a thought: Anthropic accepts it only with thinking off.
             settings = cast("ModelSettings", {**(settings or {}), "anthropic_thinking": {"type": "disabled"}})
         if self._is_cached and not request.is_ephemeral:
             sent, settings = self._mark(sent, settings, request.session)
@@ -164,7 +163,7 @@ class PydanticAIModel:
 
 
 def _with_anchor(sent: list[messages.ModelMessage]) -> list[messages.ModelMessage]:
-    """Mark the last prompt that has been answered: what to fall back to when the mark at the end finds nothing."""
+    """Mark the last answered prompt, as a fallback if the mark at the end finds no cache entry."""
     responses = (at for at in range(len(sent) - 1, -1, -1) if isinstance(sent[at], messages.ModelResponse))
     for place in range(next(responses, 0) - 1, -1, -1):
         message = sent[place]
@@ -183,13 +182,13 @@ def _is_thinking(settings: ModelSettings | None) -> bool | None:
     return asked.get("type") != "disabled" if isinstance(asked, dict) else None
 
 
-# --- what is sent ---------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------------------
 
 
 def render_request(
     history: History, instructions: str, model: Model, *, profile: str = "", thinking: bool | None = None
 ) -> tuple[list[messages.ModelMessage], Advice]:
-    """Return a history as pydantic-ai's messages for `model`, and what the request should be sent with."""
+    """Return a history as pydantic-ai's messages for `model`, and advice for the request."""
     found = render(
         history,
         instructions,
@@ -217,7 +216,7 @@ def _profile_of(model: Model) -> str:
     return _PROFILES.get(model.system, "pydantic-ai")
 
 
-# --- what comes back ------------------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------------------
 
 
 def _event_of(event: messages.ModelResponseStreamEvent) -> ModelEvent:
@@ -239,7 +238,7 @@ def _event_of(event: messages.ModelResponseStreamEvent) -> ModelEvent:
 
 
 def _ending(streamed: StreamedResponse) -> list[ModelEvent]:
-    """Return the calls, which are whole only now, and the end of the response."""
+    """Return the calls, which are complete only now, and the end of the response."""
     response = streamed.get()
     calls = [part for part in response.parts if isinstance(part, messages.ToolCallPart)]
     requested = [
@@ -265,7 +264,7 @@ def _signature_of(call: messages.ToolCallPart) -> str | None:
 
 
 def _text_of(arguments: object) -> str:
-    """Return arguments as the model wrote them; some providers hand over an object, or nothing."""
+    """Return arguments as the model wrote them; some providers return an object, or nothing."""
     if isinstance(arguments, str):
         return arguments
     return msgspec.json.encode(arguments or {}).decode()

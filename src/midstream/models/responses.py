@@ -1,7 +1,6 @@
-"""Events of a model's stream, and the response that they add up to.
+"""Events of a model's stream, and the response that is built from them.
 
-A part stands where it began: words after a call are a part of their own, and a call that the upstream runs stands where
-it started, whenever it ends.
+The order of parts is that of their starts: text after a call is a new part, and an upstream call has its start's place.
 """
 
 from __future__ import annotations
@@ -36,29 +35,28 @@ from midstream.session.references import AttemptRef
 from midstream.timing import StallBudgets
 
 RESPONSE_CHARS_MAX = 32 * 1024 * 1024
-"""Of a response to a client application: 128,000 tokens are a sixtieth of it."""
+"""Characters of a response to a client application; 128,000 tokens are a sixtieth of it."""
 DELTA_CHARS_MAX = 64 * 1024
-"""Characters of one `Delta`; a longer piece is split, so that no record outgrows a frame."""
+"""Characters of one `Delta`; a longer piece is split, so that a record fits into a frame."""
 
 
 class ModelRequest(Struct, frozen=True):
-    """Request to a model.
+    """A request to a model.
 
     Args:
         instructions: The system prompt, or "".
-        history: Every message so far; the last entry is what to answer.
-        tools: What may be called.
-        attempt: 1 for the first try of this response.
-        key: Stable over the attempts of one response; for a provider's idempotency header.
-        resume: What a `Resumable` of this attempt named, to take that same response up; "" asks for a new one.
-        session: Whose conversation it is: what an upstream's memory of it is found by. "" has none.
-        is_ephemeral: A side call, such as one that makes a title: it must leave no trace in the upstream's
-            conversation.
-        settings: How the answer is to be made, as far as the model grants it.
-        person: The receiver of an upstream agent's permission requests; None where there is none.
-        stalls: How long the agent allows silences to be; None where no agent sends this.
-        model: Which of several models is to answer (`RoutedModels`); "" for the one there is, or the first.
-        is_resent: The history is what a client application has sent: tools that an agent ran itself may be missing.
+        history: All messages so far; the last entry must be answered.
+        tools: The tools that may be called.
+        attempt: Number of the attempt at this response, from 1.
+        key: Equal for all attempts at one response; for a provider's idempotency header.
+        resume: The token of a `Resumable` of this attempt, to resume that response; "" for a new one.
+        session: The name of the conversation for an upstream's memory; "" for none.
+        is_ephemeral: Whether it is a side call, such as one for a title, without a trace in the conversation.
+        settings: Settings for the answer; those that the model does not accept are ignored.
+        person: The receiver of an upstream agent's permission requests; None if there is none.
+        stalls: The agent's limits for silence; None without an agent.
+        model: The name of one of several models (`RoutedModels`); "" for the only or first one.
+        is_resent: Whether a client application sent the history: tools that an agent ran itself may be missing.
     """
 
     instructions: str
@@ -77,22 +75,22 @@ class ModelRequest(Struct, frozen=True):
 
 
 class PassedAnswer(Struct, frozen=True):
-    """Answer of a server to a request that was passed on: its type, and its bytes as they come."""
+    """Answer to a request that was passed on: its media type, and its bytes."""
 
     content_type: str
     pieces: AsyncGenerator[bytes, None]
 
 
 class TextDelta(Struct, frozen=True):
-    """Some more words for the reader."""
+    """A piece of text for the reader."""
 
     text: str
 
 
 class ThinkingDelta(Struct, frozen=True):
-    """Some more thinking; `signature`, where the provider gives one, ends the part.
+    """A piece of thinking; a `signature` of the provider ends the part.
 
-    `is_redacted`: a part of its own, whose words the provider withholds; they are sealed in `signature`.
+    `is_redacted`: a part of its own whose text the provider withholds; `signature` contains it encrypted.
     """
 
     text: str
@@ -101,9 +99,9 @@ class ThinkingDelta(Struct, frozen=True):
 
 
 class ToolCallRequested(Struct, frozen=True):
-    """A whole tool request. `arguments` is JSON text exactly as the model wrote it; `id` may be empty.
+    """A complete tool request. `arguments` is JSON text exactly as the model wrote it; `id` may be empty.
 
-    `signature` is the provider's over this call, for those that require it back (Gemini's thought signature).
+    `signature` is the provider's for this call, if it must be sent back (Gemini's thought signature).
     """
 
     id: str
@@ -113,9 +111,9 @@ class ToolCallRequested(Struct, frozen=True):
 
 
 class UpstreamCallStarted(Struct, frozen=True):
-    """The upstream runs a tool of its own. It is shown and not run here. `id` is unique within the response.
+    """The upstream runs one of its own tools. For display only. `id` is unique within the response.
 
-    A second one with the id of a call that still runs has its arguments as they are by then.
+    A repetition with the id of a running call has its current arguments.
     """
 
     id: str
@@ -124,7 +122,7 @@ class UpstreamCallStarted(Struct, frozen=True):
 
 
 class UpstreamCallEnded(Struct, frozen=True):
-    """How a tool ended that the upstream ran itself. `content` is what it read, as text."""
+    """The end of an upstream's own tool. `content` is its result as text."""
 
     id: str
     content: str
@@ -132,37 +130,34 @@ class UpstreamCallEnded(Struct, frozen=True):
 
 
 class Working(Struct, frozen=True):
-    """The model makes what cannot be shown yet, such as the arguments of a call: a sign of life, and progress."""
+    """The model produces output that cannot be shown yet, such as the arguments of a call. It counts as progress."""
 
     what: str = ""
 
 
 class KeepAlive(Struct, frozen=True):
-    """The connection lives (a ping, an empty piece). It is not output of the model and counts as no progress."""
+    """The connection is alive (a ping, an empty piece). It is not output of the model, and no progress."""
 
 
 class ReuseReported(Struct, frozen=True):
-    """A pool decided whether its upstream agent has the conversation, before it sends anything. It counts as no
-    progress.
-    """
+    """A pool decided whether its upstream agent has the conversation, before it sends a message. It is no progress."""
 
     judgement: ReuseDecision
 
 
 class Resumable(Struct, frozen=True):
-    """The provider keeps this response for a while, without a connection; `token` names it in a later request's
-    `resume`.
+    """The provider keeps this response for a while, without a connection; `token` is for a later request's `resume`.
 
-    Such a request is answered with the same events from the beginning of the response. Sent before the first word.
+    Such a request is answered with the same events from the beginning of the response. Sent before the first text.
     """
 
     token: str
 
 
 class Finished(Struct, frozen=True):
-    """The response is whole. Nothing may follow.
+    """The response is complete. No event may follow.
 
-    `stop_sequence` is the requested text before which it ended, where the provider names it.
+    `stop_sequence` is the requested text before which it ended, if the provider returns it.
     """
 
     finish: Finish = Finish.STOP
@@ -186,7 +181,7 @@ ModelEvent = (
 
 
 def is_progress(event: ModelEvent) -> bool:
-    """Whether an event brings a response on: pings and empty pieces do not."""
+    """Whether an event is progress: pings and empty pieces are not."""
     match event:
         case TextDelta():
             return bool(event.text)
@@ -199,14 +194,14 @@ def is_progress(event: ModelEvent) -> bool:
 
 
 class ResponseBuilder:
-    """Collect a model's events: `add` returns the deltas to journal, `response` the whole in the end.
+    """Collects a model's events: `add` returns the deltas to journal, `response` the complete response.
 
     Args:
         ref: The attempt.
-        shown: The parts of this attempt that readers have, where it is resumed: the model sends all of it again, and
-            these parts are not journaled a second time.
-        is_announcing: Calls, signatures and a first sign of work have deltas of their own, for client applications:
-            their APIs show these in mid-response.
+        shown: The parts of a resumed attempt that readers have: the model sends all of them again, and they are not
+            journaled again.
+        is_announcing: Whether calls, signatures and a first sign of work have deltas of their own, for the APIs of
+            client applications.
     """
 
     def __init__(
@@ -221,19 +216,19 @@ class ResponseBuilder:
         self._chars = 0
         self._ids = (ref.turn, ref.response_no, ref.attempt)
         self._shown = dict(shown or {})
-        """Text that is still to be repeated."""
+        """Text that the model must still repeat."""
         self._parts: list[ResponsePart] = []
         self._texts: list[str] = []
         self._kind: Literal["text", "thinking"] | None = None
         self._open: dict[str, int] = {}
-        """Where the calls stand that the upstream has started and not ended, by id."""
+        """Places of the upstream's running calls, by id."""
         self._finished: Finished | None = None
 
     def add(self, event: ModelEvent) -> Sequence[Delta]:
-        """Take one event; return what readers may be shown of it.
+        """Process one event; return its deltas for readers.
 
         Raises:
-            ModelForgotError: A response that is taken up again has other words than readers were shown.
+            ModelForgotError: A resumed response has another text than readers have.
         """
         match event:
             case TextDelta():
@@ -286,9 +281,9 @@ class ResponseBuilder:
         )
 
     def response(self) -> Response | None:
-        """Return the whole response, or None while the model has not finished or its output is empty.
+        """Return the complete response, or None if the model has not finished or its output is empty.
 
-        To a client application an empty response is one, too.
+        For a client application, an empty response is valid.
         """
         if self._finished is None:
             return None
@@ -302,7 +297,7 @@ class ResponseBuilder:
 
     @property
     def is_running_upstream(self) -> bool:
-        """Whether the upstream runs a tool of its own now; its silence is that of a tool."""
+        """Whether the upstream is running a tool of its own; its silence is that of a tool."""
         return bool(self._open)
 
     @property
@@ -351,7 +346,7 @@ class ResponseBuilder:
             return self._show_call(part, call)
         is_known = any(isinstance(each, UpstreamCall) and each.id == event.id for each in self._parts)
         if is_known:
-            return ()  # one outcome a call; the first one stands
+            return ()  # a call has one outcome: the first
         self._close_part()
         call = end_call(start_call(event.id, "", ""), event.content, event.outcome)
         self._parts.append(call)
@@ -383,7 +378,7 @@ class ResponseBuilder:
         return () if is_told else [Delta(*self._ids, part, "thinking", "", call)]
 
     def _unshown(self, part: int, kind: Literal["text", "thinking"], text: str) -> str:
-        """Return what of `text` readers have not been shown."""
+        """Return the part of `text` that readers do not have."""
         known_words = self._shown.get(part, (kind, ""))
         if isinstance(known_words, UpstreamCall):
             raise _changed_text_error()
@@ -414,7 +409,7 @@ def _changed_text_error() -> ModelForgotError:
 
 
 def is_plain(delta: Delta) -> bool:
-    """Whether a delta has nothing but text."""
+    """Whether a delta has only text."""
     return delta.call is None and delta.requested is None and not delta.signature
 
 

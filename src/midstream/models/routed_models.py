@@ -1,7 +1,6 @@
-"""Several models behind one name each: a request is answered by the model that it names.
+"""Several models with names: the model that a request names answers it.
 
-The name stands in the request, and in the journal with it, so that a turn that another process continues reaches the
-same model.
+The name is in the request, and so in the journal: another process continues a turn with the same model.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from midstream.models.responses import ModelEvent, ModelRequest, Resumable
 from midstream.store.contract import Store
 
 _NAME_END = "\n"
-"""Stands between the name of a model and its token of a response; no name has one."""
+"""Separator between the name of a model and its token of a response; no name contains it."""
 
 
 class Route(Struct, frozen=True):
     """One model of a `RoutedModels`.
 
     Args:
-        model: What answers.
-        own_name: What its server calls it, for requests that are passed on as they are; "" leaves them so.
+        model: The model.
+        own_name: Its name at the server, for requests that are passed on; "" keeps the name in the request.
     """
 
     model: Model
@@ -44,11 +43,10 @@ class RoutedModels(StoredModel, ResumableModel):
     """Select one of several models by the model name of the request.
 
     Args:
-        routes: By the names under which client applications request them. The first one answers requests that name
-            none.
+        routes: The models by their names for client applications. The first one answers requests without a name.
 
     Raises:
-        UsageError: There is none, or a name is empty or has a line break.
+        UsageError: There is no route, or a name is empty or has a line break.
     """
 
     def __init__(self, routes: Mapping[str, Route]) -> None:
@@ -58,26 +56,26 @@ class RoutedModels(StoredModel, ResumableModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the models; the first one answers requests that name none."""
+        """The names of the models; the first one answers requests without a name."""
         return tuple(self._routes)
 
     @property
     def name(self) -> str:
-        """Name of the whole: the same whichever models there are, since an open turn continues only under its name."""
+        """The name of the whole, independent of its models, because an open turn continues only under its name."""
         return "models"
 
     @property
     def default(self) -> str:
-        """Name of the model that answers requests that name none."""
+        """The name of the model for requests without a name."""
         return next(iter(self._routes))
 
     @property
     def grants(self) -> frozenset[str]:
-        """Which wishes at least one of them takes; `route` has the model of one."""
+        """Names of the settings that at least one model accepts; for one model, see `route`."""
         return frozenset[str]().union(*(grants_of(each.model) for each in self._routes.values()))
 
     def route(self, name: str) -> Route:
-        """Return the model of a name; the first one for "".
+        """Return the route of a name; the first one for "".
 
         Raises:
             ModelNotFoundError: There is none.
@@ -91,8 +89,8 @@ class RoutedModels(StoredModel, ResumableModel):
         """Answer a request with the model that it names.
 
         Raises:
-            ModelNotFoundError: There is no such model.
-            ModelError: The model's own.
+            ModelNotFoundError: There is no model with this name.
+            ModelError: The model's error.
         """
         name = request.model or self.default
         model = self.route(name).model
@@ -118,12 +116,12 @@ class RoutedModels(StoredModel, ResumableModel):
 
     @override
     async def end_use(self) -> None:
-        async with contextlib.AsyncExitStack() as ending:  # one that fails does not keep the others open
+        async with contextlib.AsyncExitStack() as ending:  # a failure of one must not keep the others open
             for model in self._models(StoredModel):
                 ending.push_async_callback(model.end_use)
 
     async def aclose(self) -> None:
-        """Close those that can be closed. Calling it twice is harmless where it is for them."""
+        """Close all models that can be closed."""
         async with contextlib.AsyncExitStack() as closing:
             for model in self._models(_Closing):
                 closing.push_async_callback(model.aclose)
@@ -133,9 +131,9 @@ class RoutedModels(StoredModel, ResumableModel):
 
 
 def route_of(model: Model, name: str) -> Route:
-    """Return which model answers a request that names one; any other than `RoutedModels` answers all.
+    """Return the route of a model name; a model other than `RoutedModels` has one route for all names.
 
     Raises:
-        ModelNotFoundError: There are several, and none of this name.
+        ModelNotFoundError: There are several models, and none with this name.
     """
     return model.route(name) if isinstance(model, RoutedModels) else Route(model)

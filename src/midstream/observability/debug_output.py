@@ -1,7 +1,7 @@
-"""Lines for debugging on stderr, for programs that set up no logging of their own.
+"""Debugging output on stderr, for programs without their own logging.
 
-`MIDSTREAM_DEBUG=1` shows what is decided about each turn, `MIDSTREAM_DEBUG_NETWORK=1` what goes to providers and comes
-back. Both are loggers: where a handler of the program writes the same line to the screen, it is not written twice.
+`MIDSTREAM_DEBUG=1` shows the decisions about each turn, `MIDSTREAM_DEBUG_NETWORK=1` the requests to providers and their
+answers. Both are loggers. A line that a handler of the program writes to the screen is not written twice.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Iterator
 
 VARIABLE = "MIDSTREAM_DEBUG"
 LOGGER = "midstream.agents.pool"
-"""The logger of a line for each turn: ids, kinds and counts, never words of a conversation."""
+"""The logger with a line for each turn: ids, kinds and counts, without content of a conversation."""
 NETWORK_VARIABLE = "MIDSTREAM_DEBUG_NETWORK"
 NETWORK_LOGGER = "midstream.network"
-"""The logger of a line for each request and each piece of an answer; it has the beginning of each body."""
+"""The logger with a line for each request and each piece of an answer, with the beginning of its body."""
 
 _FORM = "%(asctime)s midstream: %(message)s"
 
 
 class _Shown(logging.StreamHandler):  # type: ignore[type-arg]  # its stream is stderr, whatever that is
-    """Write to stderr what no other handler writes there."""
+    """Writes records to stderr that no other handler writes there."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__()
         self._log = log
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write a record: not where another handler writes it to the screen."""
+        """Whether to write a record: False if another handler writes it to the screen."""
         others = (handler for handler in _handlers_of(self._log) if handler is not self)
         if any(_is_on_screen(handler) and record.levelno >= handler.level for handler in others):
             return False
@@ -37,7 +37,7 @@ class _Shown(logging.StreamHandler):  # type: ignore[type-arg]  # its stream is 
 
 
 def show_where_asked() -> None:
-    """Show the lines whose variable is 1; calling it twice is harmless."""
+    """Show the lines whose variable is 1. A second call has no effect."""
     _show(VARIABLE, LOGGER)
     _show(NETWORK_VARIABLE, NETWORK_LOGGER)
 

@@ -1,8 +1,7 @@
-"""Observers of every record that this process appends: for counters, spans and budgets.
+"""Observers of the records that this process appends, for counters, spans and budgets.
 
-There is one source, the journal: each record is reported once, after its append, in its order, and nothing else is.
-Words of a model on their way (`delta`) are left out: there are a hundred of them for each record that counts, and
-the whole response follows.
+The only source is the journal: each record is reported once, after its append, in order. Deltas are omitted: there are
+a hundred of them for each other record, and the complete response follows.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Receives what was appended."""
+    """Receives appended records."""
 
     def on_append(self, session: str, records: Sequence[Record]) -> None:
-        """Take what was appended to a session in one transaction. Must not wait; what it raises is logged."""
+        """Process the records of one append. Must not wait; exceptions are logged."""
 
 
 @runtime_checkable
@@ -30,9 +29,9 @@ class Introduced(Protocol):
     """An observer that also needs the agent of a session, which no record has."""
 
     def answers(self, session: str, agent: str, model: str) -> None:
-        """Take the name of the session's agent and of its model, such as `openai-responses:gpt-5`.
+        """Process the names of the session's agent and of its model, such as `openai-responses:gpt-5`.
 
-        Called before anything is appended to the session here, and again whenever it wakes. Must not wait.
+        Called before the first append to the session here, and again whenever it wakes. Must not wait.
         """
 
 
@@ -41,24 +40,24 @@ class Charging(Protocol):
     """An observer that also needs the callers of turns whose commands came to another node."""
 
     def on_forwarded(self, session: str, caller: str) -> None:
-        """Take who is about to open a turn in a session of this process. Must not wait.
+        """Process the caller who is about to open a turn in a session of this process. Must not wait.
 
         Args:
-            caller: Under which name it is counted.
+            caller: The caller's name for counting.
         """
 
 
 class Observers:
-    """Observers of one process.
+    """The observers of one process.
 
     Args:
-        observers: The first of them; see `add`.
+        observers: The first observers; see `add`.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._all: list[Observer] = []
         self._introduced: list[Introduced] = []
-        """Those that need the agents of sessions."""
+        """Observers that need the agents of sessions."""
         for observer in observers:
             self.add(observer)
 
@@ -100,5 +99,5 @@ class Observers:
 
 
 def _log_failure(session: str, error: Exception) -> None:
-    # A traceback could hold text of the conversation.
+    # A traceback may contain text of the conversation.
     _log.error("an observer failed: %s", type(error).__name__, extra={"session": session})

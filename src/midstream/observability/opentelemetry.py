@@ -3,8 +3,8 @@
     asgi(agent, observers=[OpenTelemetry(agent="my-agent")])
 
 A turn is a span `invoke_agent`, with a span `chat` for each call of the model and `execute_tool` for each run of a tool
-below it. Whatever provider the process has configured gets them; without one they cost next to nothing. Names,
-numbers, times and codes go into them, never words of a conversation.
+below it. They are sent to the configured provider; without one they cost almost nothing. They contain names, numbers,
+times and codes, never content of a conversation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DURATION = {
     IntervalKind.CALL: "gen_ai.execute_tool.duration",
 }
 PROVIDER = "midstream"
-"""What the conventions require and is unknown: the provider of a model whose name does not include it."""
+"""Value of the required attribute if a model's name does not include its provider."""
 PROVIDERS = {
     "anthropic-messages": "anthropic",
     "claude": "anthropic",
@@ -42,7 +42,7 @@ PROVIDERS = {
     "openai-compatible": "openai",
     "openai-responses": "openai",
 }
-"""By the beginning of a model's name, in the words of the conventions; any other beginning stands for itself."""
+"""The conventions' name of a provider, by the prefix of a model's name; any other prefix is used itself."""
 _WELL = frozenset({OK, "completed", "cancelled"})
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TURN_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6)
@@ -52,7 +52,7 @@ Attributes = dict[str, str | int | bool | Sequence[str]]
 
 
 class _Answering(Struct, frozen=True):
-    """Model that answers in a session."""
+    """The agent and the model of a session."""
 
     agent: str
     provider: str = PROVIDER
@@ -63,8 +63,8 @@ class OpenTelemetry(Observer, Introduced):
     """An `Observer` that exports to OpenTelemetry.
 
     Args:
-        agent: What the agent is called in its spans; its own name by default. Sub-agents have theirs.
-        tracers, meters: Where to; what the process has configured by default.
+        agent: The name of the agent in its spans; its own name by default. Sub-agents have their own names.
+        tracers, meters: The providers; by default those that the process has configured.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class OpenTelemetry(Observer, Introduced):
             self._turns.popitem(last=False)
 
     def _start_span(self, interval: Interval, parent: Span | None = None) -> Span:
-        """Start a span with all that is known by now: samplers look at nothing else."""
+        """Start a span with all known attributes, because samplers use only these."""
         attributes = self._attributes_of(interval)
         named = {
             IntervalKind.TURN: self._answering_agent(interval).agent,
@@ -196,7 +196,7 @@ _LABELS = {
     },
     IntervalKind.CALL: {"gen_ai.tool.name", "gen_ai.tool.type", "gen_ai.agent.name", "error.type"},
 }
-"""What of a span is a label of its metric: never what there is without end."""
+"""The attributes of a span that are labels of its metric: only those with a bounded number of values."""
 
 
 def _attributes_of_response(interval: Interval) -> Attributes:
@@ -218,7 +218,7 @@ def _attributes_of_response(interval: Interval) -> Attributes:
 
 
 def _error_of(interval: Interval) -> str:
-    """Return what kind of error it ended with, "" for none."""
+    """Return the kind of error that ended it; "" for none."""
     return "" if interval.is_open or interval.outcome in _WELL else interval.code or interval.outcome
 
 

@@ -1,9 +1,9 @@
-"""Prometheus: counters and times at `/metrics`, from the journal.
+"""Prometheus: counters and durations at `/metrics`, from the journal.
 
     asgi(agent, observers=[Prometheus()])
 
-Labels are words of ours and names of models: their number is bounded, whatever people do. What a provider calls its
-model is its own choice, for each response anew: only so many of such names are distinguished.
+Labels are fixed words and names of models, so their number is limited. A provider may return any model name, so only a
+limited number of names is distinguished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ with extra("prometheus"):
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 MODELS_MAX = 100
-"""Names of models with a counter of their own; the tokens of any further one are counted under `OTHER`."""
+"""Model names with counters of their own; tokens of other models are counted under `OTHER`."""
 OTHER = "other"
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -31,7 +31,7 @@ class Prometheus(Observer):
     """An `Observer` that counts, and a `MetricsPage` that shows it.
 
     Args:
-        registry: Where the metrics are registered; one of its own by default.
+        registry: The registry of the metrics; by default a new one.
     """
 
     media_type = CONTENT_TYPE_LATEST

@@ -1,9 +1,8 @@
-"""Fold the records of a turn into the text of its answer: each word once, whatever was cut and begun again.
+"""The text of a turn's answer, folded from its records: each word once, in spite of cut attempts.
 
-This is the one statement of the rule for readers (`attempt_started` in docs/spec/stream.md): when an attempt begins,
-the words of the earlier attempt at the same response are void. `AnswerText.take` applies it to one record after the
-other. Words of a new attempt that repeat the void ones add nothing to what a reader has; the first word that differs
-replaces it.
+This module implements the rule for readers (`attempt_started` in docs/spec/stream.md): when an attempt begins, the text
+of the earlier attempt at the same response is void. Text of a new attempt that repeats the void text adds nothing to a
+reader's text; the first difference replaces it.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from midstream.session.records import (
 from midstream.session.session import GO_ON
 
 PARAGRAPH = "\n\n"
-"""Stands between the texts of two responses, where the first does not end in white space."""
+"""Separator of the texts of two responses, if the first does not end in white space."""
 
 
 class AnswerSoFar(Struct, frozen=True, gc=False):
-    """The answer of a turn after one record. It shares its pieces with those after it: an event costs no copy.
+    """The answer of a turn after one record. Successive answers share their pieces, so an event costs no copy.
 
     Args:
-        added: The words that the record adds; with `replaces` all words of its attempt.
-        replaces: A reader must put `transcript` in the place of what it has of this answer.
+        added: The text that the record adds; with `replaces` all text of its attempt.
+        replaces: Whether a reader must replace its text of this answer by `transcript`.
     """
 
     pieces: list[str]
@@ -48,20 +47,20 @@ class AnswerSoFar(Struct, frozen=True, gc=False):
 
 
 class AnswerText:
-    """The answer of the turn that is read, record by record."""
+    """The answer of the current turn, record by record."""
 
     def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
         self._pieces: list[str] = []
-        """What a reader has, void words included; a new list where it is replaced."""
+        """A reader's text, with void text; replaced by a new list when text is replaced."""
         self._whole = 0
-        """How many of the pieces belong to whole responses."""
+        """Number of pieces that belong to complete responses."""
         self._void = ""
-        """The words of a void attempt, which a reader keeps until other words come."""
+        """The text of a void attempt, which a reader keeps until different text comes."""
         self._repeated: int | None = None
-        """How many characters of them the new attempt has repeated; None where no words are void."""
+        """Number of its characters that the new attempt has repeated; None without void text."""
         self._is_after_call = False
 
     @property
@@ -70,7 +69,7 @@ class AnswerText:
         return AnswerSoFar(self._pieces, len(self._pieces))
 
     def take(self, record: Record | Gone | SnapshotFrame) -> AnswerSoFar:
-        """Fold one record, or what a stream delivers in the place of records."""
+        """Fold one record, or a notice of the stream."""
         match record:
             case MessageAccepted() | TranscriptAccepted():
                 self._begin()
@@ -94,15 +93,15 @@ class AnswerText:
         return self.now
 
     def restart(self, session: msgspec.Raw, turn: int | None = None) -> AnswerSoFar:
-        """Go on from a session as its server shows it.
+        """Restart with a session in a snapshot.
 
         Args:
-            turn: The turn that is read. The text of another turn is none of its answer (STREAM-35); None reads any.
+            turn: The turn whose answer is read; text of others is not part of it (STREAM-35). None for any turn.
         """
         try:
             now = msgspec.json.decode(session, type=_SessionNow)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self.now  # of a later version: the next whole response is shown whole
+            return self.now  # a later version: the next complete response replaces it
         self._begin()
         if turn not in (None, now.turns):
             return AnswerSoFar(self._pieces, 0, replaces=True)
@@ -136,13 +135,13 @@ class AnswerText:
         return self._add(text[left:]) if text[left:] else self.now
 
     def _replace(self, text: str) -> AnswerSoFar:
-        """Put other words in the place of those of the response that is being made."""
+        """Replace the text of the current response."""
         self._pieces = [*self._pieces[: self._whole], *([text] if text else [])]
         self._void, self._repeated = "", None
         return AnswerSoFar(self._pieces, len(self._pieces), text, replaces=True)
 
     def _complete(self, response: Response) -> AnswerSoFar:
-        """Settle the text of a response by the response itself, which is whole."""
+        """Replace the text of a response by that of the complete response, if they differ."""
         whole, begun = text_of(response, self._last(self._whole)), "".join(self._pieces[self._whole :])
         self._void, self._repeated = "", None
         if whole == begun:
@@ -156,7 +155,7 @@ class AnswerText:
         return settled
 
     def _lead(self, text: str) -> str:
-        """Return what must stand between the words so far and these."""
+        """Return the separator between the text so far and this text."""
         is_first = len(self._pieces) == self._whole if self._repeated is None else self._repeated == 0
         if is_first:
             return _between(self._last(self._whole), text)
@@ -170,7 +169,7 @@ class AnswerText:
 
 
 def text_of(response: Response, before: str = "") -> str:
-    """Return the text of a whole response as it follows other text: a new paragraph, also behind a call within it."""
+    """Return the text of a complete response after other text: with a new paragraph, also after a call inside it."""
     text, is_apart = before, True
     for part in response.parts:
         if isinstance(part, UpstreamCall):

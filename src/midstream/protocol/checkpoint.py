@@ -1,6 +1,6 @@
 """Checkpoint of a client's stream, from which it resumes, and the writes of each change.
 
-A shell keeps it where it likes: `client/checkpoint_file.py` in files, midstream.js in IndexedDB.
+The shell stores it: `client/checkpoint_file.py` in files, midstream.js in IndexedDB.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from midstream.protocol.frames import (
 )
 
 FILLER = encode(ResultPayload(0, 0, ToolResult("", "", Outcome.UNKNOWN)))
-"""Sent under the number of a command that cannot be read: an outcome of no call, which a server takes and drops. It is
-sent after the welcome only: a server that has taken the command itself is not sent it."""
+"""Sent in place of a command that cannot be read: an outcome of no call, which a server accepts and drops. It is sent
+only after the welcome, and not if the server has the command itself."""
 
 
 class Checkpoint(Struct, frozen=True):
@@ -29,12 +29,12 @@ class Checkpoint(Struct, frozen=True):
 
     Args:
         stream: The stream key.
-        secret: Its secret.
-        event_id: The last event the application has handled; None before the first.
-        next_seqno: How many commands were numbered.
-        unacked: Number and payload of the commands whose ack has not come, in order and without gap.
-        promised: The newest event that was seen of those that the server may not lose; None where there was none.
-        known: The newest epoch whose beginning the server has named; None where there is none.
+        secret: The stream secret.
+        event_id: The last event that the application has handled; None before the first.
+        next_seqno: The number of the next command.
+        unacked: Number and payload of the unacknowledged commands, in order and without gap.
+        promised: The newest promised event; None if there was none.
+        known: The newest epoch whose begin is known from the server; None if there is none.
     """
 
     stream: str
@@ -50,29 +50,29 @@ class Checkpoint(Struct, frozen=True):
 
     @property
     def is_finishing(self) -> bool:
-        """Whether nothing but acks is owed: the stream stopped, answered or took back, and follows no turn."""
+        """Whether only acks are awaited: the stream cancelled, answered or withdrew, and follows no turn."""
         first = decode_payload(self.unacked[0][1]) if self.unacked and self.unacked[0][0] == 0 else None
         return isinstance(first, CancelPayload | AnswerPayload | WithdrawPayload)
 
 
-# --- what is to be written into the checkpoint --------------------------------------------------------------------
+# --- changes of the checkpoint ------------------------------------------------------------------------------------
 
 
 class CommandKept(Struct, frozen=True):
-    """A command was numbered. On disk before it is sent."""
+    """A command got its number. It must be on disk before it is sent."""
 
     seqno: int
     payload: bytes
 
 
 class CommandsAcked(Struct, frozen=True):
-    """The commands up to and with `seqno` need not be kept any more."""
+    """The commands up to and including `seqno` are no longer needed."""
 
     seqno: int
 
 
 class CursorMoved(Struct, frozen=True):
-    """The application has handled this event and all before it; None: it has to begin anew.
+    """The application has handled this event and all before it; None: it must begin again.
 
     `promised` and `known` are as in `Checkpoint`.
     """
@@ -83,7 +83,7 @@ class CursorMoved(Struct, frozen=True):
 
 
 class Forgotten(Struct, frozen=True):
-    """The stream cannot or need not be resumed: remove all that was kept of it."""
+    """The stream cannot or need not be resumed: delete its checkpoint."""
 
 
 Write = CommandKept | CommandsAcked | CursorMoved | Forgotten

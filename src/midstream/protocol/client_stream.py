@@ -1,12 +1,12 @@
-"""The client's half of the stream protocol, without I/O: one stream, over as many connections as it takes.
+"""The client's half of the stream protocol, without I/O: one stream over any number of connections.
 
-After every call that changes something: do `writes()`, send `frames_to_send()`, deliver `events()`, and arm one
-timer for `next_deadline()`. This order keeps a promise: a command is in the checkpoint before it is on the wire, so
-that its number never means two things (STREAM-11).
+After every call that changes something: do `writes()`, send `frames_to_send()`, deliver `events()`, and arm one timer
+for `next_deadline()`. In this order a command is in the checkpoint before it is sent, so that its number identifies
+only one command (STREAM-11).
 
 The shell keeps a transport open while `is_connection_wanted`, closes it when that is False, and calls `end_connection`
-when a transport is gone, on whichever side. While `needs_secret`, the shell reads the session's secrets again and
-calls `show`, before any connection. Clause numbers refer to `docs/spec/stream.md`.
+when a transport has ended, on either side. While `needs_secret`, the shell reads the session's secrets again and calls
+`show`, before any connection. Clause numbers refer to `docs/spec/stream.md`.
 
 Commands are in `command_outbox`, events in `event_inbox`, connections in `link`; this module connects them.
 """
@@ -69,20 +69,20 @@ from midstream.timing import Deadline
 STALL_AFTER_S = 60.0
 """Seconds without an event after which a turn that waits for a machine counts as stalled: six heartbeats."""
 COMMAND_OVERHEAD_BYTES = 64
-"""Bytes that a command's frame adds to its payload, at most."""
+"""Greatest number of bytes that a command's frame adds to its payload."""
 
 
 class ClientStream:
     """One stream at its client. The module's docstring has the order of calls.
 
     Args:
-        stream: The stream key; "" for a reader, which sends no command and never ends by itself.
-        secret: The stream's secret, which a reader may need too.
+        stream: The stream key; "" for a reader, which sends no commands and has no end of its own.
+        secret: The stream's secret, which a reader may also need.
         old_secret: The secret before it was changed.
-        after: Where a reader begins: after this event, or at the session's end where it is None.
-        cancel_after_s: See `Open`: the server cancels the turn when this client was gone for so long.
+        after: The event after which a reader begins; None for the session's end.
+        cancel_after_s: See `Open`: the server cancels the turn after so many seconds without this client.
         life: A number above those of the earlier processes of this stream.
-        snapshots: When a snapshot replaces events.
+        snapshots: When the client accepts a snapshot instead of events.
         patience_s: Seconds without any working connection after which the stream ends with
             `ConnectionLostError`; it can still be resumed.
         stall_after_s: Seconds without an event after which `is_stalled` is True.
@@ -115,7 +115,7 @@ class ClientStream:
         self._is_kept = bool(stream)
         self._is_degraded = False
         self.is_encrypted: bool | None = None
-        """Whether the server encrypts the session under its client's secret; None before a welcome."""
+        """Whether the session is encrypted under its client's secret; None before a welcome."""
         self._writes: list[Write] = []
         self._frames: list[bytes] = []
         self._events: list[ClientEvent] = []
@@ -156,7 +156,7 @@ class ClientStream:
 
     @property
     def secret(self) -> str:
-        """The secret that is shown; "" where there is none."""
+        """The secret to send; "" if there is none."""
         return self._shown.secret
 
     @property
@@ -176,42 +176,42 @@ class ClientStream:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the stream is over; `error` is None where it ended well."""
+        """Whether the stream has ended; without an error if `error` is None."""
         return self._link.state is LinkState.ENDED
 
     @property
     def error(self) -> MidstreamError | None:
-        """Why the stream ended, or None where it ended well or has not ended."""
+        """The error that ended the stream, or None."""
         return self._error
 
     @property
     def is_reconnecting(self) -> bool:
-        """Whether a connection was lost and not made again: for users. Never in degraded mode."""
+        """Whether a lost connection was not replaced yet, for display. Never in degraded mode."""
         return self._link.is_reconnecting
 
     @property
     def is_stalled(self) -> bool:
-        """Whether no event came for long while the turn waits for a machine: for users (STREAM-47)."""
+        """Whether no event came for long while the turn waits for a machine, for display (STREAM-47)."""
         return self._silence.is_stalled
 
     @property
     def trouble(self) -> MidstreamError | None:
-        """The server's last temporary refusal, until something gets through again: for users."""
+        """The server's last temporary refusal, until a connection works again, for display."""
         return self._link.trouble
 
     @property
     def is_degraded(self) -> bool:
-        """Whether nothing can be resumed at this server."""
+        """Whether streams cannot be resumed at this server."""
         return self._is_degraded
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is a checkpoint of this stream: not for a reader, a degraded or a forgotten one."""
+        """Whether this stream has a checkpoint: not for a reader, a degraded or a forgotten one."""
         return self._is_kept
 
     @property
     def is_unread(self) -> bool:
-        """Whether the application has received nothing of this stream; never True for a reader."""
+        """Whether the application has received no event of this stream; always False for a reader."""
         return bool(self._stream) and self._inbox.received is None
 
     @property
@@ -221,26 +221,26 @@ class ClientStream:
 
     @property
     def end(self) -> EventId | None:
-        """The event that ended the stream's turn, once it came."""
+        """The event that ended the stream's turn, or None."""
         return self._inbox.end
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the stream only waits for acks: it cancels, answers or withdraws, and has no turn of its own."""
+        """Whether the stream only waits for acks: it cancels, answers or withdraws, and has no turn."""
         return self._outbox.is_finishing
 
     @property
     def turn(self) -> int:
-        """The stream's turn; 0 until the server has named it."""
+        """The stream's turn; 0 before the server has sent it."""
         return self._inbox.turn
 
     @property
     def is_queued(self) -> bool:
-        """Whether its message waits for the turns before it."""
+        """Whether its message waits for earlier turns."""
         return self._inbox.is_queued
 
     def may_stop(self, turn: int | None) -> bool:
-        """Return whether `abort` stops this turn; for None whether it stops a turn of this stream at all."""
+        """Return whether `abort` cancels this turn; for None, whether it cancels a turn of this stream."""
         if not self._stream or self.is_ended or self._outbox.is_finishing:
             return False
         return turn is None or turn == self._inbox.turn
@@ -256,33 +256,32 @@ class ClientStream:
         return writes
 
     def frames_to_send(self) -> list[bytes]:
-        """Return the encoded frames to send, in order, once. Do `writes()` first."""
+        """Return the new encoded frames, in order. Do `writes()` first."""
         assert not self._writes, "a frame must not leave before the checkpoint is written"
         frames, self._frames = self._frames, []
         return frames
 
     def events(self) -> list[ClientEvent]:
-        """Return the events to deliver to the application, in order, once."""
+        """Return the new events for the application, in order."""
         events, self._events = self._events, []
         return events
 
     def next_deadline(self) -> Deadline | None:
-        """Return when to call `handle_deadline`, and why; None while there is no deadline."""
+        """Return the time and the reason for the next `handle_deadline`, or None."""
         if self._silence.due_at is None or self._link.deadline is None:
             return self._link.deadline
         return min(self._link.deadline, Deadline(self._silence.due_at, "the next event of the turn"))
 
-    # --- what the application does ------------------------------------------------------------------------------
+    # --- calls of the application -------------------------------------------------------------------------------
 
     def submit(self, payload: Payload) -> int:
         """Number a payload, store it and send it until it is acknowledged; return its number.
 
-        On a stream that was left and can be resumed it is stored for the process that resumes it. After the end of
-        the turn it gets a number and is not sent.
+        On a detached stream it is stored for the next process. After the end of the turn it is numbered and not sent.
 
         Raises:
-            FrameTooLargeError: It does not fit a frame. Nothing was changed.
-            UsageError: This is a reader, or the stream has no numbers left. Nothing was changed.
+            FrameTooLargeError: The payload does not fit into a frame. Nothing was changed.
+            UsageError: This is a reader, or the stream has used all its numbers. Nothing was changed.
         """
         body = encode(payload)
         if len(body) > FRAME_BYTES_MAX - COMMAND_OVERHEAD_BYTES:
@@ -297,9 +296,9 @@ class ClientStream:
         return seqno
 
     def abort(self) -> None:
-        """Cancel the stream's turn, or on a stream without one the turn that runs; calling it again is harmless.
+        """Cancel the stream's turn, or the running turn if it has none. A second call has no effect.
 
-        A user is waiting: the next try to connect is made as soon as the server allows it.
+        The next connection is tried as soon as the server permits, because a user is waiting.
         """
         if self._outbox.cancel_seqno is not None or self.is_ended:
             return
@@ -312,7 +311,7 @@ class ClientStream:
         self._end_if_finished()
 
     def detach(self) -> None:
-        """Leave. The turn goes on without this client, and the stream can be resumed (STREAM-25)."""
+        """Detach. The turn continues without this client, and the stream can be resumed (STREAM-25)."""
         if self.is_ended:
             return
         if self._link.state is LinkState.LIVE:
@@ -320,7 +319,7 @@ class ClientStream:
         self._end_with(None, is_resumable=True)
 
     def mark_handled(self, event_id: EventId) -> None:
-        """Store that the application has handled this event: it is not delivered again (STREAM-24)."""
+        """Store that the application has handled this event, which is not delivered again (STREAM-24)."""
         if event_id == self._inbox.end:
             self._drop_checkpoint()
         else:
@@ -328,18 +327,18 @@ class ClientStream:
             self._keep(self._inbox.moved_to(event_id))
 
     def show(self, secret: str, old_secret: str = "") -> None:
-        """Show these secrets from the next connection on; "" leaves them as they are.
+        """Send these secrets from the next connection on; "" keeps the present ones.
 
-        Where the server has refused just these, the stream ends with its error.
+        If the server has refused exactly these, the stream ends with its error.
         """
         self._shown = self._shown.with_secrets(secret, old_secret)
         if self._shown.refusal is not None:
             self._end_with(self._shown.refusal)
 
-    # --- what the transport does --------------------------------------------------------------------------------
+    # --- calls of the transport ---------------------------------------------------------------------------------
 
     def begin_connection(self, *, now: float) -> None:
-        """Use a new transport: send the `open`, and at once behind it all that was not acknowledged."""
+        """Use a new transport: send the `open`, and all unacknowledged commands directly after it."""
         if self._link.state is not LinkState.CONNECTING:
             return
         if self._shown.refusal is not None:
@@ -362,7 +361,7 @@ class ClientStream:
         self._send_commands()
 
     def end_connection(self, error: MidstreamError | None = None, *, chance: float, now: float) -> None:
-        """Plan the next connection, as the transport is gone or could not be made.
+        """Plan the next connection after a transport has ended or could not be opened.
 
         Args:
             error: The error of the transport; one whose `retry` is never ends the stream.
@@ -373,7 +372,7 @@ class ClientStream:
         self._frames = []
         self._silence.stop()
         if self._is_degraded:
-            # STREAM-9: nothing was stored on either side, so there is nothing to resume.
+            # STREAM-9: neither side has stored anything, so the stream cannot be resumed.
             self._end_with(error or ConnectionLostError("the connection to a degraded server was lost"))
             return
         is_final = error is not None and error.retry in ("never", "ask")
@@ -386,9 +385,9 @@ class ClientStream:
             self._end_with(ended)
 
     def receive(self, body: bytes, *, now: float) -> None:
-        """Take one frame off the wire. Acks are cumulative and may repeat.
+        """Process one received frame. Acks are cumulative and may be repeated.
 
-        Never raises for a fault of the peer: a broken rule drops the connection, and the next one resumes.
+        Never raises for a fault of the peer: a violation drops the connection, and the next one resumes.
         """
         if not self._link.is_open:
             return
@@ -396,31 +395,31 @@ class ClientStream:
         try:
             self._take(decode_server(body), now)
         except ProtocolError:
-            if not is_of_unknown_type(body):  # what a later version sends is ignored (STREAM-34)
+            if not is_of_unknown_type(body):  # frames of later versions are ignored (STREAM-34)
                 self._link.drop()
-        except StoreDamagedError as error:  # a record that cannot be read, or is not there any more
+        except StoreDamagedError as error:  # the record cannot be decoded, or no longer exists
             self._end_with(error)
         if before != (self._link.state, self._inbox.received) and not is_silence(self._events[count:]):
             self._restart_silence(now)
         self._link.note_traffic(now)
 
     def note_traffic(self, *, now: float) -> None:
-        """Count the server's silence from now on, as a part of a frame came (STREAM-46)."""
+        """Restart the server's silence: a part of a frame arrived (STREAM-46)."""
         self._link.note_traffic(now)
 
     def resume_reading(self, *, now: float) -> None:
-        """Count all silence from now on, as the shell did not read for a while."""
+        """Restart all silences, because the shell did not read for a while."""
         self._link.note_traffic(now)
         self._silence.pause(now)
 
     def handle_deadline(self, *, now: float) -> None:
-        """Do what is due now; harmless when it is early."""
-        if self._silence.judge(now):  # STREAM-47: reported, and nothing else
+        """Do the due work; without effect if none is due."""
+        if self._silence.judge(now):  # STREAM-47: a stall is only reported
             self._queue(Ping())
         self._link.handle_deadline(now)
 
     def _restart_silence(self, now: float) -> None:
-        """Count the turn's silence from now on, where there is a connection on which an event could come."""
+        """Restart the turn's silence, if there is a connection."""
         if self._link.state is LinkState.LIVE and self._stream:
             self._silence.begin(now)
         else:
@@ -457,7 +456,7 @@ class ClientStream:
     def _take_welcome(self, frame: Welcome) -> None:
         outbox, inbox = self._outbox, self._inbox
         if frame.acked > outbox.next_seqno:
-            # The checkpoint is older than what was sent: its numbers would be given out again (STREAM-11).
+            # The checkpoint is older than the sent commands: their numbers would be reused (STREAM-11).
             what = f"the server has {frame.acked} commands of this stream; this client numbered {outbox.next_seqno}"
             self._end_with(SeqnoReusedError(what))
             return
@@ -528,20 +527,20 @@ class ClientStream:
             self._link.refuse(error, frame.retry_after_s)
 
     def _has_doubts(self, error: MidstreamError | None) -> bool:
-        """Return whether another process may have changed the secret: it is read once more before the stream ends."""
+        """Whether another process may have changed the secret, so that it must be read again before the stream ends."""
         doubted = None if self._is_degraded else self._shown.with_doubt(error)
         self._shown = doubted or self._shown
         return doubted is not None
 
-    # --- ends ---------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------
 
     def _finish_at(self, end: EventId) -> None:
         self._inbox.end = end
         self._queue(Close())
-        self._end_with(None, is_resumable=True)  # until the application has handled it
+        self._end_with(None, is_resumable=True)  # until the application has handled the event
 
     def _end_if_past_turn(self) -> None:
-        """End where the turn had ended before this connection, and its end does not come again (STREAM-26)."""
+        """End the stream if its turn ended before this connection and its end is not sent again (STREAM-26)."""
         received = self._inbox.received
         if self.is_ended or not self._stream or self._outbox.unacked or received is None:
             return

@@ -1,4 +1,4 @@
-"""The commands of one stream on their way to the server: numbered, and sent until they are acknowledged."""
+"""Commands of one stream: their numbers, and the unacknowledged ones."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Outbox:
         self.in_flight_max = IN_FLIGHT_MAX
         """Commands that may be sent and not acknowledged."""
         self.cancel_seqno: int | None = None
-        """The number of the command that cancels the turn."""
+        """The number of the command that cancels the turn, or None."""
         self.is_finishing = False
         """Whether the stream ends with the last ack, without waiting for a turn."""
         self._unacked: dict[int, bytes] = {}
         self._acked_apart: set[int] = set()
-        """Commands above `acked` that were acknowledged one by one; a new process sends them again."""
+        """Commands above `acked` with acks of their own; a new process sends them again."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Outbox:
-        """Return the commands that an earlier process stored."""
+        """Return the commands in the checkpoint of an earlier process."""
         outbox = cls()
         outbox.next_seqno = checkpoint.next_seqno
         outbox._unacked = dict(checkpoint.unacked)
@@ -47,19 +47,19 @@ class Outbox:
 
     @property
     def is_awaiting_ack(self) -> bool:
-        """Whether a command that was sent on this connection is not acknowledged."""
+        """Whether a command of this connection is not acknowledged."""
         return self.sent > self.acked
 
     @property
     def is_cancel_acked(self) -> bool:
-        """Whether the server has the cancellation of the turn."""
+        """Whether the server has acknowledged the cancellation."""
         return self.cancel_seqno is not None and self.cancel_seqno < self.acked
 
     def number(self) -> int:
         """Return the next number.
 
         Raises:
-            UsageError: The stream has no numbers left. Nothing was changed.
+            UsageError: The stream has used all its numbers. Nothing was changed.
         """
         if self.next_seqno >= COMMANDS_MAX:
             raise UsageError(f"a stream takes {COMMANDS_MAX} commands at most")
@@ -67,14 +67,14 @@ class Outbox:
         return self.next_seqno - 1
 
     def store(self, seqno: int, body: bytes) -> None:
-        """Hold a payload until its command is acknowledged."""
+        """Store a payload until its command is acknowledged."""
         self._unacked[seqno] = body
 
     def acknowledge(self, seqno: int, *, is_single: bool = False) -> int | None:
         """Delete the commands up to `seqno`, or `seqno` alone where `is_single` (STREAM-53).
 
         Returns:
-            The highest command below which all are acknowledged, where it rose; else None.
+            The highest command up to which all are acknowledged, if it has risen; else None.
 
         Raises:
             ProtocolError: The command was never sent. Nothing was changed.
@@ -97,13 +97,13 @@ class Outbox:
         return seqno
 
     def play_back(self) -> None:
-        """Begin a connection: everything that is not acknowledged is sent again."""
+        """Begin a connection: all unacknowledged commands are sent again."""
         self.sent = self.acked
 
     def due(self, *, is_welcomed: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield the commands to send now, as many as may be in flight, and count them as sent.
+        """Yield the commands to send now, up to the limit, and mark them as sent.
 
-        Before the welcome none is sent from a filler on: the server may have the command that was lost (STREAM-48).
+        Before the welcome, commands from a filler on are not sent: the server may have the lost command (STREAM-48).
         """
         room = self.acked + len(self._acked_apart) + self.in_flight_max
         for seqno in range(self.sent, min(self.next_seqno, room)):

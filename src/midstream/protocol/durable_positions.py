@@ -1,12 +1,12 @@
-"""Positions known to be on the server's disk: they separate a power cut from a journal that was cut.
+"""Positions known to be on the server's disk, which distinguish a power cut from a truncated journal.
 
-*Promised* is the newest event that it has seen of those that a server may not lose (STREAM-100). A power cut may
-lose later records. The event itself, and all before it, are only lost if the journal is cut or the server is set
-back to an older copy.
+*Promised* is the newest event received that a server must not lose (STREAM-100). A power cut may lose later records.
+The event itself, and all before it, are lost only if the journal is truncated or the server is set back to an older
+copy.
 
-A server that was set back and went on since gives out the same event ids again. But the node that continued has
-begun an epoch, at another time than the earlier epoch of that number. So a client distinguishes the two by the time
-at which the newest epoch it has seen began (STREAM-104).
+A server that was set back and then continued uses the same event ids again. But its new epoch began at another time
+than the earlier epoch of the same number. So a client compares the begin of the newest epoch that it has received
+(STREAM-104).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream.session.records import Record, is_durable
 
 
 class KnownEpoch(Struct, frozen=True):
-    """An epoch, and when it began in seconds since 1970, as sent by the server."""
+    """An epoch and its begin in seconds since 1970, as sent by the server."""
 
     epoch: int
     began_at: float
@@ -28,12 +28,12 @@ class KnownEpoch(Struct, frozen=True):
 def newest_epoch_after(
     known: KnownEpoch | None, promised: EventId | None, epoch: int, began_at: float | None
 ) -> KnownEpoch | None:
-    """Return the newest known epoch after the server has sent when one began; None is no information.
+    """Return the newest known epoch after the server has sent the begin of one; None is no information.
 
-    Where nothing was promised, nothing can be lost: then the server is believed.
+    Without a promised event, nothing can be lost, and any value is accepted.
 
     Raises:
-        EventsLostError: It began at another time, as far as is known.
+        EventsLostError: The known begin of this epoch is another one.
     """
     if began_at is None:
         return known
@@ -48,13 +48,13 @@ def newest_epoch_after(
 def durable_position_after(
     promised: EventId | None, event_id: EventId, record: Record, *, is_owned: bool
 ) -> EventId | None:
-    """Return what is promised after one more event: the next one, or one that comes again after a `gone`.
+    """Return the promised event after one more event: the next one, or a repeated one after a `gone`.
 
     Args:
-        is_owned: It came on a stream of the client's own: no other session can have taken this one's place.
+        is_owned: Whether it came on a stream of this client, so that no other session of that name has it.
 
     Raises:
-        EventsLostError: It stands where another one was promised to stay.
+        EventsLostError: Another event was promised at its position.
     """
     if promised is None or not is_owned or event_id.position > promised.position:
         return event_id if is_durable(record) else promised
@@ -65,10 +65,10 @@ def durable_position_after(
 
 
 def require_durable_position(promised: EventId | None, newest: EventId, *, is_owned: bool) -> None:
-    """Let a server pass whose journal ends with `newest`.
+    """Check that a server's journal with the end `newest` has the promised event.
 
     Raises:
-        EventsLostError: It ends before what was promised to stay.
+        EventsLostError: It ends before the promised event.
     """
     if promised is not None and (newest < promised or (is_owned and newest.position < promised.position)):
         raise _loss_error(promised, f"ends with {newest}")

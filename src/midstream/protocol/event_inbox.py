@@ -1,4 +1,4 @@
-"""The events of one stream on their way to the application: each once, in order, from where the last one stopped."""
+"""The events of one stream for the application: each once, in order, from the cursor on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from midstream.session.records import (
 )
 
 TURN_OVER = frozenset(("completed", "cancelled", "failed", "interrupted", "ended"))
-"""The values of `Welcome.turn_status` of a turn that is over, and of a message that was withdrawn."""
+"""Values of `Welcome.turn_status` for a turn that has ended, and for a withdrawn message."""
 
 
 class Applied(Struct, frozen=True):
@@ -37,7 +37,7 @@ class Applied(Struct, frozen=True):
 
 
 class Forget(Struct, frozen=True):
-    """Events after `event_id` are not in the journal any more; those that are follow."""
+    """Events after `event_id` are no longer in the journal; the existing ones follow."""
 
     event_id: EventId
     reason: str
@@ -46,7 +46,7 @@ class Forget(Struct, frozen=True):
 
 
 class Replaced(Struct, frozen=True):
-    """The session at `event_id`, in place of all events before; see `frames.SnapshotFrame`."""
+    """The session at `event_id`, which replaces all earlier events; see `frames.SnapshotFrame`."""
 
     event_id: EventId
     session: msgspec.Raw
@@ -57,7 +57,7 @@ ClientEvent = Applied | Forget | Replaced
 
 
 class Inbox:
-    """The position of a stream in the journal, and what it has read of its turn.
+    """The position of a stream in the journal, and the state of its turn.
 
     Args:
         stream: The stream key; "" for a reader, whose events begin at once.
@@ -68,26 +68,26 @@ class Inbox:
         self._stream = stream
         self.received = self.handled = after
         self.is_begun = not stream
-        """Whether the stream's first record was read: records before it are not delivered."""
+        """Whether the stream's first record was read; earlier records are not delivered."""
         self.is_queued = False
-        """Whether its message waits for the turns before it, which are not delivered."""
+        """Whether its message waits for earlier turns, which are not delivered."""
         self.turn = 0
         self.end: EventId | None = None
         """The event that ended the stream's turn."""
         self._promised: EventId | None = None
         """The newest event that the server must not lose."""
         self._known: KnownEpoch | None = None
-        """The newest epoch whose beginning the server has named."""
+        """The newest epoch whose begin is known from the server."""
         self._announced: EventId | None = None
-        """The event that the last heartbeat named. It must have come by the next heartbeat."""
+        """The event in the last heartbeat, which must arrive before the next one."""
         self._over_by: EventId | None = None
-        """The session's newest event at the welcome, where the stream's turn had ended by then."""
+        """The session's newest event at the welcome, if the stream's turn had ended by then."""
         self._is_moving = True
-        """Whether an event, a `gone` or a snapshot comes before `received` counts."""
+        """Whether an event, a `gone` or a snapshot must come before `received` is valid."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Inbox:
-        """Continue where an earlier process stopped."""
+        """Return the inbox at the checkpoint of an earlier process."""
         inbox = cls(checkpoint.stream, checkpoint.event_id)
         inbox.is_begun = checkpoint.event_id is not None
         inbox._promised, inbox._known = checkpoint.promised, checkpoint.known
@@ -95,12 +95,12 @@ class Inbox:
 
     @property
     def cursor(self) -> str | None:
-        """The event id for an `open`; None where the stream begins with this connection."""
+        """The event id for an `open`; None if the stream begins with this connection."""
         return str(self.received) if self.is_begun and self.received is not None else None
 
     @property
     def is_past_turn(self) -> bool:
-        """Whether the turn had ended by the welcome, and every event up to then was received (STREAM-26)."""
+        """Whether the turn had ended by the welcome, and all events up to then were received (STREAM-26)."""
         if self._over_by is None or self.received is None or self._is_moving:
             return False
         return self.received.position >= self._over_by.position
@@ -115,17 +115,17 @@ class Inbox:
         return CursorMoved(event_id, self._promised, self._known)
 
     def require_same_journal(self, frame: Welcome) -> None:
-        """Check that the server's journal has every durable event that was read (STREAM-100, STREAM-105).
+        """Check that the server's journal has every promised event that was received (STREAM-100, STREAM-105).
 
         Raises:
-            StoreDamagedError: It has not.
+            StoreDamagedError: An event is missing.
         """
         require_durable_position(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
         epoch = EventId.parse(frame.resume_from).epoch
         self._known = newest_epoch_after(self._known, self._promised, epoch, frame.began_at)
 
     def begin(self, frame: Welcome) -> None:
-        """Take the position and the turn of a welcome."""
+        """Set the position and the turn from a welcome."""
         resume_from = EventId.parse(frame.resume_from)
         self._is_moving = not self.is_begun or self.received != resume_from
         if not self.is_begun or self.received is None:
@@ -137,8 +137,7 @@ class Inbox:
     def take(self, frame: EventFrame) -> Applied | None:
         """Return the next event.
 
-        None stands for one that was applied before (STREAM-21), and for one of an unknown type, which counts as
-        received (STREAM-34).
+        None for a repeated event (STREAM-21), and for one of an unknown type, which counts as received (STREAM-34).
 
         Raises:
             ProtocolError: There is a gap before it.
@@ -164,7 +163,7 @@ class Inbox:
         return Applied(event_id, record)
 
     def delivers(self, record: Record) -> bool:
-        """Return whether the application gets a record: not what precedes the stream or its queued message."""
+        """Whether the application gets a record: not if it precedes the stream or its queued message."""
         is_own = bool(self._stream) and getattr(record, "stream", None) == self._stream
         if isinstance(record, StreamOpened) and is_own:
             self.is_begun = True
@@ -177,7 +176,7 @@ class Inbox:
         return is_own or not self.is_queued
 
     def go_back(self, frame: Gone) -> Forget:
-        """Move to where the journal continues, as the events behind it are gone."""
+        """Move to the place where the journal continues, because later events are gone."""
         self.received = EventId.parse(frame.resume_from)
         self.is_begun = not self._stream
         self._is_moving = frame.has_snapshot
@@ -185,7 +184,7 @@ class Inbox:
         return Forget(self.received, frame.reason, frame.has_snapshot)
 
     def replace(self, frame: SnapshotFrame) -> Replaced:
-        """Move to a snapshot, which includes the beginning of the stream."""
+        """Move to a snapshot, which includes the begin of the stream."""
         self.received = EventId.parse(frame.event_id)
         self.is_begun = True
         self._is_moving = False
@@ -195,10 +194,10 @@ class Inbox:
         return Replaced(self.received, frame.session, frame.turn)
 
     def announce(self, newest: EventId) -> None:
-        """Take the newest event of a heartbeat.
+        """Store the newest event of a heartbeat.
 
         Raises:
-            ProtocolError: The event of the heartbeat before has not come.
+            ProtocolError: The event of the previous heartbeat has not arrived.
         """
         assert self.received is not None
         if self._announced is not None and self.received.position < self._announced.position:
@@ -207,5 +206,5 @@ class Inbox:
 
 
 def is_silence(events: list[ClientEvent]) -> bool:
-    """Return whether the events only report that nothing came."""
+    """Whether the events only report a silence."""
     return bool(events) and all(isinstance(e, Applied) and isinstance(e.record, StallNoticed) for e in events)

@@ -1,4 +1,4 @@
-"""Events of a session for an application: one for each record, also of the sub-agents below it."""
+"""Events of a session for an application, one for each record, including those of its sub-agents."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from midstream.session.records import (
 
 
 class PlaybackLost(Struct, frozen=True, tag="playback_lost", tag_field="type"):
-    """Notice that a message of this client, never acknowledged, cannot be read any more and is not sent again.
+    """Notice that an unacknowledged message of this client cannot be read and is not sent again.
 
     Args:
-        reason: What is damaged.
-        session: The session as the server has it: what `GET /v1/sessions/{id}` answers, as JSON. Put it in the place
-            of all that you have of it.
+        reason: The damage.
+        session: The server's state of the session: the JSON of `GET /v1/sessions/{id}`. Replace your data by it.
     """
 
     reason: str
@@ -37,17 +36,15 @@ class PlaybackLost(Struct, frozen=True, tag="playback_lost", tag_field="type"):
 
 
 class Event(Struct, frozen=True, eq=False):
-    """One thing that happened in a session, or in that of a sub-agent at work for it.
+    """One event of a session, or of a sub-agent's session.
 
     Args:
-        id: Its place on the session's line. Keep it beside what you make of the event: where it comes again, you
-            have it.
-        record: What happened; see `midstream.session.records`. After a `Gone`, events behind `id` are not in the
-            journal any more (lost in a power cut, or pruned): drop them; the existing ones follow. A `SnapshotFrame`
-            is the session as it was at `id`: put it in the place of all that you have of it. A `PlaybackLost` begins
-            what is left of a turn whose state is damaged here (STREAM-48).
-        answer: The text of the turn's answer after this event; see `transcript`. It is no part of what makes two events
-            equal.
+        id: Its event id. Store it with the results of the event, to recognize a repetition.
+        record: The record; see `midstream.session.records`. A `Gone`: events after `id` are no longer in the journal
+            (lost in a power cut, or pruned). Drop them; the existing ones follow. A `SnapshotFrame` is the session at
+            `id`: replace all your data of the session by it. A `PlaybackLost` comes first if the turn's state at this
+            client is damaged (STREAM-48).
+        answer: The text of the turn's answer after this event; see `transcript`. Comparisons ignore it.
     """
 
     id: str
@@ -62,34 +59,34 @@ class Event(Struct, frozen=True, eq=False):
 
     @property
     def transcript(self) -> str:
-        """The whole text of the turn's answer so far: put it in the place of what you show, and that is right.
+        """The whole text of the turn's answer so far, which can always replace the displayed text.
 
-        Each word once: the words of a cut attempt are dropped when the next attempt differs. The texts of two
-        responses are two paragraphs. Text of sub-agents and thinking are not in it.
+        The text of a cut attempt is dropped when the next attempt differs. The texts of two responses are two
+        paragraphs. Text of sub-agents and thinking are not included.
         """
         return self.answer.transcript
 
     @property
     def replaces(self) -> bool:
-        """Whether what was shown of this answer so far does not stand: show `transcript` in its place.
+        """Whether the displayed text of this answer is not valid any more: replace it by `transcript`.
 
-        Where it is False, appending `text` to what was shown gives the same as `transcript`.
+        If False, the displayed text with `text` appended equals `transcript`.
         """
         return self.answer.replaces
 
     @property
     def text(self) -> str:
-        """The words that this event adds to what was shown; "" where it adds none.
+        """The text that this event adds to the displayed text; "" if it adds none.
 
-        Where the model is asked again after a cut, the words that it repeats are not added again. Only where it
-        differs `replaces` is True, and this is the whole text of the new attempt.
+        After a cut, text that the next attempt repeats is not added again. When it differs, `replaces` is True, and
+        this is the whole text of the new attempt.
         """
         return self.answer.added
 
     @property
     def upstream_call(self) -> UpstreamCall | None:
-        """A tool that the upstream runs itself, when it starts (without `outcome`) and when it ended; else None. It
-        is for display and must not be run.
+        """The tool that the upstream runs itself, at its start (without `outcome`) and at its end; else None. For
+        display; it must not be run.
         """
         return self.record.call if isinstance(self.record, Delta) else None
 
@@ -100,25 +97,25 @@ class Event(Struct, frozen=True, eq=False):
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The sessions of the sub-agents it comes from, the outermost first; () for the session itself."""
+        """The sessions of the sub-agents that it comes from, the outermost first; () for the session itself."""
         return self._seen_through()[0]
 
     @property
     def innermost(self) -> Record | Gone | SnapshotFrame | PlaybackLost:
-        """Return the record seen through the sub-agents that report it: that of the last session of `path`.
+        """Return the record of the innermost sub-agent: of the last session of `path`.
 
         A sub-agent's record of an unknown type stays in the `ChildDelta` that reports it.
 
         Raises:
-            RecordUndecodableError: A sub-agent's record is of a known type, and this version cannot read it.
+            RecordUndecodableError: A sub-agent's record has a known type and cannot be decoded.
         """
         return self._seen_through()[1]
 
     @property
     def question(self) -> QuestionAsked | None:
-        """The question to a person that is asked here, by the agent or by a sub-agent; None where none is.
+        """The question of the agent or a sub-agent to a person in this event, or None.
 
-        It is answered in the session that asks: the last one of `path`, where there is any.
+        The answer belongs to the asking session: the last one of `path`, if there is one.
         """
         record = self.innermost
         return record if isinstance(record, QuestionAsked) else None
@@ -136,10 +133,10 @@ class Event(Struct, frozen=True, eq=False):
 
 
 class EventReader:
-    """Make events of what is read of a session, in order.
+    """Creates the events of a session's records, in order.
 
     Args:
-        answer: What was read before.
+        answer: The text of the earlier records.
     """
 
     def __init__(self, answer: AnswerText | None = None) -> None:
@@ -151,18 +148,18 @@ class EventReader:
         if isinstance(record, PlaybackLost):
             return Event(event_id, record, self._answer.restart(record.session))
         answer = self._answer.take(record)
-        if self._is_first:  # nothing of what was read before is shown here
+        if self._is_first:  # the earlier text is not displayed here
             self._is_first, answer = False, replace(answer, replaces=True)
         return Event(event_id, record, answer)
 
 
 def completed_text(session: str, last: Event | None) -> str:
-    """Return the text of the answer whose turn ended with this event.
+    """Return the text of the answer of the turn that this event ended.
 
     Raises:
-        TurnFailedError: It did not complete.
-        ConnectionLostError: There is no such event, or it ends no turn: the client was closed before.
-        StoreDamagedError: What this client had sent cannot be read any more.
+        TurnFailedError: The turn was not completed.
+        ConnectionLostError: There is no event, or it ends no turn: the client was closed before the end.
+        StoreDamagedError: This client's message cannot be read any more.
     """
     if last is None:
         raise ConnectionLostError(f"the turn of session {session!r} continues without this client")

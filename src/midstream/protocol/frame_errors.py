@@ -1,4 +1,4 @@
-"""The typed errors that `error` frames stand for."""
+"""The typed errors for `error` frames."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ KEEPS_CHECKPOINT = frozenset(
         "unauthorized",
     )
 )
-"""Ends after which the stream may still be resumed: log in, wait, restore, leave it to the newer connection, update."""
+"""Errors after which the stream can be resumed: after a login, a wait, a restore, an update, or elsewhere."""
 
 
 def error_of(frame: Error) -> MidstreamError:
-    """Return the typed error that an `error` frame stands for.
+    """Return the typed error for an `error` frame.
 
-    An unknown code keeps its text, and its `retry` decides the class (STREAM-28).
+    For an unknown code, `retry` decides the class, and the text is kept (STREAM-28).
     """
     kind = _ERRORS.get(frame.code)
     if kind is SeqnoGapError:
@@ -42,5 +42,5 @@ def _kinds(kind: type[MidstreamError]) -> Iterator[tuple[str, type[MidstreamErro
         yield from _kinds(narrower)
 
 
-# Whoever makes a narrower kind of an error for its own use, without a code of its own, does not take its place.
+# A subclass without a code of its own must not replace the class of the code.
 _ERRORS = dict(reversed([*_kinds(MidstreamError)]))

@@ -1,8 +1,8 @@
-"""Every frame on the wire, both ways, and its JSON form.
+"""All frames of both directions, and their JSON form.
 
-One frame is one JSON object with a `type`. Frames are the same on every transport: a WebSocket message each, or
-the body of a POST and the data of a server-sent event. A receiver ignores unknown members. A client ignores frames of
-an unknown type, and a server answers them with `error` (STREAM-34).
+One frame is one JSON object with a `type`. Frames are the same on every transport: a WebSocket message, the body of a
+POST, or the data of a server-sent event. A receiver ignores unknown members. A client ignores frames of an unknown
+type, and a server answers them with `error` (STREAM-34).
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _T = TypeVar("_T")
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
-"""One frame, encoded; larger ones are refused before they are parsed."""
+"""Bytes of one encoded frame; larger ones are refused before they are parsed."""
 COALESCE_S_MAX = 0.1
-"""Seconds for which events may be held back; from there on a person sees it."""
+"""Seconds for which events may be held back; a longer delay would be visible."""
 IN_FLIGHT_MAX = 64
-"""Commands a client may have sent and not seen acknowledged."""
+"""Commands of a client that may be unacknowledged."""
 CANCEL_AFTER_S_MAX = 3600.0
-"""Seconds a turn may be left alone where its client has it stopped after some."""
+"""Greatest value of `cancel_after_s`."""
 KEY_CHARS_MAX = 256
 """Characters of a stream key or of a secret."""
 NUMBER_MAX = 2**53
-"""The last number JavaScript counts to."""
+"""The greatest integer that JavaScript represents exactly."""
 EVENT_DIGITS_MAX = 19
-"""Of each number of an event id, zeros in front of it included."""
+"""Digits of each number of an event id, including leading zeros."""
 EVENT_ID_CHARS_MAX = 2 * EVENT_DIGITS_MAX + 1
-"""Two numbers and the dash."""
+"""Characters of two numbers and the dash."""
 REASON_CHARS_MAX = 200
-"""Of the message about a frame that cannot be read: a part of it may be in there."""
+"""Characters of a message about an unreadable frame, which may contain a part of the frame."""
 EVENT_NUMBER_MAX = 2**63 - 1
-"""What every database holds in one integer."""
+"""The greatest integer of every database."""
 EVENTS_PER_FRAME_MAX = 512
 """Records in one `events` frame; replay sends frames of this many."""
 HEARTBEAT_S = 10.0
 """Seconds of silence after which a server sends a heartbeat; three missed ones end a connection."""
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
-# Two forms that `open_fields.check_word` and `EventId.parse` verify; here they are for schemas.
+# `open_fields.check_word` and `EventId.parse` check these two forms; the patterns are for schemas.
 Word = Annotated[
     str, Meta(extra_json_schema={"maxLength": KEY_CHARS_MAX, "pattern": "^[!-~]([ -~]*[!-~])?$|^$"})
 ]
@@ -60,7 +60,7 @@ EventIdText = Annotated[
 
 
 class EventId(Struct, frozen=True, gc=False, order=True):
-    """The place of a record on a journal's line: the epoch it was written under, and its position."""
+    """The place of a record on a journal's line: its epoch and its position."""
 
     epoch: int
     position: int
@@ -70,10 +70,10 @@ class EventId(Struct, frozen=True, gc=False, order=True):
 
     @classmethod
     def parse(cls, text: str) -> EventId:
-        """Read `epoch-position`; `0` alone is the beginning, as `0-0` is.
+        """Parse `epoch-position`; `0` means the beginning, like `0-0`.
 
         Raises:
-            MalformedFrameError: It is not of that form.
+            MalformedFrameError: It has another form.
         """
         if text == "0":
             return cls(0, 0)
@@ -87,44 +87,42 @@ class EventId(Struct, frozen=True, gc=False, order=True):
 
 
 START = EventId(0, 0)
-"""Before the first record."""
+"""The position before the first record."""
 
 
 # --- frames of a client -----------------------------------------------------------------------------------------
 
 
 class SnapshotWhen(StrEnum):
-    """When a client takes a snapshot in the place of events."""
+    """When a client accepts a snapshot instead of events."""
 
     NEVER = "never"
     GONE = "gone"
-    """Where the events that it is owed were pruned."""
+    """If the next events were pruned."""
     BEGIN = "begin"
-    """Then, and for a reader without an event id also in the beginning, in the place of all events so far."""
+    """Also, for a reader without an event id, at the beginning, instead of all events so far."""
 
 
 SnapshotWhenName = Literal["never", "gone", "begin"]
-"""The values of `SnapshotWhen` as a program writes them."""
+"""The values of `SnapshotWhen` as literals."""
 
 
 class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_defaults=True):
     """The first frame of a connection.
 
     Args:
-        stream: The stream key; empty for a reader who only follows the session.
-        secret: 32 random bytes of the client, base64url; the same at each reconnect. In a session that is encrypted
-            under its client's secret: that secret. A reader shows it too, or a viewer's pass (STREAM-89).
-        event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
-            follow from the end.
-        next_seqno: How many commands the client has numbered; the welcome has how many the server has.
-        cancel_after_s: Seconds after which the turn is stopped where this connection is lost and no other one of the
-            stream takes its place (STREAM-55); None never stops it.
-        connection: Its number among the stream's connections, each higher than those made before; 0 where the client
-            does not count.
-        version: Of the protocol, 1 so far: the newest whose frames the client understands.
-        snapshots: When it takes a snapshot.
+        stream: The stream key; empty for a reader that only follows the session.
+        secret: 32 random bytes of the client, base64url; the same at each reconnect. If the session is encrypted under
+            its client's secret, that secret. A reader sends it, too, or a viewer's pass (STREAM-89).
+        event_id: The last event of the client; None for a new stream (from its beginning) or to follow from the end.
+        next_seqno: Number of commands that the client has numbered; the welcome has the server's number.
+        cancel_after_s: Seconds after which the turn is stopped if this connection is lost and no other one of the
+            stream replaces it (STREAM-55); None for never.
+        connection: Its number among the stream's connections, in rising order; 0 without numbers.
+        version: The newest protocol version whose frames the client understands; 1 so far.
+        snapshots: When it accepts a snapshot.
         coalesce_s: Seconds (0.1 at most) for which events may be held back, so that several come at once.
-        old_secret: What the secret was before the client changed it; "" where it did not.
+        old_secret: The previous secret if the client has changed it; else "".
     """
 
     stream: Word = ""
@@ -143,7 +141,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
 
 
 class CommandFrame(Struct, frozen=True, gc=False, tag="command", tag_field="type"):
-    """A numbered payload. Its bytes are the same whenever it is played back.
+    """A numbered payload. Each playback has the same bytes.
 
     Args:
         seqno: Its number: 0, 1, 2, … on each stream.
@@ -155,20 +153,20 @@ class CommandFrame(Struct, frozen=True, gc=False, tag="command", tag_field="type
 
 
 class Close(Struct, frozen=True, gc=False, tag="close", tag_field="type"):
-    """The client leaves; the turn goes on without it."""
+    """The client detaches; the turn continues without it."""
 
 
 class Ping(Struct, frozen=True, gc=False, tag="ping", tag_field="type"):
-    """The client asks for a sign of life; the answer is a heartbeat."""
+    """The client requests a heartbeat."""
 
 
 ClientFrame = Open | CommandFrame | Close | Ping
 
 
-# --- what a command may carry -------------------------------------------------------------------------------------
+# --- payloads of commands -------------------------------------------------------------------------------------------
 
 
-# `SendPayload` refuses more than one approver of a tool that needs no approval, here it is for schemas.
+# `SendPayload` refuses more than one approver for a tool without approval; this one is for schemas.
 GivenTool = Annotated[
     ClientTool,
     Meta(
@@ -183,21 +181,21 @@ GivenTool = Annotated[
 
 
 class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", omit_defaults=True):
-    """A user's message, which opens the stream's turn, and the tools the client runs itself in it.
+    """A user's message, which opens the stream's turn, and the tools of this client.
 
-    While another turn runs, it waits for its end, or is refused, depending on `when_busy`.
+    While another turn is running, it waits or is refused, depending on `when_busy`.
 
     Args:
         parts: Text and files, one at least.
-        tools: Those that the client runs; the agent's own need not be named.
-        when_busy: Whether it waits for the end of a turn that runs, or is refused with `session_busy`.
+        tools: The tools that the client runs, without the agent's own.
+        when_busy: Whether it waits for the end of a running turn, or is refused with `session_busy`.
     """
 
     parts: Annotated[tuple[UserPart, ...], Meta(min_length=1)]
     tools: tuple[GivenTool, ...] = ()
     when_busy: WhenBusy = WhenBusy.QUEUE
 
-    def __post_init__(self) -> None:  # msgspec reports a ValueError as one of the form
+    def __post_init__(self) -> None:  # msgspec reports a ValueError as a validation error
         for tool in self.tools:
             if is_too_deep(tool.spec.parameters):
                 raise ValueError(f"the schema of a tool is {TOO_DEEP}")
@@ -224,21 +222,21 @@ class CancelPayload(Struct, frozen=True, gc=False, tag="cancel", tag_field="type
     """Stop the turn; numbered like every command, so that it is retried until it is acknowledged.
 
     Args:
-        turn: Which one; null is that of the stream, and on a stream without one whichever runs.
+        turn: Its number; null for the stream's turn, or for the running turn if the stream has none.
     """
 
     turn: int | None = None
 
 
 class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type", omit_defaults=True):
-    """A person's decision about a call that waits for them.
+    """A person's decision about a waiting call.
 
     Args:
         turn, response, call_id: The place of the call, as in its `question_asked`.
-        digest: That of the `question_asked`: of the arguments the person was shown. An answer to others is refused.
-        choice: What they decided; see STREAM-36 for the choices of each `kind`.
-        text: Their words: the answer to a question, the reason of a denial, the outcome of what happened.
-        arguments: For an approval, the arguments to run instead (JSON text); null leaves them.
+        digest: The digest in the `question_asked`, of the shown arguments. An answer for others is refused.
+        choice: The decision; see STREAM-36 for the choices of each `kind`.
+        text: The answer to a question, the reason of a denial, or the outcome of a call that took effect.
+        arguments: For an approval, other arguments (JSON text); null keeps the model's.
     """
 
     turn: int
@@ -251,20 +249,20 @@ class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type
 
 
 class WithdrawPayload(Struct, frozen=True, gc=False, tag="withdraw", tag_field="type", omit_defaults=True):
-    """Take back a queued message.
+    """Withdraw a queued message.
 
     Args:
-        number: That of its `message_queued`; null is all that wait.
+        number: The number in its `message_queued`; null for all queued messages.
     """
 
     number: int | None = None
 
 
 class ResumePayload(Struct, frozen=True, gc=False, tag="resume", tag_field="type", omit_defaults=True):
-    """Go on with the last turn, which was interrupted or failed; it becomes the stream's turn.
+    """Continue the last turn, which was interrupted or failed; it becomes the stream's turn.
 
     Args:
-        turn: Which one it has to be; null is whichever was the last.
+        turn: The expected number of that turn; null for any.
     """
 
     turn: int | None = None
@@ -281,29 +279,27 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
 
     Args:
         stream: Echo of the stream key.
-        is_degraded: The client will not be able to resume here: keep nothing, retry nothing.
+        is_degraded: Whether the client cannot resume here; then it must store nothing and retry nothing.
         reason: Why it is degraded, else "".
         event_id: Newest event on the journal's line.
         resume_from: The event after which this connection's events begin.
         acked: Commands of this stream accepted so far: the seqno expected next.
         turn: The stream's turn, 0 before its first command.
-        turn_status: How that turn stands: "" (there is none yet), queued, running, completed, cancelled, failed,
+        turn_status: The state of that turn: "" (there is none yet), queued, running, completed, cancelled, failed,
             interrupted, or ended (its events show how).
-        status: What the session is doing, or how its last turn ended (STREAM-116).
+        status: The state of the session, or of its last turn (STREAM-116).
         heartbeat_s: Seconds of silence after which a heartbeat comes.
         frame_bytes_max: Bytes of one frame of a client.
-        in_flight_max: Commands that a client may have sent and not seen acknowledged.
-        retention_s: How long after its last record a stream can be resumed.
-        version: Of the protocol, 1 so far: that of the frames that come.
+        in_flight_max: Commands of a client that may be unacknowledged.
+        retention_s: Seconds after its last record in which a stream can be resumed.
+        version: The protocol version of the following frames; 1 so far.
         stall_s: Seconds of silence of a turn after which the server reports it (`first_token_s`, `between_tokens_s`,
             `tool_s`), and after which it cuts a model (the names that end in `_max_s`); null is never.
         oldest: Position of the oldest event that can be replayed.
-        retention: The limits of what is kept: `events_for_s`, `events_max`, `bytes_max`, `sessions_for_s`; null is no
-            limit.
-        is_encrypted: The session is encrypted under its client's secret, which the client keeps as long as the session
-            matters.
-        began_at: When the epoch of `resume_from` began, in seconds since 1970: the `at` of its `EpochStarted`
-            (STREAM-104). It is None where that is not known any more, and before the first record.
+        retention: The limits of retention: `events_for_s`, `events_max`, `bytes_max`, `sessions_for_s`; null for none.
+        is_encrypted: Whether the session is encrypted under its client's secret, which the client must keep.
+        began_at: The begin of the epoch of `resume_from`, in seconds since 1970: the `at` of its `EpochStarted`
+            (STREAM-104). None if it is unknown, and before the first record.
     """
 
     stream: str
@@ -331,8 +327,8 @@ class Ack(Struct, frozen=True, gc=False, tag="ack", tag_field="type", omit_defau
     """Every command up to and with `seqno` is in the journal, on disk. Cumulative; may repeat.
 
     Args:
-        seqno: The newest command that is.
-        is_single: It speaks of this one command alone (STREAM-53).
+        seqno: The newest such command.
+        is_single: Whether the ack is for this command alone (STREAM-53).
     """
 
     seqno: int
@@ -365,10 +361,10 @@ class Gone(Struct, frozen=True, gc=False, tag="gone", tag_field="type"):
     """The client's event id is not on the line. Drop later events; those after `resume_from` follow.
 
     Args:
-        resume_from: The event from which it goes on.
+        resume_from: The event after which the events continue.
         reason: For people.
         oldest: Position of the oldest event that can be replayed.
-        has_snapshot: A snapshot comes first, which replaces all that the client has.
+        has_snapshot: Whether a snapshot comes first, which replaces all data of the client.
     """
 
     resume_from: str
@@ -378,14 +374,14 @@ class Gone(Struct, frozen=True, gc=False, tag="gone", tag_field="type"):
 
 
 class SnapshotFrame(Struct, frozen=True, gc=False, tag="snapshot", tag_field="type", omit_defaults=True):
-    """The session as it was at an event, in the place of all events so far; those after it follow.
+    """The session at an event, which replaces all events so far; the later ones follow.
 
     Args:
-        event_id: That event.
-        session: What `GET /v1/sessions/{id}` answers.
-        is_over: The turn of this stream had ended by then.
-        turn: The stream's turn by then; 0 while it has none, such as for a message that is queued; null for a reader.
-            Where `turns` of `session` is another number, its text is the answer of another turn.
+        event_id: The event.
+        session: The answer of `GET /v1/sessions/{id}`.
+        is_over: Whether the turn of this stream had ended by then.
+        turn: The stream's turn by then; 0 if it has none, such as for a queued message; null for a reader. If `turns`
+            of `session` is another number, its text is the answer of another turn.
     """
 
     event_id: str
@@ -395,15 +391,15 @@ class SnapshotFrame(Struct, frozen=True, gc=False, tag="snapshot", tag_field="ty
 
 
 class Error(Struct, frozen=True, gc=False, tag="error", tag_field="type", omit_defaults=True):
-    """Something was refused, or the connection ends.
+    """A command is refused, or the connection ends.
 
     Args:
         code: One of the table of errors; there may be others.
         message: For people.
-        retry: What a client does: `never` and `ask` end the stream, `now` and `later` make the connection anew.
-        seqno: The command it is about; where it is missing or null, the connection ends.
-        expected: The seqno to send next, where the code is `seqno_gap`.
-        retry_after_s: Seconds before which there is no use in coming back.
+        retry: The client's reaction: `never` and `ask` end the stream, `now` and `later` open a new connection.
+        seqno: The refused command; if it is missing or null, the connection ends.
+        expected: The seqno to send next, for the code `seqno_gap`.
+        retry_after_s: Seconds to wait before the next connection.
     """
 
     code: str
@@ -415,11 +411,11 @@ class Error(Struct, frozen=True, gc=False, tag="error", tag_field="type", omit_d
 
 
 class HeartbeatFrame(Struct, frozen=True, gc=False, tag="heartbeat", tag_field="type"):
-    """The connection lives.
+    """The connection is alive.
 
     Args:
         event_id: The newest event of the session.
-        waiting_on: What its turn waits for: model, tool, client, person, agent, nothing.
+        waiting_on: The work that its turn waits for: model, tool, client, person, agent, nothing.
     """
 
     event_id: str
@@ -446,17 +442,17 @@ def encode(frame: ClientFrame | ServerFrame | Payload) -> bytes:
 
 
 def decode_client(body: bytes) -> ClientFrame:
-    """Read what a client sent.
+    """Decode a client's frame.
 
     Raises:
-        FrameTooLargeError: Above `FRAME_BYTES_MAX`; it was not parsed.
-        MalformedFrameError: Not a frame.
+        FrameTooLargeError: The frame is above `FRAME_BYTES_MAX`, and was not parsed.
+        MalformedFrameError: It is not a frame.
     """
     return _decode(body, _from_client)
 
 
 def decode_server(body: bytes) -> ServerFrame:
-    """Read what a server sent; raises like `decode_client`, but has no size limit of its own."""
+    """Decode a server's frame; raises like `decode_client`, but has no size limit of its own."""
     try:
         return _from_server.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -464,7 +460,7 @@ def decode_server(body: bytes) -> ServerFrame:
 
 
 def is_of_unknown_type(body: bytes) -> bool:
-    """Return whether a body is a frame of a server, of a type that this version does not have (STREAM-34)."""
+    """Whether a body is a server's frame of a type that this version does not have (STREAM-34)."""
     try:
         kind = _typed.decode(body).type
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -473,7 +469,7 @@ def is_of_unknown_type(body: bytes) -> bool:
 
 
 def decode_payload(body: bytes | msgspec.Raw) -> Payload:
-    """Read what a command carries; raises `MalformedFrameError`."""
+    """Decode the payload of a command; raises `MalformedFrameError`."""
     return _decode(bytes(body), _payload)
 
 
@@ -492,5 +488,5 @@ def digest_of(payload: bytes | msgspec.Raw) -> str:
 
 
 def secret_digest_of(secret: str) -> str:
-    """Return the commitment to a stream secret that a journal may hold."""
+    """Return the digest of a stream secret for the journal."""
     return hashlib.blake2b(secret.encode(), digest_size=32, person=b"midstream-key").hexdigest()

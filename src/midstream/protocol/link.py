@@ -1,4 +1,4 @@
-"""The connections of one stream, one after another: the state of the current one, and when the next is tried.
+"""The successive connections of one stream: the state of the current one, and the time of the next try.
 
 waiting ──deadline──▶ connecting ──open()──▶ opening ──welcome()──▶ live
 ▲                       │                    │                    │
@@ -17,7 +17,7 @@ from midstream.retries import HEARTBEATS_MISSED_MAX, STOPPED_PATIENCE_S, Backoff
 from midstream.timing import Deadline
 
 CONNECTIONS_OF_A_LIFE = 2**24
-"""Connections one process makes of a stream: the numbers of the next process begin above them."""
+"""Greatest number of connections of one process and stream: the next process uses higher numbers."""
 _NEXT_TRY = "the next try to connect"
 
 
@@ -33,11 +33,11 @@ class LinkState(Enum):
 
 
 class Link:
-    """The current connection, and the tries to make the next one.
+    """The current connection, and the tries to open the next one.
 
     Args:
         life: A number above those of the earlier processes of this stream.
-        patience_s: Seconds without any working connection after which no further one is tried.
+        patience_s: Seconds without a working connection after which no further one is tried.
     """
 
     def __init__(self, *, life: int, backoff: Backoff, patience_s: float, now: float) -> None:
@@ -46,16 +46,16 @@ class Link:
         self.number = life * CONNECTIONS_OF_A_LIFE
         """The number of the newest connection."""
         self.is_reconnecting = False
-        """Whether a connection was lost and not made again."""
+        """Whether a lost connection was not replaced yet."""
         self.trouble: MidstreamError | None = None
-        """What the server last refused, until something gets through again."""
+        """The server's last refusal, until a connection works again."""
         self._retry_after_s = 0.0
         self._backoff = backoff
         self._patience_s = patience_s
         self._failures, self._retry_at, self._lost_at = 0, now, now
         self._silence_s = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
         self._unanswered = 0
-        """Heartbeats that came while an ack was due."""
+        """Heartbeats since an ack became due."""
 
     @property
     def is_wanted(self) -> bool:
@@ -68,13 +68,13 @@ class Link:
         return self.state in (LinkState.OPENING, LinkState.LIVE)
 
     def open(self, now: float) -> None:
-        """Begin with a transport that was made."""
+        """Begin with a new transport."""
         self.state = LinkState.OPENING
         self.number += 1
         self.note_traffic(now)
 
     def welcome(self, heartbeat_s: float) -> None:
-        """Go live with the server's welcome."""
+        """Change to the live state after the server's welcome."""
         self.state = LinkState.LIVE
         self.is_reconnecting = False
         self._unanswered = 0
@@ -82,21 +82,21 @@ class Link:
             self._silence_s = HEARTBEATS_MISSED_MAX * min(heartbeat_s, HEARTBEAT_S_MAX)
 
     def note_traffic(self, now: float) -> None:
-        """Count the server's silence from now on."""
+        """Restart the server's silence."""
         if self.is_open:
             self.deadline = Deadline(now + self._silence_s, "a sign of life of the server")
 
     def works(self) -> None:
-        """End the count of failures: a connection carries frames."""
+        """Reset the count of failures: a connection carries frames."""
         self._failures = 0
 
     def note_progress(self) -> None:
-        """End failures and trouble: an event or an ack came."""
+        """Reset failures and trouble: an event or an ack arrived."""
         self._failures = 0
         self.trouble = None
 
     def note_ack(self) -> None:
-        """End the count of heartbeats without an ack."""
+        """Reset the count of heartbeats without an ack."""
         self._unanswered = 0
         self.note_progress()
 
@@ -104,7 +104,7 @@ class Link:
         """Count a heartbeat.
 
         Raises:
-            ProtocolError: Too many came while an ack was due (STREAM-14).
+            ProtocolError: Too many arrived while an ack was due (STREAM-14).
         """
         self._unanswered += is_awaiting_ack
         if self._unanswered >= HEARTBEATS_MISSED_MAX:
@@ -112,18 +112,18 @@ class Link:
         self.works()
 
     def refuse(self, error: MidstreamError, retry_after_s: float | None) -> None:
-        """Drop the connection, as the server refused something for now: the next one plays it back (STREAM-28)."""
+        """Drop the connection after a temporary refusal; the next one plays the command back (STREAM-28)."""
         self.trouble = error
         self._retry_after_s = retry_after_s or 0.0
         self.drop()
 
     def drop(self) -> None:
-        """Have the transport closed."""
+        """Request the end of the transport."""
         self.state = LinkState.DROPPING
         self.deadline = None
 
     def end(self) -> None:
-        """Make no connection any more."""
+        """Open no more connections."""
         self.state = LinkState.ENDED
         self.deadline = None
         self.is_reconnecting = False
@@ -131,12 +131,12 @@ class Link:
     def lose(
         self, error: MidstreamError | None, *, is_cancelled: bool, chance: float, now: float
     ) -> MidstreamError | None:
-        """Plan the next try after a transport is gone; return why there is none where patience has ended.
+        """Plan the next try after the end of a transport; return the error if patience has ended.
 
-        The first try comes at once, as most cuts are short. The last one comes when patience ends.
+        The first try is immediate, because most cuts are short. The last one is at the end of patience.
 
         Args:
-            is_cancelled: The turn is cancelled, so that less patience is useful.
+            is_cancelled: Whether the turn is cancelled, which needs less patience.
             chance: A random number in [0, 1).
         """
         if error is not None and not isinstance(error, ConnectionLostError):
@@ -158,12 +158,12 @@ class Link:
         return None
 
     def hurry(self) -> None:
-        """Make the next try as soon as the server allows it."""
+        """Make the next try as soon as the server permits."""
         if self.state is LinkState.WAITING:
             self.deadline = Deadline(self._retry_at, _NEXT_TRY)
 
     def handle_deadline(self, now: float) -> None:
-        """Connect, or drop a silent connection; harmless when it is early."""
+        """Connect, or drop a silent connection; without effect if it is not due."""
         if self.deadline is None or now < self.deadline.at:
             return
         if self.state is LinkState.WAITING:

@@ -1,4 +1,4 @@
-"""Fields of an `open`, in its frame and in the headers of its request."""
+"""The fields of an `open`, from its frame and from the headers of its request."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def merge_open_fields(headers: Open, frame: Open) -> Open:
 
 
 def check_open(frame: Open) -> None:
-    """Check what the types of an `open` do not: the characters of its words, and that a stream has a secret.
+    """Check the fields of an `open` beyond their types: the characters of key and secrets, and a stream's secret.
 
     Raises:
-        MalformedFrameError: One has not.
+        MalformedFrameError: A field is not valid.
     """
     for word in (frame.stream, frame.secret, frame.old_secret):
         check_word(word)
@@ -40,10 +40,10 @@ def check_open(frame: Open) -> None:
 
 
 def check_word(word: str) -> None:
-    """Let pass a stream key or a secret, or nothing: what each transport carries alike (STREAM-2).
+    """Check that a stream key or a secret, which may be empty, has the form that each transport can carry (STREAM-2).
 
     Raises:
-        MalformedFrameError: It is too long, has other characters than those, or a space at an end.
+        MalformedFrameError: It is too long, or has other characters or a space at an end.
     """
     is_carried = word.isascii() and word.isprintable() and word == word.strip(" ")
     if len(word) > KEY_CHARS_MAX or not is_carried:

@@ -1,16 +1,15 @@
 """The server's half of the stream protocol, without I/O: one connection of one client.
 
-Inlets: `receive`, `admit`, `acknowledge`, `refuse`, `deliver`, `lose`, `show`, `handle_deadline`, `fail`. After any of
+Inputs: `receive`, `admit`, `acknowledge`, `refuse`, `deliver`, `lose`, `show`, `handle_deadline`, `fail`. After each of
 them do `requests()`, send `frames_to_send()` in order, arm one timer for `next_deadline()`, and when `is_closed` close
 the transport.
 
     opening ──open──▶ admitting ──admit()──▶ admitted ──┐
        └──────────────────┴───────────────────┴─────────┴──▶ closed
 
-The connection is mortal and keeps nothing: the commands of a stream are in the journal, and its fold
-(`session/session.py`) decides about each. Only order lives here: an ack is queued by `acknowledge`, which the shell
-calls when the append has returned, and events are queued by `deliver`, in the line's order, without gap. Clause
-numbers refer to `docs/spec/stream.md`.
+The connection has no durable state: the commands of a stream are in the journal, and the session (`session/session.py`)
+decides about each. This class keeps the order: `acknowledge` queues an ack, and the shell calls it after the append;
+`deliver` queues events, in order and without gap. Clause numbers refer to `docs/spec/stream.md`.
 """
 
 from __future__ import annotations
@@ -88,13 +87,13 @@ from midstream.session.turn.states import LOOK_BACK_S, AwaitingModel, Cancelling
 from midstream.timing import Deadline, StallBudgets
 
 OPEN_WITHIN_S = 10.0
-"""Seconds a new connection has for its `open`."""
+"""Seconds for a new connection to send its `open`."""
 EVENTS_BYTES_MAX = 256 * 1024
-"""Bytes of records after which an `events` frame is full; a record above it travels alone."""
+"""Bytes of records after which an `events` frame is full; a larger record has a frame of its own."""
 
 
 class Admit(Struct, frozen=True):
-    """Look the session up, and the epoch of the record at `event_id.position`; then call `admit`."""
+    """Read the session, and the epoch of the record at `event_id.position`; then call `admit`."""
 
     open: Open
     event_id: EventId | None
@@ -111,21 +110,21 @@ Request = Admit | Submit
 
 
 class SnapshotDue(Enum):
-    """Which snapshot a connection is to be shown before any more events."""
+    """The snapshot that a connection must get before further events."""
 
     BEGINNING = "beginning"
-    """What the journal begins with since it was pruned."""
+    """The first state of the pruned journal."""
     NEWEST = "newest"
-    """The session as it is."""
+    """The current state of the session."""
 
 
 class EncodedPage(Struct, frozen=True):
-    """Events that follow one another, encoded for every connection that stands before the first of them.
+    """Successive events, encoded for all connections at the position before them.
 
     Args:
         after: Position before the first event.
         end: Position of the last one.
-        pieces: What is sent.
+        pieces: The encoded data.
     """
 
     after: int
@@ -134,18 +133,18 @@ class EncodedPage(Struct, frozen=True):
 
 
 class FrameEncoding(Struct, frozen=True):
-    """How frames and records are written down for one kind of transport.
+    """The encoding of frames and records for one kind of transport.
 
     Args:
         frame: Encodes one frame other than `events`.
-        records: Encodes records into as many pieces as its limits ask for.
+        records: Encodes records into pieces within its limits.
     """
 
     frame: Callable[[ServerFrame], bytes]
     records: Callable[[Iterable[tuple[EventId, bytes]]], Iterable[bytes]]
 
     def page(self, records: Sequence[tuple[EventId, bytes]]) -> EncodedPage:
-        """Encode records, one at least, each of which follows the one before it. Stored bytes go out as they are."""
+        """Encode one or more successive records. Stored bytes are sent unchanged."""
         first, last = _bounds(records)
         return EncodedPage(first - 1, last, tuple(self.records(records)))
 
@@ -158,7 +157,7 @@ class _State(Enum):
 
 
 class _Terms(Struct, frozen=True):
-    """The conditions under which a stream is served; see the arguments of `ServerStream`."""
+    """The settings of a stream; see the arguments of `ServerStream`."""
 
     heartbeat_s: float
     retention_s: float
@@ -170,18 +169,18 @@ class _Terms(Struct, frozen=True):
 
 
 class ServerStream:
-    """One connection, seen from the server. See the module's text for the order of calls.
+    """One connection at the server. See the module's docstring for the order of calls.
 
     Args:
-        heartbeat_s: Seconds of silence after which a heartbeat goes out.
-        retention_s: How long the stream can be resumed, for the welcome.
-        retention: How long events are kept, for the welcome; None leaves it out.
-        coalesce_s: Seconds for which events are held back, so that several go out at once; a client may ask for more.
-        degraded_reason: Why nothing can be resumed here; "" where it can.
-        in_flight_max: Commands that may wait for their acks.
-        stalls: How long a turn may be silent, for the welcome.
-        wire: How frames are written down; `NATIVE` by default.
-        headers: Fields from the headers of its request, in place of members of the coming `open`.
+        heartbeat_s: Seconds of silence after which a heartbeat is sent.
+        retention_s: Seconds for which the stream can be resumed, for the welcome.
+        retention: The limits of retention, for the welcome; None omits them.
+        coalesce_s: Seconds for which events are held back, to send several together; a client may request more.
+        degraded_reason: Why streams cannot be resumed here; "" if they can.
+        in_flight_max: Commands that may be unacknowledged.
+        stalls: Limits for silences of a turn, for the welcome.
+        wire: The encoding of frames; `NATIVE` by default.
+        headers: Fields from the headers of its request, which replace members of the `open`.
         now: The shell's clock, as in every call.
     """
 
@@ -204,27 +203,27 @@ class ServerStream:
             heartbeat_s, retention_s, retention, coalesce_s, degraded_reason, in_flight_max, stalls
         )
         self.wire = wire or NATIVE
-        """How its frames are written down."""
+        """The encoding of its frames."""
         self._failure: MidstreamError | None = None
         self._deadline: Deadline | None = Deadline(now + OPEN_WITHIN_S, "the client owes its open frame")
-        """What is owed before the next heartbeat."""
+        """The deadline before the next heartbeat, or None."""
         self._spoke_at = now
         self._open = headers or Open()
         self._event_id: EventId | None = None
         self._secret_digest = ""
         self._is_encrypted = False
         self.cursor = START.position
-        """Position after which `deliver` goes on."""
+        """Position after which `deliver` continues."""
         self._was_admitted = False
         self._cancel_after_s: float | None = None
         self._is_left = False
-        """The client sent `close`: it leaves the turn to itself."""
+        """Whether the client sent `close`, so that the turn continues without it."""
         self.snapshot_due: SnapshotDue | None = None
-        """Which snapshot `show` must be given before anything is delivered; None where none is owed."""
+        """The snapshot that `show` must get before any event, or None."""
         self._in_flight: set[int] = set()
         self._requests: list[Request] = []
         self._held: list[Submit] = []
-        """Commands that came before the admission; they are requested after it or never."""
+        """Commands before the admission; they are requested after it, or never."""
         self._frames: list[bytes] = []
 
     @classmethod
@@ -239,7 +238,7 @@ class ServerStream:
         headers: Open | None = None,
         now: float,
     ) -> Self:
-        """Make a connection's half with an operator's settings; a reason of the server's own comes first."""
+        """Create a stream with an operator's settings; the server's own reason for degradation has priority."""
         return cls(
             heartbeat_s=settings.heartbeat_s,
             retention_s=settings.look_back_s,
@@ -257,12 +256,12 @@ class ServerStream:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this connection is over: send what is queued, close the transport, call nothing more."""
+        """Whether this connection has ended: send the queued frames, close the transport, and call nothing more."""
         return self._state is _State.CLOSED
 
     @property
     def failure(self) -> MidstreamError | None:
-        """Why this connection was ended by the server; None while it lives and where the client ended it."""
+        """The error with which the server ended this connection, or None."""
         return self._failure
 
     @property
@@ -276,28 +275,27 @@ class ServerStream:
         return self._open.stream
 
     def is_opened_with(self, secret: str) -> bool:
-        """Whether this connection's `open` showed that secret."""
+        """Whether the `open` of this connection had that secret."""
         return hmac.compare_digest(self._open.secret.encode(), secret.encode())
 
     @property
     def connection(self) -> int:
-        """The number the client gave this connection; 0 before the `open`, and of a client that does not count."""
+        """The client's number of this connection; 0 before the `open`, and if the client does not number them."""
         return self._open.connection
 
     def is_before(self, other: ServerStream) -> bool:
-        """Whether the client made this connection before `other` one of the same stream, and numbered it so
-        (STREAM-50).
+        """Whether this connection is older than `other`, of the same stream, by the client's numbers (STREAM-50).
 
-        A network may hold a connection back until after the one that replaced it.
+        A network may delay a connection until after the one that replaced it.
         """
         return 0 < self._open.connection < other._open.connection
 
     @property
     def cancels_after_s(self) -> float | None:
-        """Seconds after which the turn is stopped unless the client comes back; None where it goes on (STREAM-55).
+        """Seconds after which the turn is stopped unless the client returns; None if it continues (STREAM-55).
 
-        Meant for the moment the connection is over. One that the server ended for reasons of its own, or gave to a
-        newer one, or that the client closed with a word, is not lost.
+        For use at the end of the connection. A connection that the server ended, that a newer one replaced, or that the
+        client closed with a frame, is not lost.
         """
         is_ours = isinstance(self._failure, UnavailableError | StreamFencedError)
         is_lost = self._was_admitted and not (self._is_left or is_ours)
@@ -305,18 +303,18 @@ class ServerStream:
 
     @property
     def coalesce_s(self) -> float:
-        """Seconds to wait for more when something has come to deliver."""
+        """Seconds to wait for further events after one has arrived."""
         return min(max(self._terms.coalesce_s, self._open.coalesce_s), COALESCE_S_MAX)
 
     def is_fenced_by(self, session: Session) -> bool:
-        """Whether, by the journal, a newer connection has the stream: end this one, deliver nothing more."""
+        """Whether a newer connection has the stream, by the journal: then end this one, and deliver nothing more."""
         known = session.streams.get(self._open.stream)
         return known is not None and known.is_beyond(self._open.connection)
 
     def is_turn_over(self, session: Session) -> bool:
         """Whether the turn of this stream has ended and all events so far were delivered.
 
-        A transport whose body has an end ends it here and nowhere else (STREAM-27).
+        A transport whose body has an end ends it only here (STREAM-27).
         """
         known = session.streams.get(self._open.stream)
         if known and known.queued and not known.turn:
@@ -327,32 +325,32 @@ class ServerStream:
         return session.turns > known.turn or not session.is_live
 
     def requests(self) -> list[Request]:
-        """Return the requests for the shell, in order, once."""
+        """Return the new requests for the shell, in order."""
         requests, self._requests = self._requests, []
         return requests
 
     @property
     def has_frames(self) -> bool:
-        """Whether there is something to send."""
+        """Whether there are frames to send."""
         return bool(self._frames)
 
     def frames_to_send(self) -> list[bytes]:
-        """Return the encoded frames to send, in order, once."""
+        """Return the new encoded frames, in order."""
         frames, self._frames = self._frames, []
         return frames
 
     def next_deadline(self) -> Deadline | None:
-        """Return when to call `handle_deadline`, and why; None while there is no deadline."""
+        """Return the time and the reason for the next `handle_deadline`, or None."""
         if self._deadline is not None or not self.is_admitted:
             return self._deadline
         return Deadline(self._spoke_at + self._terms.heartbeat_s, "the client expects a sign of life")
 
-    # --- inlets -------------------------------------------------------------------------------------------------
+    # --- inputs -------------------------------------------------------------------------------------------------
 
     def receive(self, body: bytes, *, now: float) -> None:
-        """Take one frame off the wire.
+        """Process one received frame.
 
-        Never raises for what the peer did: a broken rule queues an `error` frame and closes (STREAM-33).
+        Never raises for a fault of the peer: a violation queues an `error` frame and closes the connection (STREAM-33).
         """
         if self.is_closed:
             return
@@ -373,11 +371,10 @@ class ServerStream:
         """Answer an `Admit`: queue the welcome and set the cursor, or refuse and close.
 
         Args:
-            session: The fold of the journal, as far as it has gone.
-            epoch_at: Epoch of the record at the position of the client's event id; None where it sent none or where
-                there is no such record, or no more.
-            pruned_to: The last event that was pruned, as far as is known.
-            secret_digest: What stands for the client's secret in this session; None for a digest of it.
+            session: The current state of the session.
+            epoch_at: Epoch of the record at the position of the client's event id; None without an id or a record.
+            pruned_to: The last known pruned event.
+            secret_digest: The digest for the client's secret in this session; None for the digest of the secret itself.
         """
         if self._state is not _State.ADMITTING:
             return
@@ -414,24 +411,24 @@ class ServerStream:
         self._held = []
 
     def acknowledge(self, seqno: int, *, now: float) -> None:
-        """Queue the ack of a command. Call it when the append has returned, never before (STREAM-13)."""
+        """Queue the ack of a command. Call it only after the append has returned (STREAM-13)."""
         self._in_flight.discard(seqno)
         if not self.is_closed:
             self._queue(Ack(seqno), now=now)
 
     def refuse(self, seqno: int, error: MidstreamError, *, now: float) -> None:
-        """Queue the refusal of a command; the connection goes on."""
+        """Queue the refusal of a command; the connection continues."""
         self._in_flight.discard(seqno)
         if not self.is_closed:
             self._queue(_frame_of(error, seqno), now=now)
 
     def deliver(self, records: Sequence[tuple[EventId, bytes]], *, now: float) -> None:
-        """Queue records as events; the first one follows `cursor`, each other one the one before it."""
+        """Queue records as events; the first one follows `cursor`, and each the previous one."""
         if records:
             self.pass_on(self.wire.page(records), now=now)
 
     def pass_on(self, page: EncodedPage, *, now: float) -> None:
-        """Queue the events of a page that was encoded for this `wire`; the first one follows `cursor`."""
+        """Queue the events of a page with this `wire` encoding; the first one follows `cursor`."""
         if self._state is _State.CLOSED:
             return
         self._advance_over(page)
@@ -439,7 +436,7 @@ class ServerStream:
         self._note_traffic(now)
 
     def lose(self, pruned_to: EventId, *, now: float) -> None:
-        """Send that the next events up to this one were pruned; continue behind it."""
+        """Report that the next events up to this one were pruned, and continue after it."""
         if self.is_closed:
             return
         self.cursor = pruned_to.position
@@ -450,11 +447,11 @@ class ServerStream:
         self._queue(Gone(str(pruned_to), reason, oldest, has_snapshot), now=now)
 
     def show(self, session: Session, event_id: EventId, body: bytes, *, now: float) -> None:
-        """Queue the snapshot that is due, and go on behind it.
+        """Queue the requested snapshot, and continue after it.
 
         Args:
-            session: The fold at `event_id`.
-            body: It as clients are shown it, in JSON.
+            session: The state at `event_id`.
+            body: Its JSON for clients.
         """
         if self.is_closed:
             return
@@ -466,23 +463,23 @@ class ServerStream:
         self._queue(SnapshotFrame(str(event_id), msgspec.Raw(body), is_over, turn), now=now)
 
     def handle_deadline(self, *, newest: EventId, waiting_on: str, now: float) -> None:
-        """Do what is owed by now; harmless when it is early.
+        """Do the due work; without effect if none is due.
 
         Args:
             newest: The newest event of the session, for the heartbeat.
-            waiting_on: What the turn waits for, see `waiting_on`.
+            waiting_on: The work that the turn waits for, see `waiting_on`.
         """
         deadline = self.next_deadline()
         if deadline is None or now < deadline.at:
             return
         if self._state is _State.OPENING:
-            # Not the client's fault: a bad network may hold its first frame back. It tries again.
+            # Not the client's fault: a bad network may delay its first frame, so it may try again.
             self.fail(ConnectionLostError(f"no open frame came within {OPEN_WITHIN_S:g} s"), now=now)
             return
         self._queue(HeartbeatFrame(str(newest), waiting_on), now=now)
 
     def fail(self, error: MidstreamError, *, now: float) -> None:
-        """End the connection with an `error` frame: draining, fenced, a store that does not answer."""
+        """End the connection with an `error` frame: draining, fenced, or an unavailable store."""
         if self.is_closed:
             return
         self._failure = error.again()
@@ -540,7 +537,7 @@ class ServerStream:
         most = self._terms.in_flight_max
         if len(self._in_flight) <= most:
             return
-        # STREAM-56: the client may have sent those that it counted in its `open` before it received the welcome.
+        # STREAM-56: the client may have sent the commands that it counted in its `open` before the welcome.
         later = sum(seqno >= self._open.next_seqno for seqno in self._in_flight)
         if later > most or len(self._in_flight) > IN_FLIGHT_MAX:
             raise ProtocolError(f"more than {most} commands wait for their acks")
@@ -574,7 +571,7 @@ class ServerStream:
         )
 
     def _refusal(self, known: StreamState | None) -> MidstreamError | None:
-        """Return why a client is not admitted to its stream."""
+        """Return the refusal of a client's stream, or None."""
         if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
             return WrongSecretError("this stream was opened with another secret")
         if known and known.is_beyond(self._open.connection):
@@ -585,7 +582,7 @@ class ServerStream:
             and self._open.next_seqno > 0
             and self._event_id not in (None, START)
         ):
-            # STREAM-6. Without an event id it is a client whose first command never arrived: it plays it back.
+            # STREAM-6. Without an event id, the client's first command never arrived, and it plays it back.
             return StreamNotFoundError(f"this session has no stream {self._open.stream!r}")
         return None
 
@@ -611,7 +608,7 @@ def _bounds(records: Sequence[tuple[EventId, bytes]]) -> tuple[int, int]:
 
 
 def digest_of_shown_secret(session: Session, shown: Open) -> str:
-    """Return the digest of the secret that a client shows: of the old one where its stream was opened with that."""
+    """Return the digest of the client's secret: of the old one if its stream was opened with that."""
     known = session.streams.get(shown.stream)
     if known and shown.old_secret:
         before = secret_digest_of(shown.old_secret)
@@ -637,10 +634,10 @@ def read_command(
     cancel_after_s: float | None = None,
     connection: int = 0,
 ) -> Received:
-    """Return a decoded command, ready for `session.decide`.
+    """Decode a command for `session.decide`.
 
     Raises:
-        MalformedFrameError: It is no payload of this protocol, or its number does not fit it.
+        MalformedFrameError: It is not a payload of this protocol, or has an invalid number.
     """
     if not 0 <= frame.seqno <= COMMANDS_MAX:
         raise MalformedFrameError(f"sequence numbers go from 0 to {COMMANDS_MAX}")
@@ -672,7 +669,7 @@ def _command_of(payload: Payload, seqno: int) -> Command:
 
 
 def answer_of(payload: AnswerPayload) -> Answer:
-    """Return the command that a person's answer is."""
+    """Return the command for a person's answer."""
     return Answer(
         CallRef(payload.turn, payload.response, payload.call_id),
         payload.digest,
@@ -705,7 +702,7 @@ NATIVE = FrameEncoding(encode, events_frames)
 
 
 def turn_status_of(session: Session, stream: str) -> str:
-    """Return how a stream's turn stands, see `Welcome.turn_status`."""
+    """Return the state of a stream's turn, see `Welcome.turn_status`."""
     known = session.streams.get(stream)
     if known is None or not (known.turn or known.queued):
         return ""
@@ -724,11 +721,10 @@ def describe_stalls(stalls: StallBudgets | None) -> dict[str, float | None]:
 
 
 def waiting_on(session: Session, children: Collection[str] = ()) -> str:
-    """Return what the turn waits for: model, tool, client, person, nothing.
+    """Return the kind of work that the turn waits for: model, tool, client, person, nothing.
 
     Args:
-        children: The same of each sub-agent that works for it, as far as is known. A sub-agent is a tool, unless it
-            rests on a person itself.
+        children: The same for each known sub-agent. It counts as a tool, unless it waits for a person itself.
     """
     match session.turn:
         case Idle():

@@ -1,8 +1,7 @@
-"""The secrets that a stream shows, and what it makes of their refusal: another process may have changed them.
+"""The secrets that a stream sends, and its reaction to a refusal: another process may have changed them.
 
-What opens a session is read by the shell, anew for each connection but the first, and once more where the server
-refused it. So a change of one process reaches the streams of all others, and a refused secret is not shown again and
-again (STREAM-96).
+The shell reads the session's secrets again for each connection except the first, and after a refusal. So a change by
+one process reaches the streams of all others, and a refused secret is not sent repeatedly (STREAM-96).
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ class ShownSecrets(Struct, frozen=True):
     """The secrets of one stream, over all its connections.
 
     Args:
-        secret: What opens the session, or the stream, as it was just read; "" where nothing does.
-        old_secret: What it was before it was changed; "" where it was not.
-        own: What the stream began with: where its session has another one by now, both are shown.
-        is_due: They have to be read anew before the next connection.
-        refusal: The server's refusal of them, until newly read ones are there.
-        was_refused: They were since the server took some.
+        secret: The last read secret of the session, or of the stream; "" if there is none.
+        old_secret: The previous secret; "" if it was not changed.
+        own: The secret with which the stream began; if the session has another one now, both are sent.
+        is_due: Whether they must be read again before the next connection.
+        refusal: The server's refusal of them, until they were read again.
+        was_refused: Whether they were refused since the server last accepted some.
     """
 
     secret: str
@@ -36,18 +35,18 @@ class ShownSecrets(Struct, frozen=True):
         return "ShownSecrets(...)"
 
     def with_secrets(self, secret: str, old_secret: str) -> ShownSecrets:
-        """Return them as newly read, "" where they could not be: the refusal stays where it was of just these."""
+        """Return the newly read secrets, "" if there are none; a refusal of exactly these stays."""
         own = "" if secret == self.own else self.own
         newest = (secret, old_secret or own) if secret else (self.secret, self.old_secret)
         refusal = self.refusal if newest == (self.secret, self.old_secret) else None
         return replace(self, secret=newest[0], old_secret=newest[1], is_due=False, refusal=refusal)
 
     def with_doubt(self, error: MidstreamError | None) -> ShownSecrets | None:
-        """Return them as ones to be read once more because of this error; None where it is final."""
+        """Return these with a request to read them again after this error; None if the error is final."""
         if self.was_refused or not isinstance(error, WrongSecretError):
             return None
         return replace(self, refusal=error, was_refused=True)
 
     def with_acceptance(self) -> ShownSecrets:
-        """Return them as the server took them: the next refusal is a first one."""
+        """Return these as accepted: the next refusal is a first one."""
         return replace(self, was_refused=False) if self.was_refused else self

@@ -1,9 +1,9 @@
-"""Server-sent events, both ways, without I/O: the browsers' standard, and a limit.
+"""Encoder and decoder of server-sent events, without I/O, by the browsers' standard, with a limit.
 
-The encoder writes one event per call and never fails on data: a line end inside it starts another `data:` line.
-The decoder takes bytes as they come, cut anywhere, and returns whole events. It follows the standard's parsing
-rules (three kinds of line ends, one byte order mark, comments, ids that stay until replaced), except that data stays
-bytes: readers parse JSON from it.
+The encoder writes one event per call and never fails on data: a line end inside it starts another `data:` line. The
+decoder accepts bytes in any pieces, and returns complete events. It follows the standard's parsing rules (three kinds
+of line ends, one byte order mark, comments, ids that stay until replaced), except that data stay bytes, for JSON
+parsers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from midstream.protocol.frames import EventId, Gone, ServerFrame, SnapshotFrame,
 from midstream.protocol.frames import encode as encode_frame
 
 EVENT_BYTES_MAX = 16 * 1024 * 1024
-"""One event as received. A record holds a whole response at most, which models bound far below this."""
+"""Bytes of one received event. A record contains at most one response, whose limit is far lower."""
 BLOCK_BYTES_MAX = 256 * 1024
-"""Bytes of records after which one write is full; a record above it travels alone."""
+"""Bytes of records after which one write is full; a larger record has a write of its own."""
 RETRY_DIGITS_MAX = 8
-"""A server that asks for more than a day between reconnects (in milliseconds) is not believed."""
+"""Digits of a `retry` value in milliseconds; one of more than a day is ignored."""
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -30,9 +30,9 @@ class ServerSentEvent(Struct, frozen=True):
     """One event.
 
     Args:
-        data: The content; line ends inside it arrive as one newline each.
-        event: Its kind.
-        id: Received: the newest id so far, also where this event brought none. Sent: "" sends none.
+        data: The content; each line end in it becomes one newline.
+        event: Its type.
+        id: Received: the newest id so far, even if this event has none. Sent: "" for none.
     """
 
     data: bytes
@@ -41,10 +41,10 @@ class ServerSentEvent(Struct, frozen=True):
 
 
 def encode(event: ServerSentEvent) -> bytes:
-    """Return an event as it goes over the wire.
+    """Encode an event.
 
     Raises:
-        MalformedFrameError: The id or the kind holds a line end or a NUL, which has no form on the wire.
+        MalformedFrameError: The id or the type contains a line end or a NUL, which cannot be encoded.
     """
     if any(mark in event.id + event.event for mark in "\r\n\0"):
         raise MalformedFrameError("the id and the kind of an event are one line each")
@@ -59,10 +59,9 @@ def encode(event: ServerSentEvent) -> bytes:
 
 
 def event_of_frame(frame: ServerFrame) -> bytes:
-    """Return a frame as an event of its own kind.
+    """Encode a frame as an event of its own type.
 
-    Welcome, gone and snapshot carry the id from which to go on, so that a browser that reconnects before the first
-    record asks for the right place.
+    Welcome, gone and snapshot have the id to resume from, for a browser that reconnects before the first record.
     """
     kind = str(frame.__struct_config__.tag)
     match frame:
@@ -76,7 +75,7 @@ def event_of_frame(frame: ServerFrame) -> bytes:
 
 
 def events_of_records(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes]:
-    """Yield stored records as events, many to a write; their JSON is one line and goes out as it is."""
+    """Yield stored records as events, several in each write; their JSON is one line and is sent unchanged."""
     block: list[bytes] = []
     size = 0
     for event_id, body in records:
@@ -90,13 +89,13 @@ def events_of_records(records: Iterable[tuple[EventId, bytes]]) -> Iterator[byte
 
 
 class SseDecoder:
-    """Parse a stream of server-sent events from pieces of any size."""
+    """Parser of server-sent events, for pieces of any size."""
 
     def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.last_event_id = ""
-        """What to send as `Last-Event-ID` when the connection is made again."""
+        """The value of `Last-Event-ID` for the next connection."""
         self.retry_ms: int | None = None
-        """Milliseconds to wait before reconnecting, where the server sent that."""
+        """The server's pause before a reconnection in milliseconds, or None."""
         self._event_bytes_max = event_bytes_max
         self._partial: list[bytes] = []
         self._partial_bytes = 0
@@ -108,13 +107,13 @@ class SseDecoder:
         self._is_after_return = False
 
     def feed(self, piece: bytes) -> list[ServerSentEvent]:
-        """Take the next bytes of the body; return the events they complete.
+        """Process the next bytes of the body; return the complete events.
 
         Raises:
             FrameTooLargeError: An event is above the limit. The stream cannot be read further.
         """
         if self._is_after_return and piece:
-            # The piece before ended with a return; a newline that follows belongs to it.
+            # The previous piece ended with a return, and a newline that follows belongs to it.
             piece = piece.removeprefix(b"\n")
             self._is_after_return = False
         if not piece:
@@ -160,7 +159,7 @@ class SseDecoder:
                 if value.isdigit() and len(value) <= RETRY_DIGITS_MAX:
                     self.retry_ms = int(value)
             case _:
-                pass  # a comment (no name) or a field that a later standard added
+                pass  # a comment (no name), or a field of a later standard
         return None
 
     def _add_data(self, value: bytes) -> None:

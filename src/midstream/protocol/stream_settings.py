@@ -1,4 +1,4 @@
-"""Settings of a server's streams, which may change while it runs."""
+"""Settings of a server's streams, which may change while it is running."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from midstream.session.turn.states import LOOK_BACK_S
 
 HEARTBEAT_S_MIN = 0.1
 HEARTBEAT_S_MAX = 300.0
-"""Clients have no more patience than that with a server's silence."""
+"""Clients do not accept a longer silence of a server."""
 TAIL_BYTES = 8 * 2**20
-"""Enough for the words of hours; what is larger (tools' results) is lifted out of records from 64 KiB on."""
+"""Enough for text of hours; large tool results are stored separately from 64 KiB on."""
 LOOK_BACK_S_MAX = 366 * 24 * 3600.0
 SWITCHED_OFF = "resuming is switched off at this server"
 
 
 class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How streams are served. A change holds for the connections that are made after it.
+    """Settings of streams. A change applies to later connections.
 
     Args:
-        is_recovery_on: Whether streams can be resumed at all. Where not, every welcome is degraded: clients keep
-            nothing and retry nothing. What is accepted is kept in the journal all the same.
-        look_back_s: Seconds after its last record in which a stream can be resumed; a turn that a dead process left is
-            carried on if it is younger.
+        is_recovery_on: Whether streams can be resumed. If not, every welcome is degraded: clients store nothing and
+            retry nothing. Accepted commands are journaled nevertheless.
+        look_back_s: Seconds after its last record in which a stream, or a turn of a dead process, is resumed.
         heartbeat_s: Seconds of silence after which a server sends a heartbeat.
-        in_flight_max: Commands a client may have sent and not seen acknowledged.
-        coalesce_s: Seconds (0.1 at most) for which events are held back, so that several go out at once: fewer writes
-            for words that come 5 to 20 ms later. A client may ask for it where this is 0.
-        tail_bytes_max: Bytes of its newest events that each session which is awake keeps in memory, for readers near
-            its end; others are read from the store. Holds for the sessions that wake after it was changed.
+        in_flight_max: Commands of a client that may be unacknowledged.
+        coalesce_s: Seconds (0.1 at most) for which events are held back, so that several are sent together: fewer
+            writes for tokens that come 5 to 20 ms later. A client may request it if this is 0.
+        tail_bytes_max: Bytes of its newest events that each awake session keeps in memory, for readers near its end;
+            others are read from the store. A change applies to sessions that wake later.
 
     Raises:
-        UsageError: A number is out of its bounds.
+        UsageError: A number is out of bounds.
     """
 
     is_recovery_on: bool = True
@@ -57,5 +56,5 @@ class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def degraded_reason(self) -> str:
-        """Why nothing can be resumed; "" where it can."""
+        """Why streams cannot be resumed; "" if they can."""
         return "" if self.is_recovery_on else SWITCHED_OFF

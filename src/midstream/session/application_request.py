@@ -1,4 +1,4 @@
-"""One request of a client application, as a journal has it."""
+"""One request of a client application, as the journal has it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class ApplicationRequest(Struct, frozen=True, gc=False, omit_defaults=True):
         id: The id of the response in the application's API.
         digest: Digest of the request; equal for equal requests only.
         key: The application's idempotency key, or "".
-        conversation: The name by which a stateful upstream agent finds the conversation; "" for none.
-        settings: How the response is to be made.
-        is_ephemeral: A side request, such as one for a title: it leaves no trace in an agent's memory.
-        is_background: The response is made whether or not a client reads it.
-        form: What the dialect needs to write the response.
-        input: The items of the request as they came, where its API lists them later.
-        model: Which model answers it, where several can; "" where there is one.
-        principal: Who requested it, where the requests of several are kept apart; "" otherwise.
-        usage_entry: The name of the entry in which its usage is counted; "" where it is not.
+        conversation: The name of the conversation for a stateful upstream agent; "" for none.
+        settings: Settings for the response.
+        is_ephemeral: Whether it is a side call, such as one for a title, without a trace in an agent's memory.
+        is_background: Whether the response is completed without a reader.
+        form: Data that the dialect needs to write the response.
+        input: The items of the request, if its API can list them later.
+        model: The model that answers, if there are several; else "".
+        principal: The principal of the request, if principals are distinguished; else "".
+        usage_entry: The name of the entry that counts its usage; "" for none.
     """
 
     id: str

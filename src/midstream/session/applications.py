@@ -1,8 +1,7 @@
 """Sessions of client applications that resend their whole conversation with each request.
 
-The transcript that was sent last is the truth: a request that brings the results of the open calls goes on with the
-turn, and any other one closes what is open. Nothing waits for an application. What is journaled of a transcript is what
-is new of it; `compare` finds that.
+The last transcript is the valid history: a request with the results of the open calls continues the turn, and any other
+one closes it. No turn waits for an application. Only the new part of a transcript is journaled; `compare` finds it.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ from midstream.session.turn.commands import Cancel, CancelExpired, Refused, Send
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
 
 RESPONSES_KEPT_MAX = 256
-"""Responses of one session that can be found by their number or their request."""
+"""Responses of one session that can be found by number or request."""
 LINK_BYTES = 16
-"""Bytes of a digest in the chain of a conversation's entries."""
+"""Bytes of a digest in the chain of a history's entries."""
 
 
 class ApplicationResponse(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One response to a client application, as far as it matters once it has begun.
+    """One response to a client application.
 
     Args:
-        number: Counts the responses of the session from 1.
+        number: Its number in the session, from 1.
         id, digest, key: See `ApplicationRequest`.
-        turn, model_response: Its first model_response.
+        turn, model_response: The numbers of its first model response.
         position: Position of its `TranscriptAccepted`.
-        entries: Entries of the history that it answers.
-        at: When it was requested, in seconds since 1970.
-        ended_at: When it ended; 0 while it is open.
+        entries: Number of the history's entries that it answers.
+        at: Time of the request, in seconds since 1970.
+        ended_at: Time of its end; 0 while it is open.
         status: How it ended.
-        has_begun: The model or agent had sent something by the time that it ended.
+        has_begun: Whether the model or agent had sent any output before its end.
         is_background, usage_entry: See `ApplicationRequest`.
-        usage: Tokens that the model counted for it so far.
+        usage: Its tokens so far, as the model counted them.
     """
 
     number: int
@@ -80,7 +79,7 @@ class ApplicationResponse(Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is being made."""
+        """Whether it is still running."""
         return not self.ended_at
 
 
@@ -92,15 +91,15 @@ class Application(Struct, frozen=True, gc=False, omit_defaults=True):
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
     responses: tuple[ApplicationResponse, ...] = ()
-    """The newest, `RESPONSES_KEPT_MAX` at most, in order."""
+    """The newest responses, `RESPONSES_KEPT_MAX` at most, in order."""
 
     @property
     def newest(self) -> ApplicationResponse | None:
-        """The response that was requested last."""
+        """The last requested response."""
         return self.responses[-1] if self.responses else None
 
     def response(self, number: int) -> ApplicationResponse | None:
-        """Return a response by its number, or None where it is not kept."""
+        """Return a response by its number, or None if it is not stored."""
         at = number - self.count - 1
         return self.responses[at] if self.responses and -len(self.responses) <= at < 0 else None
 
@@ -117,7 +116,7 @@ def decide_transcript(
     epoch: int,
     at: float,
 ) -> tuple[Record, ...]:
-    """Return the records that close what is open and request the next response.
+    """Return the records that close the open calls and request the next response.
 
     Raises:
         Refused: Another transcript was accepted meanwhile.
@@ -162,7 +161,7 @@ def is_answered_by(state: RunningCalls, results: Sequence[ToolResult]) -> bool:
 def accept(
     application: Application, history: History, record: TranscriptAccepted, position: int
 ) -> tuple[Application, History]:
-    """Fold a transcript: the application's state and the history after it."""
+    """Fold a transcript: return the application's state and the history after it."""
     after = History((*history.entries[: record.keep], *record.tail))
     asked = record.request
     response = ApplicationResponse(
@@ -188,9 +187,7 @@ def accept(
 
 
 def note(application: Application, state: TurnState, record: ResponseCompleted | TurnEnded) -> Application:
-    """Fold what may end the newest response: a model_response whose calls go to the application, or the end of its
-    turn.
-    """
+    """Fold a possible end of the newest response: a response whose calls go to the application, or its turn's end."""
     newest = application.newest
     if newest is None or not newest.is_open:
         return application
@@ -208,31 +205,31 @@ def note(application: Application, state: TurnState, record: ResponseCompleted |
 
 
 class Beginning(Struct, frozen=True):
-    """The first entries of a conversation: how many, and a digest that is equal where they are.
+    """The first entries of a conversation: their number, and a digest of them.
 
-    Compared is what an application resends: the text of a response, whatever it does to white space, its calls and
-    their results; not the thinking, and not the tools that an agent ran itself.
+    The digest covers what an application resends: the text of a response without its white space, its calls and their
+    results. It does not cover thinking and tools that an agent ran itself.
     """
 
     count: int = 0
     link: bytes = b""
 
     def then(self, entries: Sequence[Entry]) -> Beginning:
-        """Return it with the entries that follow."""
+        """Return the beginning extended by these entries."""
         links = link_digests(self.link, entries)
         return Beginning(self.count + len(links), links[-1]) if links else self
 
 
 class EntryChain(Struct, frozen=True):
-    """A session's history, with the digest of each of its beginnings."""
+    """A session's history, with the digests of all its beginnings."""
 
     entries: tuple[Entry, ...] = ()
     links: tuple[bytes, ...] = ()
 
     def then(self, history: History) -> EntryChain:
-        """Return the chain of a history; one that begins with the entries known here costs only the others."""
+        """Return the chain of a history; known entries at its beginning are not digested again."""
         entries, count = history.entries, len(self.entries)
-        if entries[:count] != self.entries:  # comparing tuples looks at identities first
+        if entries[:count] != self.entries:  # comparing tuples compares identities first
             return EntryChain(entries, link_digests(b"", entries))
         last = self.links[-1] if self.links else b""
         return EntryChain(entries, self.links + link_digests(last, entries[count:]))
@@ -244,12 +241,12 @@ class EntryChain(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """How a transcript differs from a session.
+    """Difference of a transcript from a session.
 
     Args:
-        keep: How many entries of the history it begins with, the one that `results` complete included.
-        tail: The entries behind them.
-        results: The results of all open calls, where it has them.
+        keep: Number of the history's entries at its beginning, including the one that `results` complete.
+        tail: The entries after them.
+        results: The results of all open calls, if it has them.
         links: The digests of the transcript's beginnings, see `EntryChain`.
     """
 
@@ -263,7 +260,7 @@ def compare(chain: EntryChain, state: TurnState, before: Beginning, tail: Sequen
     """Compare a transcript with a session whose history is that of `chain`.
 
     Args:
-        before: The beginning of the transcript: the history begins with it too.
+        before: The beginning of the transcript, with which the history also begins.
         tail: The entries that follow.
     """
     links = link_digests(before.link, tail)
@@ -279,7 +276,7 @@ def compare(chain: EntryChain, state: TurnState, before: Beginning, tail: Sequen
 
 
 def _count_equal(chain: EntryChain, count: int, links: Sequence[bytes]) -> int:
-    """Return how many entries are equal, where the first `count` are."""
+    """Return the number of equal entries, if the first `count` are equal."""
     for ours, theirs in zip(chain.links[count:], links, strict=False):
         if ours != theirs:
             break
@@ -288,13 +285,13 @@ def _count_equal(chain: EntryChain, count: int, links: Sequence[bytes]) -> int:
 
 
 def _results_of(state: RunningCalls, entries: Sequence[Entry]) -> tuple[ToolResult, ...]:
-    """Return the results that the next entry of a transcript has for the open calls; () where it answers others."""
+    """Return the results for the open calls in the next entry of a transcript; () if it answers other calls."""
     first = entries[0] if entries else None
     return first.results if isinstance(first, Step) and is_answered_by(state, first.results) else ()
 
 
 def link_digests(before: bytes, entries: Sequence[Entry]) -> tuple[bytes, ...]:
-    """Return the digests of a conversation up to each of these entries, which follow what `before` stands for."""
+    """Return the digests of a conversation up to each of these entries, which follow `before`."""
     found: list[bytes] = []
     for entry in entries:
         before = blake2b(before + _content(entry), digest_size=LINK_BYTES).digest()

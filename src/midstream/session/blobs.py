@@ -1,7 +1,7 @@
-"""Large results: kept once beside the journal, under the digest of their content, and named by the records.
+"""Large results: stored once beside the journal, under the digest of their content.
 
-The record of a large result holds its beginning and its digest, so that the fold of a session, its readers and its
-snapshot stay small. The model is shown the whole, up to what a model can read; people fetch it by its digest.
+The record of a large result has its beginning and its digest, so that the session's state and its events stay small.
+The model gets the whole, up to a limit; clients fetch it by its digest.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from midstream.history.messages import History, Step, ToolResult
 from midstream.session.records import CallEnded, Record, ResultArrivedLate
 
 BLOB_BYTES_MIN = 64 * 1024
-"""Bytes of a result in UTF-8 from which it is kept apart: less costs a reader nothing worth another request."""
+"""UTF-8 bytes of a result from which it is stored as a blob: a smaller one is not worth another request."""
 EXCERPT_CHARS = 2000
-"""Characters of its beginning that stay in the record: what people are shown before they ask for more."""
+"""Characters of its beginning that stay in the record and are shown first."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Blob(Struct, frozen=True):
-    """The whole of a large result, in UTF-8."""
+    """A complete large result, in UTF-8."""
 
     digest: str
     body: bytes
 
 
 def blob_of(content: str) -> Blob:
-    """Return a text as it is kept; the same text has the same digest."""
+    """Return a text as a blob; equal texts have equal digests."""
     body = content.encode()
     return Blob(digest_of(body), body)
 
@@ -49,7 +49,7 @@ def is_digest(text: str) -> bool:
 
 
 def split_large_results(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[Blob, ...]]:
-    """Return records without their large results, and these beside them. Others are returned as they are."""
+    """Return the records with excerpts instead of large results, and the blobs of those."""
     kept = [*records]
     blobs: list[Blob] = []
     for number, record in enumerate(kept):
@@ -64,14 +64,14 @@ _WITH_RESULT = (CallEnded, ResultArrivedLate)
 
 
 def is_large(result: ToolResult) -> bool:
-    """Whether a result is to be kept apart, and is not yet."""
-    # Four bytes are the most a character takes: most results need not be encoded for this check.
+    """Whether a result must be stored as a blob, and is not yet."""
+    # A character takes at most four bytes: most results need not be encoded for this check.
     is_short = len(result.content) * 4 < BLOB_BYTES_MIN or result.blob
     return not is_short and len(result.content.encode()) >= BLOB_BYTES_MIN
 
 
 def digests_in(history: History) -> frozenset[str]:
-    """Return the digests that the results of a history name."""
+    """Return the digests in the results of a history."""
     return frozenset(
         result.blob
         for entry in history.entries
@@ -82,7 +82,7 @@ def digests_in(history: History) -> frozenset[str]:
 
 
 def whole(history: History, bodies: Mapping[str, bytes]) -> History:
-    """Return a history with its large results as a model is shown them; the same object where it has none.
+    """Return a history with its large results in the form for a model; the same object if it has none.
 
     A result whose body is missing keeps its beginning.
     """

@@ -7,7 +7,7 @@
                        by the tool's declared policy: started(run n+1), probed,
                        asked (a person decides), or outcome unknown
 
-Server and client keep this life in their own journals. `rerun_policy.judge` decides for both of them.
+Server and client keep this life in their own journals. `rerun_policy.judge` decides for both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec import Struct
 from midstream.history.messages import Outcome, ToolCall, ToolResult
 
 SUSPENDED = '{"kind":"suspended"}'
-"""Native outcome of a run of another loop's call that stopped by itself to wait for a person: it may start again."""
+"""Native outcome of a run in a driven turn that suspended itself to wait for a person: the call may start again."""
 UNKNOWN_CONTENT = (
     "The process running this tool stopped before its outcome was recorded. It may or may not have taken effect. "
     "Check before repeating it."
@@ -43,25 +43,24 @@ EDITED_CONTENT = "[a person changed the arguments before this ran, to: {argument
 
 
 class OnDoubt(StrEnum):
-    """Policy for a call that was started and whose outcome is unknown."""
+    """Policy for a call that was started and has an unknown outcome."""
 
     UNKNOWN = "unknown"
-    """Inform the model that the outcome is unknown and to check. The default for tools with effects."""
+    """Report to the model that the outcome is unknown, and that it must check. The default for tools with effects."""
     RERUN = "rerun"
-    """Run it again: it only reads, or repeating it does no harm."""
+    """Run the call again: it only reads, or a repetition is harmless."""
     RERUN_WITH_KEY = "rerun_with_key"
-    """Run it again with the same effect key, by which the outside world refuses the repetition."""
+    """Run the call again with the same effect key, by which the external system refuses a repetition."""
     PROBE = "probe"
-    """Ask the outside world whether it happened, with the tool's own `probe` function."""
+    """Call the tool's own `probe` function to find out whether the call took effect."""
     HOLD = "hold"
-    """Wait for a person to decide: it happened, run it again, or skip it."""
+    """Ask a person: it took effect, run it again, or skip it."""
     IN_TRANSACTION = "in_transaction"
-    """Its effect and its outcome are one transaction of the session's own database: without an outcome it did not
-    happen, so it runs again."""
+    """Effect and outcome are one transaction of the session's database. Without an outcome, the call runs again."""
 
 
 OnDoubtName = Literal["unknown", "rerun", "rerun_with_key", "probe", "hold", "in_transaction"]
-"""The values of `OnDoubt` as a program writes them."""
+"""The values of `OnDoubt` as literals."""
 
 
 class Site(StrEnum):
@@ -70,9 +69,9 @@ class Site(StrEnum):
     SERVER = "server"
     CLIENT = "client"
     PERSON = "person"
-    """Nothing runs: a person answers, through whichever client they are at."""
+    """A person answers, through any client; nothing runs."""
     CHILD = "child"
-    """A session of its own does the work; its id follows from the place of the call, so it is always found again."""
+    """A child session does the work; its id follows from the place of the call."""
 
 
 class QuestionKind(StrEnum):
@@ -83,22 +82,22 @@ class QuestionKind(StrEnum):
     QUESTION = "question"
     """The call is itself a question."""
     DOUBT = "doubt"
-    """It was started, and whether it took effect is unknown: what now?"""
+    """Did it take effect? It was started, and its outcome is unknown."""
 
 
 class Choice(StrEnum):
-    """Decisions open to a person."""
+    """The decisions of a person."""
 
     ALLOW = "allow"
     DENY = "deny"
     RESPOND = "respond"
-    """Answer a question in words."""
+    """Answer a question with text."""
     HAPPENED = "happened"
-    """It took effect; the words are its result."""
+    """The call took effect; the text is its result."""
     RERUN = "rerun"
     """Run it again."""
     SKIP = "skip"
-    """Do not run it again; its outcome stays unknown."""
+    """Do not run it again; the outcome stays unknown."""
 
 
 CHOICES = {
@@ -106,28 +105,28 @@ CHOICES = {
     QuestionKind.QUESTION: (Choice.RESPOND,),
     QuestionKind.DOUBT: (Choice.HAPPENED, Choice.RERUN, Choice.SKIP),
 }
-"""The answers each question takes."""
+"""The answers to each kind of question."""
 
 
 APPROVERS_MAX = 10
-"""People whose approval one call can need."""
+"""Greatest number of people whose approval a call can need."""
 
 
 class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Facts known of a call when its response was journaled: enough to go on without the tool's code.
+    """The journaled facts of a call, sufficient to continue without the tool's code.
 
     Args:
         call_id: The call's id within its response.
         digest: Digest of name and arguments; the same id with another digest is an error.
-        site: Where the tool lives.
-        has_effects: It changes something: it runs alone, in order, and its start is synced to disk.
+        site: The place where the tool runs.
+        has_effects: Whether it has effects: then it runs alone, in order, and its start is synced to disk.
         on_doubt: The tool's declared policy.
         timeout_s: Seconds until a running call is given up.
-        problem: Why it cannot be started at all (unknown tool, arguments that do not fit); the model reads it.
-        needs_approval: A person must allow it before each start.
-        question: What the person is asked; for a call that is itself a question, that question.
+        problem: The reason why it cannot be started (unknown tool, invalid arguments), for the model.
+        needs_approval: Whether a person must allow it before each start.
+        question: The text for the person; for a call that is itself a question, that question.
         answer_s: Seconds a person has to answer; 0 for no limit.
-        approvers: How many different people must allow it before each start.
+        approvers: Number of different people who must allow it before each start.
     """
 
     call_id: str
@@ -144,31 +143,31 @@ class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class CallState(Struct, frozen=True, gc=False):
-    """One call of the running batch, as folded from the journal."""
+    """One call of the running batch, folded from the journal."""
 
     call: ToolCall
     plan: CallPlan
     runs: int = 0
     epoch: int = 0
-    """The epoch that started it last; 0 while it was never started."""
+    """The epoch that started it last; 0 if it was never started."""
     started_at: float = 0.0
     is_in_doubt: bool = False
-    """Its node died, and by its policy a person is being asked whether it happened."""
+    """Whether its node died, and by its policy a person is asked whether it took effect."""
     asked: QuestionKind | None = None
-    """The question to a person that is open."""
+    """The kind of the open question to a person."""
     asked_at: float = 0.0
     expires_at: float = 0.0
     """When the open question expires (seconds since 1970); 0 for never."""
     is_allowed: bool = False
-    """A person allowed it and it has not started since: a start uses the permission up."""
+    """Whether a person allowed it and it has not started since: a start uses the permission up."""
     approved_by: tuple[str, ...] = ()
-    """Who allowed it so far, where several must."""
+    """The principals that have allowed it, if several must."""
     child_position: int = 0
-    """Up to where the records of the session that does its work were shown here."""
+    """Position of the child session up to which its records were copied here."""
     is_edited: bool = False
-    """A person changed the arguments; `call` and `plan` hold the new ones, the response the model's."""
+    """Whether a person changed the arguments; `call` and `plan` have the new ones, the response the model's."""
     is_outcome_lost: bool = False
-    """It ended, and the record of its outcome cannot be read any more."""
+    """Whether it ended, and the record of its outcome cannot be read."""
     result: ToolResult | None = None
 
     @property
@@ -188,21 +187,21 @@ class CallState(Struct, frozen=True, gc=False):
 
     @property
     def needs_person(self) -> bool:
-        """Whether a person must be asked before anything else can happen to it, and was not asked yet."""
+        """Whether a person must be asked next, and was not asked yet."""
         if self.result is not None or self.runs or self.asked is not None or self.plan.problem is not None:
             return False
         return self.plan.site is Site.PERSON or (self.plan.needs_approval and not self.is_allowed)
 
 
 def question_text(call: CallState, kind: QuestionKind) -> str:
-    """Return what a person is asked beside a call: also who allowed it so far, where several must."""
+    """Return the text of a question about a call, with the people who have allowed it if several must."""
     if kind is not QuestionKind.APPROVAL:
         return call.plan.question
     return text_for_several(call.plan.question, call.plan.approvers, call.approved_by)
 
 
 def text_for_several(text: str, approvers: int, approved_by: tuple[str, ...] = ()) -> str:
-    """Return what is shown beside an act: also how many people must allow it, and who did so far."""
+    """Return the text of a question, with the number of people who must allow the act, and those who have."""
     if approvers == 1:
         return text
     so_far = f"; so far {', '.join(approved_by)} did" if approved_by else ""
@@ -212,9 +211,9 @@ def text_for_several(text: str, approvers: int, approved_by: tuple[str, ...] = (
 def approvals_after(
     approved_by: tuple[str, ...], approvers: int, by: str, *, is_edited: bool
 ) -> tuple[str, ...]:
-    """Return who has allowed an act after one more approval; () where one person is enough.
+    """Return the people who have allowed an act after one more approval; () if one person is sufficient.
 
-    An approval of other arguments is not an approval of these, so a change begins anew.
+    An approval is valid only for its arguments, so after a change all must approve again.
     """
     if approvers == 1:
         return ()
@@ -225,7 +224,7 @@ def approvals_after(
 def startable(calls: Iterable[CallState]) -> tuple[CallState, ...]:
     """Return the calls that may start now, in order.
 
-    Calls without effects run beside one another; one with effects runs alone, after all before it have ended. One
+    Calls without effects run concurrently. A call with effects runs alone, after all earlier ones have ended. A call
     that waits for a person does not start, and keeps its place.
     """
     ready: list[CallState] = []
@@ -250,7 +249,7 @@ def digest_of(name: str, arguments: str) -> str:
 
 
 def closing_result(call: CallState, *, running: str = STOPPED_CONTENT) -> ToolResult:
-    """Return the result of a call that ends without an outcome of its own; `running` is the reason, if it ran."""
+    """Return the result of a call that ends without its own outcome; `running` is the reason if it ran."""
     if call.result is not None:
         return call.result
     if call.is_outcome_lost:

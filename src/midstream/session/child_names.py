@@ -1,14 +1,13 @@
-"""Names of sessions that are part of another one: those of its sub-agents."""
+"""Names of child sessions: those of sub-agents, inside another session."""
 
 from __future__ import annotations
 
 PART_MARK = "::"
-"""Stands in the name of a session that is part of another one, between that one's name and its place in it; nobody
-else may open such a session."""
+"""Separator between the parent's name and the call's place in a child session's name. Clients cannot open these."""
 PART_MARK_END = PART_MARK[:-1] + chr(ord(PART_MARK[-1]) + 1)
-"""What stands behind all that begins with the mark, in the order of names."""
+"""The end of the range of names that begin with the mark."""
 
 
 def root_of(session: str) -> str:
-    """Return the session that this one is part of, or itself."""
+    """Return the root session of a name: the part before the mark."""
     return session.partition(PART_MARK)[0]

@@ -1,8 +1,8 @@
-"""Which sessions may have killed their server, and when one of them is not resumed any more.
+"""Rules for suspects: sessions that may have killed their server, and when one is no longer resumed.
 
-Only code that runs in the server can kill it: a tool of the server, or one that an upstream agent runs. A session that
-was running one when its process died is a suspect. Suspects resume one at a time, so that a further death shows which
-of them it was. Everything here is folded from the journals, so that each process comes to the same verdict.
+Only a running tool can kill the server: a tool of the server, or one of an upstream agent. A session that was running
+one when its process died is a suspect. Suspects resume one at a time, so that a further death identifies the cause. The
+rules use only the journals, so that each process has the same verdict.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from midstream.session.turn.states import AwaitingModel, Cancelling, RunningCall
 
 
 def is_at_risk(session: Session) -> bool:
-    """Return whether the last node was running code for this session that could have killed its process."""
+    """Whether the last node was running a tool for this session that could have killed its process."""
     turn = session.turn
     if session.driver:
-        return False  # that loop lives in a process of its own
+        return False  # the framework's loop has a process of its own
     if isinstance(turn, RunningCalls | Cancelling):
         return any(call.epoch == session.epoch for call in turn.calls if _runs_here(call))
     if isinstance(turn, AwaitingModel) and turn.epoch == session.epoch:
@@ -31,7 +31,7 @@ def is_at_risk(session: Session) -> bool:
 
 
 def is_untried(session: Session) -> bool:
-    """Return whether the last node held this suspect back: it ran nothing of it, and did not try it."""
+    """Whether the last node held this suspect: it did not run it, and did not begin its trial."""
     turn = session.turn
     if not session.suspected:
         return False
@@ -41,13 +41,13 @@ def is_untried(session: Session) -> bool:
 
 
 def deaths_of(session: Session, company: Iterable[Session]) -> int:
-    """Return how many deaths a session is suspected of after one more; 0 where it cannot have caused this one.
+    """Return the number of deaths that a session is suspected of after one more; 0 if it cannot have caused this one.
 
-    The first death makes a suspect. A further one counts where no other suspect was at risk in the same process.
+    The first death makes a suspect. A further one counts if no other suspect was at risk in the same process.
 
     Args:
-        session: As its last node left it, which died.
-        company: The other sessions of that node, as it left them.
+        session: Its state when its last node died.
+        company: The other sessions of that node, with their states.
     """
     if is_untried(session):
         return session.suspected
@@ -58,7 +58,7 @@ def deaths_of(session: Session, company: Iterable[Session]) -> int:
 
 
 def is_at_work(session: Session) -> bool:
-    """Return whether a trial goes on: the turn needs this process for more than to wait for clients and people."""
+    """Whether a trial continues: the turn needs this process, and does not only wait for clients and people."""
     turn = session.turn
     if isinstance(turn, RunningCalls | Cancelling):
         return any(call.is_running and call.plan.site is not Site.CLIENT for call in turn.calls)

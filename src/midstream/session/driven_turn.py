@@ -1,14 +1,13 @@
-"""A turn that another loop drives: what it reports becomes the same records as ours.
+"""Driven turns: reports of another framework's loop become the same records as those of midstream's loop.
 
-Our own runner does what a turn owes. Turns that the loop of another framework drives: it calls the model and the
-tools, and reports each act before and after; this module decides about it. Nothing is started by a record of this
-file: calls start one by one, when their loop reports it (a person may decide first), and only the loop decides when
-    the turn is over (a response without calls may be sent back by a check of the output).
+The framework's loop calls the model and the tools, and reports each act before and after it; this module decides the
+records. No record of this module starts work: calls start one by one, when the loop reports them, and only the loop
+ends the turn (it may continue after a response without calls).
 
     begin ──▶ ask ──▶ responded ──▶ start / ended, for each call ──▶ ask ──▶ ... ──▶ close
 
-After a crash the loop runs again from its beginning and is handed what the journal has of the turn; from there on
-it reports on. A call that started and has no outcome is judged by `session.calls`, as in our own turns.
+After a crash the loop runs again from its beginning, gets the journaled part of the turn, and reports the rest.
+`rerun_policy.judge` decides about a started call without an outcome, as in midstream's own turns.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ from midstream.session.turn.folding import evolve as evolve_turn
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
 
 NO_CLIENT = "driver"
-"""Stands in a keyed turn's stream for the digest of a secret: no secret has it, so that no client joins that stream."""
+"""Replacement for the secret's digest in a keyed turn's stream; no secret has it, so no client can join."""
 
 
 class Begin(Struct, frozen=True):
-    """A user speaks, and `driver` will answer. The same key with the same message is accepted once."""
+    """A user sends a message, which `driver` will answer. The same key with the same message is accepted once."""
 
     message: UserMessage
     driver: str
     key: str = ""
     digest: str = ""
-    """Digest of the message; only looked at where there is a key."""
+    """Digest of the message; compared only with a key."""
 
 
 class RequestModelResponse(Struct, frozen=True):
-    """The loop is about to ask the model for response `response_no`.
+    """The loop is about to call the model for response `response_no`.
 
-    `answers` are the results that the loop gave by itself to calls of the response before (a call it refused, an output
-    it took): by call id.
+    `answers` has the loop's own results for calls of the previous response, by call id (a refused call, an accepted
+    output).
     """
 
     response_no: int
@@ -83,7 +82,7 @@ class Responded(Struct, frozen=True):
 
 
 class AttemptLost(Struct, frozen=True):
-    """The model gave no usable response; whether it is asked again is the loop's business."""
+    """The model gave no usable response; the loop decides whether to call it again."""
 
     code: str
     message: str
@@ -92,8 +91,8 @@ class AttemptLost(Struct, frozen=True):
 class BeginCall(Struct, frozen=True):
     """The loop is about to run a call.
 
-    `is_approved`: a person allowed this run. `is_suspended`: its last run stopped by itself to wait for that person, so
-    that it is not in doubt.
+    `is_approved`: a person allowed this run. `is_suspended`: its last run suspended itself to wait for that person, so
+    it is not in doubt.
     """
 
     call_id: str
@@ -109,7 +108,7 @@ class Ended(Struct, frozen=True):
 
 
 class EndTurn(Struct, frozen=True):
-    """The turn is over."""
+    """The turn has ended."""
 
     status: TurnStatus
     answers: Mapping[str, ToolResult]
@@ -121,10 +120,10 @@ DrivenCommand = (
 
 
 def decide(session: Session, command: DrivenCommand, *, epoch: int, at: float) -> tuple[Record, ...]:
-    """Return what must be appended because of `command`; nothing, where it changes nothing.
+    """Return the records of a command; none if it changes nothing.
 
     Raises:
-        Refused: It cannot be taken in this state.
+        Refused: The command is not possible in this state.
     """
     match command:
         case Begin():
@@ -172,7 +171,7 @@ def _request_response(
     state = session.turn
     match state:
         case RunningCalls() if command.response_no == state.response_no + 1:
-            # DRIVEN-5: what no tool answered was answered by the loop itself; the step is whole now.
+            # DRIVEN-5: the loop itself answered the calls without an outcome; the step is complete now.
             return (
                 *_close_open_calls(state, command.answers, at=at),
                 StepCommitted(state.turn, state.response_no),
@@ -181,7 +180,7 @@ def _request_response(
         case AwaitingModel() if command.response_no == state.response_no:
             is_unused = state.attempt == 1 and state.epoch == epoch and not state.failures and not state.said
             if is_unused:
-                return ()  # it was announced with the end of the step before
+                return ()  # it was announced with the end of the previous step
             return (AttemptStarted(state.turn, state.response_no, state.attempt + 1, at),)
         case _:
             raise Refused(
@@ -195,7 +194,7 @@ def _complete_response(state: AwaitingModel, command: Responded, *, at: float) -
     )
     if command.response.calls:
         return (completed,)
-    # DRIVEN-4: the loop may yet request again; it reports when the turn is over.
+    # DRIVEN-4: the loop may call the model again; it reports the end of the turn.
     return (completed, StepCommitted(state.turn, state.response_no))
 
 
@@ -219,7 +218,7 @@ def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) ->
         return (started,)
     if verdict is CallVerdict.LEAVE:
         raise Refused(SessionBusyError(f"call {command.call_id!r} is running already"))
-    # DRIVEN-6: it may not run again, or only with a person's decision, which this loop has no way to request.
+    # DRIVEN-6: the call may not run again, or only with a person's decision, which this loop cannot request.
     lost = ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
     return _settle(state, CallEnded(state.turn, state.response_no, lost, at), epoch=epoch, at=at)
 
@@ -227,7 +226,7 @@ def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) ->
 def _end_call(session: Session, command: Ended, *, epoch: int, at: float) -> tuple[Record, ...]:
     state = session.turn
     if not isinstance(state, RunningCalls):
-        return ()  # TURN-9: the turn was closed without it
+        return ()  # TURN-9: the turn was closed without its outcome
     call = next((each for each in state.calls if each.call.id == command.result.call_id), None)
     if call is None or not call.is_open:
         return ()
@@ -277,7 +276,7 @@ def _partial(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
 def _close_open_calls(
     state: RunningCalls | Cancelling, answers: Mapping[str, ToolResult], *, at: float
 ) -> tuple[Record, ...]:
-    """Close what is open: with the loop's own answer, or truthfully without one."""
+    """Close the open calls: with the loop's own answers, or with an honest outcome."""
     return tuple(
         CallEnded(
             state.turn,

@@ -1,4 +1,4 @@
-"""Reading of one journal, in order, so that a damaged outcome of a call costs only itself."""
+"""Reading of a journal in order, with a replacement for each damaged outcome of a call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OUTCOME = re.compile(
 
 
 def salvage(body: bytes) -> OutcomeDamaged | None:
-    """Return which call's outcome a body was that `decode` refuses, or None where that is not certain."""
+    """Return the replacement for an undecodable outcome of a call, or None if the body is not certainly one."""
     found = _OUTCOME.match(body)
     if found is None:
         return None
@@ -28,18 +28,18 @@ def salvage(body: bytes) -> OutcomeDamaged | None:
 
 
 class JournalReader:
-    """Reads the records of one journal, in order, so that a damaged outcome costs only itself."""
+    """Reads the records of one journal, in order, with a replacement for each damaged outcome."""
 
     def __init__(self) -> None:
         self._version = VERSION
-        """Of the writer of the records that were read last."""
+        """Version of the writer of the last records."""
 
     def read(self, body: bytes) -> Record:
-        """Return the next record; `OutcomeDamaged` in the place of an outcome that cannot be read any more.
+        """Return the next record, or `OutcomeDamaged` for a damaged outcome.
 
         Raises:
-            RecordUndecodableError: A record of a newer version, or damage. Of a newer version nothing is taken for
-                damaged: what cannot be read there is not understood.
+            RecordUndecodableError: The record is damaged, or of a newer version. An unreadable record of a newer
+                version never counts as damaged.
         """
         try:
             record = decode(body)

@@ -1,7 +1,7 @@
-"""How a caller requests an answer (sampling, limits, format, a tool that must be called), independent of dialects.
+"""Settings for an answer (sampling, limits, format, a forced tool), independent of dialects.
 
-Settings are no part of a conversation: reuse is decided without them. A model declares which it takes (`grants`);
-the caller is informed of the others.
+Settings are not part of a conversation, and do not affect reuse. A model declares the accepted ones (`grants`); the
+caller is informed of the others.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from msgspec import Struct
 Json = dict[str, Any]
 
 ANY_TOOL = ""
-"""As a forced tool: whichever the model chooses."""
+"""Value of `forced_tool` for any tool."""
 
 _REASONING = re.compile(r"o\d|gpt-[5-9](?!-chat)")
-"""How the models of OpenAI are called that refuse settings of how their words are drawn, and take an effort."""
+"""Names of OpenAI's models that accept an effort and refuse sampling settings."""
 _TAKES_EFFORT = re.compile(
     r"gpt-oss|claude-opus-4-[5-9]|claude-sonnet-4-[6-9]|claude-(opus|sonnet|haiku)-[5-9]"
 )
-"""How other models are called that take an effort; most APIs refuse one for any other model."""
+"""Names of other models that accept an effort; most APIs refuse one for any other model."""
 _TAKES_SCHEMA = re.compile(
     r"claude-opus-4-[1-9]|claude-(sonnet|haiku)-4-[5-9]|claude-(opus|sonnet|haiku)-[5-9]"
 )
-"""How the models of Anthropic are called that answer by a schema."""
+"""Names of Anthropic's models that can answer by a schema."""
 
 
 class ModelSettings(Struct, frozen=True):
-    """Options of an answer; a default means no wish.
+    """Settings for an answer; a default value requests nothing.
 
     Args:
-        temperature, top_p, top_k, seed, frequency_penalty, presence_penalty: How words are drawn.
-        tokens_max: The longest answer.
+        temperature, top_p, top_k, seed, frequency_penalty, presence_penalty: Sampling settings.
+        tokens_max: Greatest number of tokens of the answer.
         stop: Texts before which an answer ends.
         response_format: The form of the answer, as the Responses API has it (`text.format`), such as
             `{"type": "json_schema", "name": "…", "schema": {…}}`.
         forced_tool: The name of a tool that must be called; `ANY_TOOL` for one of them.
         parallel_calls: Whether one response may have several calls.
-        effort: How much the model thinks, in the provider's word, such as `low`, `medium` or `high`.
-        store: Whether the provider may keep the response; False where it may not.
+        effort: The amount of thinking, in the provider's term, such as `low`, `medium` or `high`.
+        store: Whether the provider may keep the response.
     """
 
     temperature: float | None = None
@@ -60,7 +60,7 @@ class ModelSettings(Struct, frozen=True):
     store: bool | None = None
 
     def only(self, grants: Collection[str]) -> ModelSettings:
-        """Return those of them that are granted."""
+        """Return the settings whose names are in `grants`."""
         return ModelSettings(
             **{name: value for name, value in msgspec.structs.asdict(self).items() if name in grants}
         )
@@ -68,16 +68,16 @@ class ModelSettings(Struct, frozen=True):
 
 DEFAULT_SETTINGS = ModelSettings()
 DRAWING = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
-"""How words are drawn."""
+"""The sampling settings."""
 STRICT = "strict"
-"""Among the grants: `strict` of a tool (`ToolSpec`), which is no setting of the answer."""
+"""Name in `grants` for the `strict` field of a tool (`ToolSpec`), which is not a setting."""
 _OF_ALL = frozenset(
     {"temperature", "top_p", "tokens_max", "forced_tool", "parallel_calls", "effort", "store", STRICT}
 )
 CHAT_GRANTS = _OF_ALL | {"seed", "frequency_penalty", "presence_penalty", "stop", "response_format"}
 RESPONSES_GRANTS = _OF_ALL | {"response_format"}
 MESSAGES_GRANTS = _OF_ALL | {"top_k", "stop", "response_format"}
-"""What each API has a field for."""
+"""Settings for which each API has a field."""
 CHAT_NAMES = {
     "response_format": "response_format",
     "forced_tool": "tool_choice",
@@ -102,19 +102,19 @@ MESSAGES_NAMES = {
     "effort": "output_config",
     STRICT: "tools",
 }
-"""The fields of those wishes that have another name there."""
+"""Fields of the Messages API with another name than the setting."""
 
 
 def select_granted(
     grants: frozenset[str], model: str, extra: Mapping[str, object], names: Mapping[str, str]
 ) -> frozenset[str]:
-    """Return which settings a server receives.
+    """Return the names of the settings that a server accepts.
 
     Args:
-        grants: What its API has fields for.
-        model: Its model; those of OpenAI that reason refuse some.
-        extra: Fields of every request that stand over those made here.
-        names: The field of each wish, where it has another name.
+        grants: Settings with a field in its API.
+        model: Its model; OpenAI's reasoning models refuse some settings.
+        extra: Fields of every request, which replace settings.
+        names: The fields that have another name than the setting.
     """
     fixed = {wish for wish in grants if names.get(wish, wish) in extra}
     name = model.rpartition("/")[2]
@@ -128,7 +128,7 @@ def select_granted(
 
 
 def chat_fields(settings: ModelSettings, *, limit: str = "max_tokens") -> Json:
-    """Return them as fields of chat completions; `limit` is what the server calls the longest answer."""
+    """Return the settings as fields of Chat Completions; `limit` is the server's field for `tokens_max`."""
     fields: Json = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
@@ -151,7 +151,7 @@ def chat_fields(settings: ModelSettings, *, limit: str = "max_tokens") -> Json:
 
 
 def responses_fields(settings: ModelSettings) -> Json:
-    """Return them as fields of the Responses API."""
+    """Return the settings as fields of the Responses API."""
     fields: Json = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
@@ -167,7 +167,7 @@ def responses_fields(settings: ModelSettings) -> Json:
 
 
 def messages_fields(settings: ModelSettings) -> Json:
-    """Return them as fields of Anthropic's Messages."""
+    """Return the settings as fields of Anthropic's Messages API."""
     fields: Json = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,

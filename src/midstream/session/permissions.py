@@ -1,4 +1,4 @@
-"""Permissions that an upstream's agent requests in the middle of its answer, and their answers, as values."""
+"""Permission requests of an upstream's agent during its answer, and the decisions, as values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Permission(Struct, frozen=True):
     """Permission that an agent requests.
 
     Args:
-        agent: Its conversation, or "" where it has no name yet.
-        tool: What it calls the tool, or the title it gives to what it is about to do.
-        kind: The kind of act that the agent states; "other" where it states none.
-        arguments: JSON text, "{}" where it shows none.
-        is_fixed: It cannot continue with other arguments.
-        is_vague: It does not show all that it is about to do.
+        agent: The id of its conversation; "" if it has none yet.
+        tool: The agent's name of the tool, or its title of the act.
+        kind: The kind of act that the agent states; "other" if it states none.
+        arguments: JSON text; "{}" if it shows none.
+        is_fixed: Whether it cannot continue with other arguments.
+        is_vague: Whether the request does not describe the whole act.
     """
 
     agent: str
@@ -35,15 +35,15 @@ class Permission(Struct, frozen=True):
 
 
 class Ask(Struct, frozen=True):
-    """Let a person decide, where there is one: see `Person`.
+    """A question to a person, if one can be asked: see `Person`.
 
     Args:
-        text: Text that is shown beside the act.
-        answer_s: Seconds they have, 366 days at most; 0 for no limit. After that the agent is refused.
-        approvers: How many different people must allow it, 10 at most. The server must authenticate them.
+        text: The text beside the act.
+        answer_s: Seconds for the answer, 366 days at most; 0 for no limit. After that, the act is refused.
+        approvers: Number of different people who must allow it, 10 at most. The server must authenticate them.
 
     Raises:
-        UsageError: `answer_s` or `approvers` is out of its bounds.
+        UsageError: `answer_s` or `approvers` is out of bounds.
     """
 
     text: str = ""
@@ -58,13 +58,13 @@ class Ask(Struct, frozen=True):
 
 
 class Allowed(Struct, frozen=True):
-    """The agent may go on; with `arguments` (JSON text) in the place of its own, where a person changed them."""
+    """The act is allowed; with `arguments` (JSON text) instead of the agent's own, if a person changed them."""
 
     arguments: str | None = None
 
 
 Decision = Allowed | str
-"""Leave, or why not: the agent reads it."""
+"""Permission, or the reason for a refusal, which the agent gets."""
 
 Person = Callable[[Permission, Ask], Awaitable[Decision]]
-"""Puts it to the people of a session, and waits for as long as they take. The waiting task may be cancelled."""
+"""Asks the people of a session, without a time limit of its own. The waiting task may be cancelled."""

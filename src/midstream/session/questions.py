@@ -1,4 +1,4 @@
-"""Open questions of a session, with all that a person needs to decide."""
+"""Open questions of a session, with all data for a decision."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from midstream.session.turn.states import AgentQuestion, AwaitingModel, RunningC
 
 
 class Question(Struct, frozen=True, omit_defaults=True):
-    """An open question about a call, or about a permission that an upstream agent requests in the middle of its answer.
+    """An open question about a call, or about a permission request of an upstream agent.
 
     Args:
-        session: Where it is answered: for a sub-agent's, the sub-agent's own session.
+        session: The session of the answer: for a sub-agent, its own session.
         turn, response, call_id: The place of the call; an agent's question has an id of its own there.
-        kind: approval (may it run?), question (the call is itself one), doubt (did it happen?).
+        kind: approval (may it run?), question (the call is itself one), doubt (did it take effect?).
         digest: Digest of the arguments as they are shown here; an answer must repeat it.
-        name, arguments: What the model asked for; the arguments are JSON text.
-        choices: The answers it takes.
-        asked_at: When it was asked, in seconds since 1970.
-        text: What to show beside the call: the question itself, or why a person is asked.
-        expires_at: When it is too late (seconds since 1970); 0 for never.
-        agents: Names of the sub-agents from the session's agent down to the one that asks; () for the agent itself.
-        is_fixed: With an approval its arguments cannot be changed.
-        approvers: How many different people must allow the call.
-        approved_by: Those who did.
+        name, arguments: The requested call; the arguments are JSON text.
+        choices: The possible answers.
+        asked_at: Time of the question, in seconds since 1970.
+        text: The text beside the call: the question itself, or the reason for it.
+        expires_at: Time of its expiry (seconds since 1970); 0 for never.
+        agents: Names of the sub-agents from the session's agent down to the asking one; () for the agent itself.
+        is_fixed: Whether an approval cannot change the arguments.
+        approvers: Number of different people who must allow the call.
+        approved_by: The principals that have allowed it.
     """
 
     session: str

@@ -1,8 +1,8 @@
-"""The facts a journal may hold: one tagged union, its codec, and how hard each must be synced.
+"""The records of journals: one tagged union, its codec, and the required sync of each.
 
-A record is a fact: it is never refused and never changed. Its JSON is both what the store keeps and what every
-reader is sent, encoded once. Old journals fold for ever: fields may be added with a default, never removed,
-renamed or given another meaning; a new kind of record is a new tag.
+A record is a fact: it is never refused and never changed. It is encoded once; the same JSON is stored and sent to
+readers. Old journals can always be folded: fields may be added with a default, never removed, renamed or given another
+meaning; a new kind of record is a new tag.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERSION = 1
 
 
 class Sync(StrEnum):
-    """How durable an append is when it returns."""
+    """Durability of an append when it returns."""
 
     FULL = "full"
     """On the disk: survives a power cut."""
@@ -42,38 +42,38 @@ class Sync(StrEnum):
 
 
 class TurnStatus(StrEnum):
-    """How a turn ended."""
+    """The end of a turn."""
 
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    """It was not resumed in time, or it kept killing its node; finished work was kept."""
+    """The turn was not resumed in time, or repeatedly killed its node; finished work was kept."""
 
 
 class SessionStatus(StrEnum):
-    """The state of a session: the words of listings, snapshots, welcomes, commands and the page."""
+    """The state of a session in listings, snapshots, welcomes, commands and the page."""
 
     NEW = ""
     """No turn has begun."""
     RUNNING = "running"
     """A turn is open."""
     WAITING = "waiting"
-    """A turn is open and waits for people only."""
+    """A turn is open and waits only for people."""
     LOCKED = "locked"
     """A turn is open and waits for its client to bring the session's secret."""
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    """The last four: how the last turn ended, see `TurnStatus`."""
+    """The last four are ends of the last turn, see `TurnStatus`."""
 
 
 OPEN_STATUSES = frozenset((SessionStatus.RUNNING, SessionStatus.WAITING, SessionStatus.LOCKED))
-"""Those of a session with an open turn."""
+"""States with an open turn."""
 
 
-# `SendPayload` verifies the bounds, here they are for schemas: a journal of before may have other numbers.
+# `SendPayload` checks the bounds; these are only for schemas, because old journals may have other numbers.
 LimitS = Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": WAIT_S_MAX})]
 
 
@@ -82,8 +82,8 @@ class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
 
     Args:
         spec: The tool as the model receives it.
-        has_effects: It changes something: it runs alone, in order.
-        on_doubt: What is done about a call that may have happened (TURN-13).
+        has_effects: Whether it has effects: then it runs alone, in order.
+        on_doubt: The policy for a call in doubt (TURN-13).
         timeout_s: Seconds until a running call is given up; 0 for no limit.
     """
 
@@ -92,18 +92,18 @@ class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
     timeout_s: LimitS = 0.0
     needs_approval: bool = False
-    """A person must allow each call before the client may run it."""
+    """Whether a person must allow each call before the client may run it."""
     answer_s: LimitS = 0.0
-    """Seconds a person has to allow it; 0 for no limit."""
+    """Seconds for a person to allow it; 0 for no limit."""
     approvers: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": APPROVERS_MAX})] = 1
-    """How many different people must allow each call that needs approval."""
+    """Number of different people who must allow each call that needs approval."""
 
 
 class Parent(Struct, frozen=True, gc=False):
-    """The call whose work a session does.
+    """The call of a child session.
 
     Args:
-        session, turn, response, call_id: Where the call stands.
+        session, turn, response, call_id: The place of the call.
         path: Names of the sub-agents from the host's agent down to the one of this session.
     """
 
@@ -115,11 +115,11 @@ class Parent(Struct, frozen=True, gc=False):
 
 
 class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field="type"):
-    """A new node took the session. What older epochs were doing is in doubt from here on.
+    """A new node claimed the session. Running work of older epochs is in doubt from here on.
 
-    `is_handover`: the node before had given it up on purpose and did not die on it. `agent` and `agent_version` are
-    those that the new node serves; "" in older journals. `suspected`: how many deaths of its nodes this turn may
-    have caused, where the last one was such a death.
+    `is_handover`: the previous node had released it and did not die with it. `agent` and `agent_version` are those that
+    the new node serves; "" in older journals. `suspected`: number of deaths of nodes that this turn may have caused, if
+    the last one was such a death.
     """
 
     epoch: int
@@ -133,7 +133,7 @@ class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field
 
 
 class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_field="type"):
-    """Stands in the place of a record and of all before it: the session that they folded to.
+    """Replaces a record and all before it by the session that they folded to.
 
     It is not an event: no reader receives it. See `session.prune_session` and `session.restore_session`.
     """
@@ -146,8 +146,8 @@ class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_fie
 class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field="type", omit_defaults=True):
     """A client's stream sent its first command. `secret_digest` commits to the secret it must show again.
 
-    With `cancel_after_s` its turn is stopped when its client was gone for so many seconds (STREAM-55). `connection` is
-    the number of the connection that brought the command; 0 where the client does not count.
+    With `cancel_after_s` its turn is stopped when its client has been away for so many seconds (STREAM-55).
+    `connection` is the number of the command's connection; 0 if the client does not number connections.
     """
 
     stream: str
@@ -157,16 +157,14 @@ class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field
 
 
 class StreamTaken(Struct, frozen=True, gc=False, tag="stream_taken", tag_field="type"):
-    """A newer connection has the stream: from here on no node accepts commands of older ones, and they receive no
-    later event (STREAM-101).
-    """
+    """A newer connection has the stream. After it, older ones cannot send commands or receive events (STREAM-101)."""
 
     stream: str
     connection: int
 
 
 class CommandAccepted(Struct, frozen=True, gc=False, tag="command_accepted", tag_field="type"):
-    """The command `seqno` of a stream was taken, once. What it did follows in the same append."""
+    """The command `seqno` of a stream was accepted, once. The records that it caused follow in the same append."""
 
     stream: str
     seqno: int
@@ -183,26 +181,26 @@ class MessageAccepted(
     at: float
     tools: tuple[ClientTool, ...] = ()
     stream: str = ""
-    """The stream that carried it; empty where a host spoke without one."""
+    """Its stream; empty if a host sent it without one."""
     queued: int = 0
-    """Its number in the queue, where it waited there."""
+    """Its number in the queue, if it waited there."""
     timeout_s: float = 0.0
-    """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
+    """Seconds for the whole turn, without the time that people need to answer; 0 for no limit."""
     responses_max: int = 0
-    """Responses it may take before it is asked once more to hand in what it has; 0 for the general limit."""
+    """Responses before the model is requested to hand in its result; 0 for the general limit."""
     parent: Parent | None = None
     driver: str = ""
-    """Whose loop runs this turn, such as `pydantic-ai`; empty for our own. Only the driver goes on with it."""
+    """The framework whose loop drives this turn, such as `pydantic-ai`; empty for midstream's own."""
     keep: int | None = None
-    """How many entries of the history before it stay, where its client changed the conversation; None for all."""
+    """Number of entries of the earlier history that stay, if the client changed the conversation; None for all."""
     before: tuple[Entry, ...] = ()
-    """Entries that follow those, before the message."""
+    """Entries after those, before the message."""
 
 
 class MessageQueued(
     Struct, frozen=True, gc=False, tag="message_queued", tag_field="type", omit_defaults=True
 ):
-    """A user's message came while a turn ran; it waits its turn. `number` counts a session's queued messages from 1."""
+    """A user's message waits in the queue while a turn runs. `number` counts a session's queued messages from 1."""
 
     number: int
     message: UserMessage
@@ -216,7 +214,7 @@ class MessageQueued(
 class MessageWithdrawn(
     Struct, frozen=True, gc=False, tag="message_withdrawn", tag_field="type", omit_defaults=True
 ):
-    """A queued message was withdrawn before its turn came; it never entered history."""
+    """A queued message was withdrawn before its turn; it never entered history."""
 
     number: int
     at: float
@@ -228,12 +226,13 @@ class TranscriptAccepted(
 ):
     """A client application sent its whole conversation again and requests the next response.
 
-    The history is what the application sent: the first `keep` entries of what the session had, then `tail`. What was
-    open is closed before it: by the results of the application's tools, or by a cancellation.
+    The new history is the first `keep` entries of the session's history, then `tail`. Earlier records close the open
+    calls: with the results of the application's tools, or by a cancellation.
 
     Args:
-        turn, response: The response's first response. The turn goes on where the application brought its calls'
-        results. instructions, tools: As the application sent them; None where they are those of the request before.
+        turn, response: The numbers of the first model response. The turn continues if the application sent its calls'
+            results.
+        instructions, tools: As the application sent them; None if they are unchanged since the previous request.
     """
 
     turn: int
@@ -247,19 +246,19 @@ class TranscriptAccepted(
 
     @property
     def message(self) -> UserMessage:
-        """The newest message of a user in what is new; an empty one where there is none."""
+        """The newest user message of the new part; an empty one if there is none."""
         said = (entry for entry in reversed(self.tail) if isinstance(entry, UserMessage))
         return next(said, UserMessage(()))
 
 
 class TurnResumed(Struct, frozen=True, gc=False, tag="turn_resumed", tag_field="type", omit_defaults=True):
-    """A turn that was interrupted or had failed goes on, on request; `response` is the one that comes next."""
+    """An interrupted or failed turn continues on request; `response` is the next one."""
 
     turn: int
     response: int
     at: float
     stream: str = ""
-    """The stream that asked for it, and whose turn it is from here on."""
+    """The stream of the request, which has the turn from here on."""
 
 
 class AttemptStarted(
@@ -274,16 +273,15 @@ class AttemptStarted(
     not_before: float = 0.0
     """Seconds since 1970 before which it is not sent: the backoff after a failed attempt."""
     is_last: bool = False
-    """A limit was reached: the model is shown no tools and asked to hand in what it has."""
+    """Whether a limit was reached: the model gets no tools, and is requested to hand in its result."""
 
 
 class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_defaults=True):
-    """Words of a response that is being made. `part` counts the parts of the response from 0.
+    """A part of a running response. `part` counts the parts of the response from 0.
 
-    A part that is a tool run by the upstream has `call`: when it starts, when its arguments change while it runs, and
-    once more, whole, when it has ended. Then `kind` is `thinking` and `text` empty, so that a reader without support
-    for `call` shows nothing. So is it with `requested` and `signature`, which only the response to a client application
-    has.
+    A tool that the upstream runs is a part with `call`: at its start, when its arguments change, and complete at its
+    end. Then `kind` is `thinking` and `text` is empty, so that a reader without support for `call` shows nothing. The
+    same applies to `requested` and `signature`, which only the response to a client application has.
     """
 
     turn: int
@@ -294,7 +292,7 @@ class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_d
     text: str
     call: UpstreamCall | None = None
     requested: ToolCall | None = None
-    """A tool call that the model requests, as soon as it is whole."""
+    """A tool call that the model requests, once it is complete."""
     signature: str = ""
     """The provider's signature of this part, which ends it."""
 
@@ -311,7 +309,7 @@ class AttemptFailed(
     message: str
     at: float
     retry_after_s: float | None = None
-    """Seconds after which the provider takes another request; only in the response to a client application."""
+    """Seconds after which the provider accepts another request; only in the response to a client application."""
 
 
 class AttemptResumable(Struct, frozen=True, gc=False, tag="attempt_resumable", tag_field="type"):
@@ -326,7 +324,7 @@ class AttemptResumable(Struct, frozen=True, gc=False, tag="attempt_resumable", t
 class AttemptContinued(
     Struct, frozen=True, gc=False, tag="attempt_continued", tag_field="type", omit_defaults=True
 ):
-    """A cut attempt goes on where it stopped: what readers were shown of it stands, and only what is new follows.
+    """A cut attempt continues where it stopped: the text that readers have stays valid, and only new text follows.
 
     `number` counts the continuations of this attempt from 1.
     """
@@ -340,9 +338,9 @@ class AttemptContinued(
 
 
 class StallNoticed(Struct, frozen=True, gc=False, tag="stall_noticed", tag_field="type", omit_defaults=True):
-    """Nothing came for longer than usual, and it is still waited for. For readers: nothing follows from it.
+    """A silence is longer than usual, and the work still continues. For readers only.
 
-    Before the first token there is one more each time the silence is twice as long; otherwise one for each silence.
+    Before the first token there is another one each time that the silence has doubled; otherwise one for each silence.
 
     Args:
         waiting_for: `first_token` or `between_tokens` of a model, or a `tool`.
@@ -359,7 +357,7 @@ class StallNoticed(Struct, frozen=True, gc=False, tag="stall_noticed", tag_field
 
 
 class StallEnded(Struct, frozen=True, gc=False, tag="stall_ended", tag_field="type", omit_defaults=True):
-    """Progress again, after `silent_s` seconds in all. What ended otherwise (cut, cancelled) has no such record."""
+    """Progress again, after `silent_s` seconds of silence. A cut or cancelled silence has no such record."""
 
     turn: int
     response: int
@@ -370,9 +368,9 @@ class StallEnded(Struct, frozen=True, gc=False, tag="stall_ended", tag_field="ty
 
 
 class HistoryCompacted(Struct, frozen=True, gc=False, tag="history_compacted", tag_field="type"):
-    """From this model call on, the model is shown nothing of the first `cut` entries of the history.
+    """From this model call on, the model does not get the first `cut` entries of the history.
 
-    The conversation was longer than it can read. The history itself stays whole.
+    The conversation was longer than the model can read. The history itself is not changed.
     """
 
     turn: int
@@ -384,7 +382,7 @@ class HistoryCompacted(Struct, frozen=True, gc=False, tag="history_compacted", t
 class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed", tag_field="type", omit_defaults=True):
     """The set of dynamic tools has changed since the last such record.
 
-    `unreachable` names all sources that could not be asked now; their tools are among the removed.
+    `unreachable` names all sources that do not answer now; their tools are among the removed ones.
     """
 
     turn: int
@@ -395,16 +393,15 @@ class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed", tag_field
 
 
 class ReuseDecision(Struct, frozen=True, gc=False, omit_defaults=True):
-    """ReuseDecision of a pool about a request, and how it continues. No words of the conversation.
+    """Decision of a pool about a request, without content of the conversation.
 
     Args:
-        kind: What the request is to the conversation that the upstream's agent remembers (docs/spec/reuse.md).
-        why: What was decisive, for people.
-        way: How the agent was got: resumed, forked, fresh, or aside (fresh, and leaving no trace).
-        field, index: What differs first, or where the new begins, and in which user message, counted from 0.
+        kind: Relation of the request to the conversation of the upstream's agent (docs/spec/reuse.md).
+        why: The reason, for people.
+        way: Origin of the agent: resumed, forked, fresh, or aside (fresh, and without a record).
+        field, index: The first difference, or the beginning of the new part, and the number of its user message from 0.
         common, new: User messages that the agent had, and the others.
-        rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
-            died), "stale", or "".
+        rebuilt: Why a fresh agent replaced an older one: an error's code, "phase" (a run died), "stale", or "".
     """
 
     kind: str
@@ -418,9 +415,9 @@ class ReuseDecision(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ReuseDecided(Struct, frozen=True, gc=False, tag="reuse_decided", tag_field="type"):
-    """How this attempt stands to what an upstream remembers. For readers: nothing follows from it.
+    """How this attempt uses an upstream agent's memory. For readers only.
 
-    One attempt has several where an agent failed and a fresh one took its place.
+    An attempt has several if an agent failed and a fresh one replaced it.
     """
 
     turn: int
@@ -431,7 +428,7 @@ class ReuseDecided(Struct, frozen=True, gc=False, tag="reuse_decided", tag_field
 
 
 class PromptHead(Struct, frozen=True, gc=False):
-    """Digests of what a provider reads before the first message; equal ones mean equal bytes."""
+    """Digests of what a provider reads before the first message; equal digests mean equal bytes."""
 
     system: str
     tools: str
@@ -440,7 +437,7 @@ class PromptHead(Struct, frozen=True, gc=False):
 class ResponseCompleted(
     Struct, frozen=True, gc=False, tag="response_completed", tag_field="type", omit_defaults=True
 ):
-    """The response is whole; none of its calls had started before this record."""
+    """The response is complete; none of its calls had started before this record."""
 
     turn: int
     response: int
@@ -449,13 +446,13 @@ class ResponseCompleted(
     at: float
     plans: tuple[CallPlan, ...] = ()
     native: str = ""
-    """The response in the JSON of the turn's driver, where `body` cannot hold all of it."""
+    """The response in the JSON of the turn's driver, if `body` cannot contain all of it."""
     prompt: PromptHead | None = None
-    """What stood before the messages it answers; None where the request was made elsewhere."""
+    """The beginning of its prompt, before the messages; None if the request was made elsewhere."""
 
 
 class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="type", omit_defaults=True):
-    """The intent to run a call, the `run`-th time. Written before the tool is touched."""
+    """The intent to run a call, the `run`-th time. Written before the tool is called."""
 
     turn: int
     response: int
@@ -463,14 +460,13 @@ class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="
     run: int
     at: float
     has_effects: bool = True
-    """Whether it may do something that could be there without this record, so that this must reach the disk first."""
+    """Whether it may have effects, so that this record must be synced first."""
     arguments: str | None = None
-    """The arguments to run with (JSON text), where a person changed the model's; in a turn that another loop drives,
-    also where a person allowed this run."""
+    """The arguments of the run (JSON), if a person changed the model's; in a driven turn, also if one allowed it."""
 
 
 class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_field="type"):
-    """A running tool reported its progress. For readers: nothing follows from it."""
+    """A running tool reported its progress. For readers only."""
 
     turn: int
     response: int
@@ -481,9 +477,9 @@ class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_f
 
 
 class ChildDelta(Struct, frozen=True, gc=False, tag="child_delta", tag_field="type"):
-    """A record of the session that does the work of a call, for the readers of this one.
+    """A record of the child session of a call, for the readers of this session.
 
-    `position` is its place there; of nested sub-agents the record is again a `child_delta`.
+    `position` is its position there; for nested sub-agents the record is again a `child_delta`.
     """
 
     turn: int
@@ -495,7 +491,7 @@ class ChildDelta(Struct, frozen=True, gc=False, tag="child_delta", tag_field="ty
 
 
 class CallInDoubt(Struct, frozen=True, gc=False, tag="call_in_doubt", tag_field="type"):
-    """The node that ran a call died without its outcome, and a person or a probe is asked whether it happened."""
+    """The node of a call died before its outcome; a person or a probe finds out whether the call took effect."""
 
     turn: int
     response: int
@@ -506,22 +502,21 @@ class CallInDoubt(Struct, frozen=True, gc=False, tag="call_in_doubt", tag_field=
 class QuestionAsked(
     Struct, frozen=True, gc=False, tag="question_asked", tag_field="type", omit_defaults=True
 ):
-    """A person must decide about a call; or, where `attempt` is set, about a permission that an upstream agent
-    requests.
+    """A person must decide about a call; or, if `attempt` is set, about a permission that an upstream agent requests.
 
-    Such an agent waits in the middle of its answer. Its question has an id of its own as `call_id`, and all that is to
-    be shown of it stands here.
+    Such an agent waits during its answer. Its question has an id of its own as `call_id`, and this record has all its
+    data.
 
     Args:
         digest: Digest of the call's name and arguments; an answer must repeat it.
-        text: What to show them beside the call.
-        expires_at: When it is too late (seconds since 1970); 0 for never.
+        text: The text beside the call.
+        expires_at: Time of its expiry (seconds since 1970); 0 for never.
         attempt: The attempt at the response whose agent waits; 0 for a call of the response.
         name, arguments: The act that the agent requests; the arguments are JSON text. "" for a call of the response.
-        is_fixed: The arguments cannot be changed by the answer.
-        repeats: The earlier question whose answer was given and not used: it is this one's, too. The question's own
-            id, where one of several people allowed it and the others are asked.
-        approvers: With an agent's question, how many different people must allow it.
+        is_fixed: Whether the answer cannot change the arguments.
+        repeats: An earlier equal question with an unused answer, which applies to this one, too. The question's own id
+            if one of several people allowed it and the others are asked.
+        approvers: For an agent's question, the number of different people who must allow it.
     """
 
     turn: int
@@ -543,7 +538,7 @@ class QuestionAsked(
 class QuestionAnswered(
     Struct, frozen=True, gc=False, tag="question_answered", tag_field="type", omit_defaults=True
 ):
-    """A person decided; what follows from it is in the same append. The fields are those of `answer`."""
+    """A person decided; the consequences are in the same append. The fields are those of `answer`."""
 
     turn: int
     response: int
@@ -563,7 +558,7 @@ class CloseReason(StrEnum):
     EXPIRED = "expired"
     """Its time is over."""
     WITHDRAWN = "withdrawn"
-    """The agent does not wait any more: its answer was cut, stopped, or continued without it."""
+    """The agent does not wait any more: its answer was cut or stopped, or continues without the answer."""
 
 
 class QuestionClosed(Struct, frozen=True, gc=False, tag="question_closed", tag_field="type"):
@@ -594,11 +589,11 @@ class CallEnded(Struct, frozen=True, gc=False, tag="call_ended", tag_field="type
     result: ToolResult
     at: float
     native: str = ""
-    """The outcome in the JSON of the turn's driver, where `result` cannot hold all of it."""
+    """The outcome in the JSON of the turn's driver, if `result` cannot contain all of it."""
 
 
 class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late", tag_field="type"):
-    """Outcome of a call that had been closed as `unknown`. Kept for people; the history stays as it was."""
+    """A late outcome of a call that had been closed as `unknown`. Stored for people; the history is not changed."""
 
     turn: int
     response: int
@@ -607,7 +602,7 @@ class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late"
 
 
 class OutcomeDamaged(Struct, frozen=True, gc=False, tag="outcome_damaged", tag_field="type"):
-    """Placeholder for the outcome of a call whose record cannot be read any more. It is never written."""
+    """Placeholder for the outcome of a call whose record cannot be read. It is never written."""
 
     turn: int
     response: int
@@ -636,7 +631,7 @@ class CancelRequested(
 
 
 class TurnEnded(Struct, frozen=True, gc=False, tag="turn_ended", tag_field="type", omit_defaults=True):
-    """The turn is over; the next message may come."""
+    """The turn has ended; the next message may come."""
 
     turn: int
     status: TurnStatus
@@ -688,15 +683,15 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
-    """Return the record's JSON: what is stored and what is sent."""
+    """Return the record's JSON, for the store and for readers."""
     return _encoder.encode(record)
 
 
 def decode(body: bytes) -> Record:
-    """Read one stored record.
+    """Decode one stored record.
 
     Raises:
-        RecordUndecodableError: It is not a record of this version. Nothing had changed.
+        RecordUndecodableError: It is not a record of this version.
     """
     try:
         return _decoder.decode(body)
@@ -713,7 +708,7 @@ _TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Record))
 
 
 def is_of_unknown_type(body: bytes) -> bool:
-    """Return whether a body is a record of a type that this version does not have (STREAM-34)."""
+    """Whether a body is a record of a type that this version does not have (STREAM-34)."""
     try:
         return _typed.decode(body).type not in _TYPES
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -724,12 +719,12 @@ _PRUNED = b'{"type":"journal_pruned",'
 
 
 def is_pruned(body: bytes) -> bool:
-    """Return whether a stored body is a `JournalPruned`, without decoding it."""
+    """Whether a stored body is a `JournalPruned`, without decoding it."""
     return body.startswith(_PRUNED)
 
 
 def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:
-    """Read stored records in order; raises like `decode`."""
+    """Decode stored records in order; raises like `decode`."""
     return tuple(decode(body) for body in bodies)
 
 
@@ -749,7 +744,7 @@ ON_DISK_FIRST: frozenset[type[Struct]] = frozenset(
         TurnEnded,
     }
 )
-"""Kinds that are on the disk before one is published, whatever it holds (see `is_durable`)."""
+"""Kinds of records that are always on the disk before one is published (see `is_durable`)."""
 
 
 def is_durable(record: Record) -> bool:
@@ -758,10 +753,10 @@ def is_durable(record: Record) -> bool:
 
 
 def sync_of(records: Sequence[Record]) -> Sync:
-    """Return how hard one append of these records must be synced (design.md section 6, the table of appends).
+    """Return the required sync of one append of these records.
 
     A client's command, the end of a turn, a new epoch, the start of a call with effects and the use of a permission
-    reach the disk before they have any effect. Tokens, outcomes and read-only starts need only survive the process:
-    after a power cut a lost outcome shows as a call in doubt, never as silence.
+    reach the disk before they have any effect. Tokens, outcomes and starts without effects need only survive the
+    process: after a power cut, a call with a lost outcome is in doubt.
     """
     return Sync.FULL if any(map(is_durable, records)) else Sync.NORMAL

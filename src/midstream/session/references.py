@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class AttemptRef(Struct, frozen=True, gc=False):
-    """One attempt of a response: the numbers of its turn, its response in the turn, and itself, from 1 on."""
+    """One attempt at a response: the numbers of its turn, of its response in the turn, and of the attempt, from 1."""
 
     turn: int
     response_no: int

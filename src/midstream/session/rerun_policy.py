@@ -1,7 +1,7 @@
-"""Whether a tool call may start, or run again after its process died: the at-most-once rule.
+"""The at-most-once rule: whether a tool call may start, or run again after its process died.
 
-The intent is journaled before the start. A call that was started under an older epoch and has no outcome is therefore
-in doubt, and no other call is.
+The intent is journaled before the start. So exactly the calls that were started under an older epoch and have no
+outcome are in doubt.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from enum import StrEnum
 from midstream.session.calls import CallState, OnDoubt, Site
 
 RERUNS_MAX = 2
-"""Automatic reruns of one call; a tool that kills its process must not do so for ever."""
+"""Automatic reruns of one call: a tool that kills its process must not do this for ever."""
 
 
 class CallVerdict(StrEnum):
     """Permission to start a call, or the reason against it."""
 
     START = "start"
-    """Never started: start it."""
+    """It was never started: start it."""
     LEAVE = "leave"
-    """Running, or waiting for a client, a person or a probe: leave it."""
+    """It is running, or waits for a client, a person or a probe: do nothing."""
     RERUN = "rerun"
-    """In doubt, and its policy allows another run."""
+    """In doubt, and its policy permits another run."""
     PROBE = "probe"
-    """In doubt, and the outside world can be asked."""
+    """In doubt, and its tool has a probe."""
     ASK = "ask"
     """In doubt, and a person must decide."""
     GIVE_UP = "give_up"
@@ -34,11 +34,10 @@ class CallVerdict(StrEnum):
 
 
 def judge(call: CallState, *, epoch: int) -> CallVerdict:
-    """Return what the node of `epoch` may do about a call. This is the at-most-once rule, and there is no other.
+    """Return what the node of `epoch` may do about a call: the at-most-once rule.
 
-    A call that waits for a client is never in doubt here: the client keeps its own journal of it, and so does the
-    session that does the work of a sub-agent. A permission was
-    used up by the start, so that a call which needed one goes back to the person.
+    A call at a client or a sub-agent is never in doubt here, because both have journals of their own. A start uses the
+    permission up, so that a call which needs one requires it again.
     """
     if call.result is not None:
         return CallVerdict.DONE
@@ -47,11 +46,11 @@ def judge(call: CallState, *, epoch: int) -> CallVerdict:
     if call.runs == 0:
         return CallVerdict.START
     if call.is_outcome_lost and call.plan.site is Site.CLIENT:
-        return CallVerdict.GIVE_UP  # its client has sent all that it had to send
+        return CallVerdict.GIVE_UP  # its client has sent everything that it had
     if call.epoch == epoch or call.plan.site in (Site.CLIENT, Site.CHILD):
         return CallVerdict.LEAVE
     if call.is_outcome_lost and call.plan.on_doubt is OnDoubt.IN_TRANSACTION:
-        return CallVerdict.GIVE_UP  # it did happen: its effect is in the database
+        return CallVerdict.GIVE_UP  # it took effect: the effect is in the database
     match call.plan.on_doubt:
         case OnDoubt.UNKNOWN:
             return CallVerdict.GIVE_UP

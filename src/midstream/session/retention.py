@@ -1,8 +1,8 @@
-"""How much of a journal is kept for readers who come back, and from where on. Pure: sizes and times are arguments.
+"""Rules of retention: the events that a journal keeps for returning readers. Pure: sizes and times are arguments.
 
-What is pruned is the way to the words, not the words: the records up to a place are replaced by the session they
-folded to, which has every message, response and result. Lost are the deltas, attempts and progress up to there, so
-that a reader who had not come so far gets a snapshot instead. Positions never change.
+Pruning replaces the records up to a place by the session that they folded to, which has every message, response and
+result. Deltas, attempts and progress up to that place are lost, so a reader before it gets a snapshot instead.
+Positions never change.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from msgspec import Struct
 from midstream.errors import UsageError
 
 EVENTS_FOR_S = 7 * 24 * 60 * 60.0
-"""Seconds an event is kept at least where nothing else limits: a week, in which a person may look how a turn went."""
+"""Seconds that an event is kept if there is no other limit: a week."""
 EVENTS_MAX = 100_000
 BYTES_MAX = 64 * 2**20
 """Events, and bytes of events, of one session: some hundred long turns."""
 KEPT_SHARE = 0.5
-"""How much of a limit is left full when it was passed, so that the work of pruning is done once in a while."""
+"""The share of a limit that is kept after it was exceeded, so that pruning is rare."""
 PRUNED_AT_ONCE_MAX = 20_000
-"""Records that one prune removes at most: other sessions wait for that transaction."""
+"""Records that one prune removes at most, because other sessions wait for its transaction."""
 
 
 class Retention(Struct, frozen=True, forbid_unknown_fields=True):
-    """How long a session's events can be replayed, and how long the session is kept. None is no limit.
+    """Limits for the replay of a session's events, and for its life. None is no limit.
 
-    A turn that runs is never disturbed: of it only the steps that are whole may be pruned, and only for
-    `events_max` and `bytes_max`. The conversation itself is not shortened by any of the first three.
+    Of a running turn, only complete steps may be pruned, and only for `events_max` and `bytes_max`. The conversation
+    itself is not shortened by any of the first three.
 
     Args:
-        events_for_s: Seconds an event of a finished turn can be replayed.
+        events_for_s: Seconds for which an event of a finished turn can be replayed.
         events_max: Events of one session that can be replayed.
         bytes_max: Bytes of events of one session that can be replayed.
-        sessions_for_s: Seconds after its last change in which a session is kept, where no turn is open in it. Then it
-            is deleted, with its conversation and its sub-agents' sessions.
+        sessions_for_s: Seconds after its last change after which a session without an open turn is deleted, with its
+            conversation and its sub-agents' sessions.
 
     Raises:
         UsageError: A limit is not above 0.
@@ -56,12 +56,12 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_endless(self) -> bool:
-        """Whether everything is kept for ever."""
+        """Whether nothing is ever pruned or deleted."""
         return all(getattr(self, name) is None for name in self.__struct_fields__)
 
 
 class _Glance(Struct, frozen=True):
-    """Facts that a survey needs of a record."""
+    """The facts of a record that a survey needs."""
 
     type: str
     at: float = 0.0
@@ -72,26 +72,26 @@ _glance: msgspec.json.Decoder[_Glance] = msgspec.json.Decoder(_Glance)
 
 
 class _Place(Struct, frozen=True):
-    """Possible beginning of a journal: everything up to and with this record is finished."""
+    """A possible new beginning of a journal: everything up to and including this record is finished."""
 
     position: int
     epoch: int
     bytes: int
-    """Of the records up to and with this one."""
+    """Bytes of the records up to and including this one."""
     at: float
     is_turn_over: bool
 
 
 class PruningSurvey:
-    """Search for possible beginnings of a journal, in one walk over its records (`take` each page, in order)."""
+    """A search for possible new beginnings of a journal, in one pass over its records (`take` each page, in order)."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        """Of all records taken, without the beginning of a pruned journal."""
+        """Bytes of all processed records, without the beginning of a pruned journal."""
         self.end = 0
-        """Position of the last record taken."""
+        """Position of the last processed record."""
         self._begin: int | None = None
-        """Position of what stands for the records that were pruned before; 0 where none were."""
+        """Position of an earlier pruning; 0 if there was none."""
         self._places: list[_Place] = []
         self._at = 0.0
         self._is_driven = False
@@ -99,11 +99,11 @@ class PruningSurvey:
 
     @property
     def count(self) -> int:
-        """Events taken."""
+        """Number of processed events."""
         return self.end - (self._begin or 0)
 
     def take(self, records: Iterable[tuple[int, int, bytes]]) -> None:
-        """Walk on over `(position, epoch, body)`. From a record that cannot be read on, nothing may be pruned."""
+        """Process `(position, epoch, body)`. Nothing from an unreadable record on may be pruned."""
         for position, epoch, body in records:
             self.end = position
             try:
@@ -111,7 +111,7 @@ class PruningSurvey:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 seen = _Glance("")
                 self._is_sound = False
-            # Its time is that of the pruning, not of what came before.
+            # Its time is that of the pruning, not of the replaced records.
             is_begin = seen.type == "journal_pruned"
             if self._begin is None:
                 self._begin = position if is_begin else position - 1
@@ -128,12 +128,12 @@ class PruningSurvey:
             self._places.append(place)
 
     def ripe_at(self, retention: Retention) -> float:
-        """Return when the first finished turn grows too old; infinity where none does as things stand."""
+        """Return the time at which the first finished turn becomes too old; infinity if none does now."""
         first = next((place.at for place in self._places if place.is_turn_over), math.inf)
         return math.inf if retention.events_for_s is None else first + retention.events_for_s
 
     def cut(self, retention: Retention, *, now: float) -> tuple[int, int] | None:
-        """Return position and epoch of the last record that should go, or None where all may stay."""
+        """Return position and epoch of the last record to prune, or None if all may stay."""
         wanted = max(self._too_old(retention, now), self._too_many(retention), self._too_large(retention))
         going = [place for place in self._places if place.position <= wanted]
         if not going:
@@ -164,6 +164,6 @@ class PruningSurvey:
         return self._first(lambda place: self.bytes - place.bytes <= kept)
 
     def _first(self, is_enough: Callable[[_Place], bool]) -> int:
-        """Return the first place that is enough, the last one where none is, 0 where there is none."""
+        """Return the first place that is enough, the last one if none is, or 0 if there is none."""
         last = self._places[-1].position if self._places else 0
         return next((place.position for place in self._places if is_enough(place)), last)

@@ -1,7 +1,7 @@
 """The fold of a whole session: history, turn, streams.
 
-`decide` here judges what concerns the session as a whole (streams, numbering, turns) and hands the rest to the
-turn. `evolve` folds one record at its position.
+`decide` decides commands about the session as a whole (streams, numbering, turns), and passes the rest to the turn.
+`evolve` folds one record at its position.
 """
 
 from __future__ import annotations
@@ -77,23 +77,23 @@ from midstream.session.turn.pending import PendingWork
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
 
 STREAMS_KEPT_MAX = 1024
-"""Streams a session keeps; the oldest goes first. One stream is one turn of one client."""
+"""Streams that a session keeps; beyond it, the oldest is dropped. One stream is one turn of one client."""
 COMMANDS_MAX = 10_000
-"""Commands of one stream, all of whose digests are kept to distinguish a repetition from a conflict."""
+"""Commands of one stream, whose digests are all kept to distinguish repetitions from conflicts."""
 NEWEST_MAX = 64
-"""Digests that are gathered before they go to the others."""
+"""Digests that are collected before they are moved to the others."""
 
 
 QUEUE_MAX = 100
-"""Messages that may wait in one session; the next one is refused as if queueing were off."""
+"""Messages that may wait in one session; the next one is refused."""
 EPOCHS_KEPT_MAX = 64
-"""Epochs of which a session keeps when they began: clients that come back are in one of the last."""
+"""Epochs whose begin a session keeps: returning clients are in one of the last."""
 UNSETTLED_MAX = 64
-"""Calls closed as `unknown` whose late results a session still takes; the oldest goes first."""
+"""Calls closed as `unknown` whose late results are still accepted; beyond it, the oldest is dropped."""
 CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
-"""Text that the model gets where a resumed turn had stopped in the middle of its words."""
+"""The message for the model if a resumed turn had stopped during a response."""
 GO_ON = UserMessage.of(CONTINUE)
-"""The message with that text, which no user has sent."""
+"""That message, which no user has sent."""
 
 
 class Unsettled(Struct, frozen=True, gc=False):
@@ -106,42 +106,42 @@ class Unsettled(Struct, frozen=True, gc=False):
 
 
 class StreamState(Struct, frozen=True, gc=False):
-    """One client's stream, as recorded in the journal."""
+    """One client's stream, as in the journal."""
 
     secret_digest: str
     since: int
-    """Position before its first record: where a reader of this stream begins."""
+    """Position before its first record: the start for a reader of this stream."""
     epoch: int = 0
-    """Epoch of the record at `since`, which with it makes an event id."""
+    """Epoch of the record at `since`; both are an event id."""
     turn: int = 0
     """The turn it opened; 0 before."""
     queued: int = 0
-    """The number of its message in the queue, where it had to wait."""
+    """The number of its message in the queue, if it had to wait."""
     digests: tuple[str, ...] = ()
-    """Digest of each accepted received, but for the `newest`."""
+    """Digests of the accepted commands, without those in `newest`."""
     newest: tuple[str, ...] = ()
-    """Those of the last ones, `NEWEST_MAX` at most: what a command adds to is short, however long the stream is."""
+    """Digests of the last commands, `NEWEST_MAX` at most, so that adding one costs little in a long stream."""
     cancel_after_s: float | None = None
-    """Seconds without its client after which its turn is stopped; None where it goes on (STREAM-55)."""
+    """Seconds without its client after which its turn is stopped; None if it continues (STREAM-55)."""
     connection: int = 0
-    """The highest number of a connection that is known to have had it; 0 where its client does not count."""
+    """The highest known number of its connections; 0 if its client does not number them."""
 
     @property
     def accepted(self) -> int:
-        """How many commands were accepted, which is the seqno of the next one."""
+        """Number of accepted commands, which is the seqno of the next one."""
         return len(self.digests) + len(self.newest)
 
     def digest_at(self, seqno: int) -> str:
-        """Return the digest of an accepted received."""
+        """Return the digest of an accepted command."""
         older = len(self.digests)
         return self.digests[seqno] if seqno < older else self.newest[seqno - older]
 
     def is_beyond(self, connection: int) -> bool:
-        """Whether a newer connection than the one of this number has it; 0 is of no age (STREAM-101)."""
+        """Whether a newer connection has the stream; 0 is never older (STREAM-101)."""
         return 0 < connection < self.connection
 
     def with_command(self, digest: str) -> StreamState:
-        """Return the stream after one more received."""
+        """Return the stream after one more command."""
         newest = (*self.newest, digest)
         if len(newest) < NEWEST_MAX:
             return replace(self, newest=newest)
@@ -151,9 +151,9 @@ class StreamState(Struct, frozen=True, gc=False):
 class Received(Struct, frozen=True, gc=False):
     """A client's command with its place in its stream, and the command it carries.
 
-    `command` is None where it has no effect on the turn (a result that is not awaited any more). `cancel_after_s`
-    counts where the command opens its stream. `connection` is the number of the connection it came by; 0 of a client
-    that does not count. `caller` is charged for the turn; "" is not charged.
+    `command` is None if it has no effect on the turn (a result that is not awaited any more). `cancel_after_s` applies
+    if the command opens its stream. `connection` is the number of its connection; 0 if the client does not number them.
+    `caller` is charged for the turn; "" for none.
     """
 
     stream: str
@@ -167,9 +167,9 @@ class Received(Struct, frozen=True, gc=False):
 
 
 class ToolsFound(Struct, frozen=True, gc=False):
-    """Tools that the agent's sources offer to the model call that is about to be made.
+    """Tools of the agent's sources for the next model call.
 
-    `names` are those of the tools, `unreachable` those of the sources that could not be asked.
+    `names` has the names of the tools, `unreachable` those of the sources that did not answer.
     """
 
     turn: int
@@ -182,102 +182,102 @@ class ToolsFound(Struct, frozen=True, gc=False):
 class Session(Struct, frozen=True, gc=False):
     """The state of a session; equal journals give equal sessions.
 
-    A pruned journal begins with one, so its JSON is kept for ever: like those of records, fields may be added with a
-    default, never removed, renamed or given another meaning.
+    A pruned journal begins with a session. So, as with records, fields may be added with a default, and never removed,
+    renamed or given another meaning.
     """
 
     position: int = 0
-    """Position of the last folded record; the first record stands at 1."""
+    """Position of the last folded record; the first record is at 1."""
     epoch: int = 0
     turn: TurnState = field(default_factory=Idle)
     turns: int = 0
     """Number of turns opened so far."""
     history: History = field(default_factory=History)
     has_blobs: bool = False
-    """Whether a result of the history is kept beside the journal."""
+    """Whether a result of the history is a blob."""
     cut: int = 0
-    """How many of its entries, from the beginning, the model is no longer shown."""
+    """Number of its first entries that the model no longer gets."""
     streams: dict[str, StreamState] = field(default_factory=dict)
     queue: tuple[MessageQueued, ...] = ()
-    """Messages that wait for the running turn to end, in order."""
+    """Messages that wait for the end of the running turn, in order."""
     queued: int = 0
-    """Number of messages that ever had to wait."""
+    """Number of messages that ever waited."""
     unsettled: tuple[Unsettled, ...] = ()
     parent: Parent | None = None
-    """The call whose work this session does, for a sub-agent."""
+    """The call of a child session."""
     driver: str = ""
-    """Whose loop runs the open turn, where it is not our own."""
+    """The driver of the open turn, if it is a driven turn."""
     driven_calls: dict[str, bool] = field(default_factory=dict)
-    """Calls of that turn that were started and have no outcome, and whether that loop has suspended them."""
+    """Started calls of the driven turn without an outcome, each with whether the loop has suspended it."""
     last_turn: TurnEnded | None = None
     found: frozenset[str] = frozenset()
-    """The tools that come and go, as its readers received them last."""
+    """The dynamic tools, as in the last record for readers."""
     unreachable: frozenset[str] = frozenset()
-    """The sources of tools that could not be asked then."""
+    """The sources of tools that did not answer then."""
     started_at: float = 0.0
-    """When its first epoch began, in seconds since 1970."""
+    """Begin of its first epoch, in seconds since 1970."""
     agent: str = ""
-    """The name of the agent that was at work last; "" in journals that do not have it."""
+    """The name of the last agent; "" in journals without it."""
     agent_version: str = ""
     epochs: tuple[tuple[int, float], ...] = ()
-    """Number of each epoch and when it began, in seconds since 1970: the last ones, `EPOCHS_KEPT_MAX` at most."""
+    """Number and begin of the last epochs (seconds since 1970), `EPOCHS_KEPT_MAX` at most."""
     node: str = ""
-    """Who began the last epoch."""
+    """The node of the last epoch."""
     suspected: int = 0
     """Deaths of nodes since the last message that the open turn may have caused: see `session.crash_suspects`."""
     application: Application = NO_APPLICATION
     """Requests of a client application that resends the conversation; see `midstream.session.applications`."""
 
     def has_accepted(self, received: Received) -> bool:
-        """Whether a command of this number was accepted before: it costs nothing more."""
+        """Whether a command with this number was accepted before: it is not charged again."""
         known = self.streams.get(received.stream)
         return known is not None and received.seqno < known.accepted
 
     def began_at(self, epoch: int) -> float | None:
-        """Return when an epoch began, in seconds since 1970; None where that is not known any more."""
+        """Return the begin of an epoch, in seconds since 1970; None if it is not kept."""
         return next((at for number, at in reversed(self.epochs) if number == epoch), None)
 
     @property
     def model_history(self) -> History:
-        """History as the model receives it: all of it, unless it was too long."""
+        """The history for the model: all of it, unless it was too long."""
         return cut_history(self.history, self.cut)
 
     @property
     def is_live(self) -> bool:
-        """Whether a turn is open that has work left; not one whose calls are with a client application."""
+        """Whether a turn is open that has work left; False if its calls are with a client application."""
         return not (isinstance(self.turn, Idle) or self.is_with_application)
 
     @property
     def is_with_application(self) -> bool:
-        """Whether a client application has the calls of the open turn. It brings their results, or goes on without."""
+        """Whether a client application has the calls of the open turn. It sends results, or continues without them."""
         return isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_application
 
     @property
     def status(self) -> SessionStatus:
-        """Status of the session, or of its last turn. `LOCKED` is the host's to see."""
+        """Status of the session, or of its last turn. Only the host can determine `LOCKED`."""
         if self.is_live:
             return SessionStatus.WAITING if self.rests_on_people else SessionStatus.RUNNING
         if self.is_with_application:
-            return SessionStatus.COMPLETED  # the response is whole
+            return SessionStatus.COMPLETED  # the response is complete
         return SessionStatus(self.last_turn.status.value) if self.last_turn else SessionStatus.NEW
 
     @property
     def needs_node(self) -> bool:
-        """Whether our loop must be at work on this session: a turn of ours waits for more than people."""
+        """Whether midstream's own loop must run the open turn: it waits not only for people."""
         return self.is_live and not self.driver and not self.rests_on_people
 
     def is_turn_of_other(self, agent: str, version: str) -> bool:
-        """Whether the open turn belongs to another agent. Versions count where both are known (TURN-86)."""
+        """Whether the open turn belongs to another agent. Versions are compared if both are known (TURN-86)."""
         return self.is_live and not self.driver and not self.is_agent(agent, version)
 
     def is_agent(self, name: str, version: str) -> bool:
-        """Whether the session's last epoch was of this agent; one that names no agent fits any (TURN-86)."""
+        """Whether the session's last epoch was of this agent; an epoch without an agent matches any (TURN-86)."""
         is_other_version = bool(version and self.agent_version) and version != self.agent_version
         return not self.agent or (name == self.agent and not is_other_version)
 
     @property
     def rests_on_people(self) -> bool:
-        """Whether the open turn waits for nothing but people who may take as long as they like."""
+        """Whether the open turn waits only for people, without a time limit."""
         if self.driven_calls:
             return all(self.driven_calls.values())
         is_waiting = isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_person
@@ -287,10 +287,10 @@ class Session(Struct, frozen=True, gc=False):
 def decide(
     session: Session, command: Command | Received | ToolsFound, *, epoch: int, at: float
 ) -> tuple[Record, ...]:
-    """Return what must be appended because of `command`; nothing, where it changes nothing.
+    """Return the records of a command; none if it changes nothing.
 
     Raises:
-        Refused: The command is refused; `error` is sent to its sender.
+        Refused: The command is refused; `error` is for its sender.
     """
     if isinstance(command, Received):
         return _decide_received(session, command, epoch=epoch, at=at)
@@ -325,7 +325,7 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
         message = f"this session runs a call of another session; send to {session.parent.session!r} instead"
         raise Refused(UsageError(message))
     if session.parent is not None:
-        return ()  # TURN-50: appended again, by a node that did not have it, it is the same task
+        return ()  # TURN-50: a repetition by another node is the same task
     if isinstance(session.turn, Idle):
         if said.turns is not None and said.turns != session.turns:
             raise Refused(JournalMovedError("another message of this conversation was first; compare again"))
@@ -362,7 +362,7 @@ def _withdrawn(session: Session, command: Withdraw, *, at: float) -> tuple[Recor
 
 
 def _keep_late_result(session: Session, finished: CallFinished, *, at: float) -> tuple[Record, ...]:
-    """Keep what a call gave after it had been closed as `unknown` (TURN-31)."""
+    """Record a late result of a call that had been closed as `unknown` (TURN-31)."""
     place = (finished.turn, finished.response_no, finished.result.call_id)
     is_real = finished.result.outcome in (Outcome.OK, Outcome.ERROR)
     if is_real and any((each.turn, each.response, each.call_id) == place for each in session.unsettled):
@@ -386,9 +386,9 @@ def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[
 def _without_driver(
     session: Session, command: Command, decided: tuple[Record, ...], *, epoch: int, at: float
 ) -> tuple[Record, ...]:
-    """Return what of `decided` holds for a turn that another loop drives: only the driver recovers it (DRIVEN-2).
+    """Return the part of `decided` that is valid for a driven turn: only the driver recovers it (DRIVEN-2).
 
-    The node that appends here holds the session, so the driver is gone: a cancellation waits for none of its tools.
+    The appending node has the session, so the driver has ended: a cancellation waits for none of its tools.
     """
     if isinstance(command, Recover):
         return ()
@@ -414,7 +414,7 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
                 raise Refused(StreamReusedError("this stream key was used for another first message"))
             message = f"command {received.seqno} was already accepted with another payload"
             raise Refused(SeqnoReusedError(message))
-        # STREAM-12, STREAM-101: it is acknowledged again, and changes nothing but who has the stream of a running turn
+        # STREAM-12, STREAM-101: it is acknowledged again, and only updates the connection of a running turn's stream.
         return _take_stream(known, received) if session.is_live else ()
     if received.seqno > accepted or accepted >= COMMANDS_MAX:
         message = (
@@ -423,10 +423,10 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
         raise Refused(SeqnoGapError(message, expected=accepted))
     command = received.command
     if not session.turns and not isinstance(command, SendMessage):
-        # STREAM-15: only a message makes a session; an abort of nothing leaves nothing behind
+        # STREAM-15: only a message creates a session, so a cancellation of nothing leaves no trace.
         raise Refused(SessionNotFoundError("this session has no message yet, so no turn can be resumed"))
     if isinstance(command, Resume) and session.is_live:
-        # STREAM-36: it would have no turn of its own, and never end
+        # STREAM-36: the stream would have no turn of its own, and never end.
         raise Refused(SessionBusyError(f"turn {session.turns} is already running; follow it"))
     if isinstance(command, SendMessage | Resume):
         if known and (known.turn or known.queued):
@@ -435,15 +435,15 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
             )
         command = replace(command, stream=received.stream)
     if isinstance(command, Cancel) and command.turn is None and known and known.turn:
-        command = Cancel(known.turn)  # STREAM-15: a stream stops its own turn, not one that came after it
+        command = Cancel(known.turn)  # STREAM-15: a stream stops its own turn, not a later one
     elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
-        command = Withdraw(known.queued)  # nor one that came before it
+        command = Withdraw(known.queued)  # nor an earlier one
     if isinstance(command, CallFinished):
         if (refusal := _find_refusal(session, command)) is not None:
             raise Refused(refusal)
         is_own = known is not None and known.turn == command.turn
         if not (is_own and _is_for_client(session, command)):
-            command = None  # TURN-15, SEC-84: neither the server's tools nor those of another client
+            command = None  # TURN-15, SEC-84: not for the server's tools or those of another client
     begun = _take_stream(known, received) if known else (_open_stream(received),)
     taken = CommandAccepted(received.stream, received.seqno, received.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
@@ -455,16 +455,16 @@ def _open_stream(received: Received) -> StreamOpened:
 
 
 def _take_stream(known: StreamState, received: Received) -> tuple[StreamTaken, ...]:
-    """Record that a newer connection has a stream, where the command's connection is newer."""
+    """Return the record that a newer connection has a stream, if the command's connection is newer."""
     return (
         (StreamTaken(received.stream, received.connection),) if received.connection > known.connection else ()
     )
 
 
 def notice_of(session: Session, stream: str, connection: int) -> Received | None:
-    """Return the command that records which connection has its stream; None where it need not (STREAM-102).
+    """Return the command that records the connection of a stream; None if this is not necessary (STREAM-102).
 
-    It is the last command that was accepted, over again, which does nothing else.
+    It is a repetition of the last accepted command, which has no other effect.
     """
     known = session.streams.get(stream)
     if known is None or connection <= known.connection or not session.is_live or session.driver:
@@ -479,7 +479,7 @@ def fencing_error() -> StreamFencedError:
 
 
 def _is_for_client(session: Session, finished: CallFinished) -> bool:
-    """Return whether a client may send this outcome, now or late."""
+    """Whether a client may send this outcome, now or late."""
     if pending.is_pending_for_client(session.turn, finished):
         return True
     late = Unsettled(finished.turn, finished.response_no, finished.result.call_id, Site.CLIENT)
@@ -487,9 +487,9 @@ def _is_for_client(session: Session, finished: CallFinished) -> bool:
 
 
 def _find_refusal(session: Session, finished: CallFinished) -> MidstreamError | None:
-    """Return why the outcome of a call that is not running is refused (TURN-15); None where it changes nothing.
+    """Return the refusal of an outcome of a call that is not running (TURN-15); None if it changes nothing.
 
-    Acknowledged and dropped, it would leave a client that regards the call as done, and a turn that waits for it.
+    If it were acknowledged and dropped, the client would regard the call as done while the turn waits for it.
     """
     turn, call_id = session.turn, finished.result.call_id
     if finished.turn > session.turns:
@@ -522,7 +522,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case AttemptStarted(attempt=1, is_last=False) if record.response > 1 and _is_cut(session):
             return replace(after, history=_continue_history(session.history))  # TURN-83
         case Delta() | AttemptStarted() | ResponseCompleted() | CallStarted():
-            return after  # of every step; what follows is looked through case by case
+            return after  # for every step; the other cases follow
         case CommandAccepted():
             stream = session.streams[record.stream].with_command(record.digest)
             return replace(after, streams={**session.streams, record.stream: stream})
@@ -562,7 +562,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case EpochStarted():
             return _with_epoch(after, record)
         case TurnEnded():
-            ended = Idle() if session.driver else turn  # only its driver could go on with it
+            ended = Idle() if session.driver else turn  # only its driver could continue it
             return replace(after, turn=ended, last_turn=record, driver="", driven_calls={})
         case _:
             return after
@@ -603,7 +603,7 @@ def _with_transcript(session: Session, record: TranscriptAccepted) -> Session:
 
 
 def _with_epoch(session: Session, record: EpochStarted) -> Session:
-    """Return the session under a new node; a record from before agents were named leaves theirs."""
+    """Return the session under a new node; a record of an old journal, without an agent, keeps the agent."""
     named = record if record.agent else None
     return replace(
         session,
@@ -656,15 +656,13 @@ def _without(queue: tuple[MessageQueued, ...], number: int) -> tuple[MessageQueu
 
 
 def _is_cut(session: Session) -> bool:
-    """Whether the response before was cut: behind a transcript just accepted, the application decides what comes
-    last.
-    """
+    """Whether the previous response was cut. About an accepted transcript's last entry, the application decides."""
     newest = session.application.newest
     return newest is None or len(session.history.entries) > newest.entries
 
 
 def _continue_history(history: History) -> History:
-    """Let the model go on after words that were cut; after results, or a question, it goes on by itself."""
+    """Add a message to continue after cut text; after results or a user message, the model continues without it."""
     last = history.entries[-1] if history.entries else None
     is_cut = isinstance(last, Step) and not last.results
     return history.then(GO_ON) if is_cut else history
@@ -689,7 +687,7 @@ def _without_settled(session: Session, came: ResultArrivedLate) -> tuple[Unsettl
 
 
 def with_turn_limit(command: Command | Received, turn_s: float) -> Command | Received:
-    """Give a message the agent's limit for a turn, where it names none."""
+    """Return a message with the agent's limit for a turn, if it has none."""
     if not turn_s:
         return command
     if isinstance(command, SendMessage):
@@ -711,21 +709,21 @@ _session: msgspec.json.Decoder[Session] = msgspec.json.Decoder(Session)
 
 
 def is_prunable(session: Session) -> bool:
-    """Return whether a journal may begin here: no response is streaming, no call and no question is open.
+    """Whether a journal may begin here: no response is running, no call and no question is open.
 
-    Never within a turn of another loop: that loop takes it up from its records.
+    Never within a driven turn: its loop continues it from its records.
     """
     turn = session.turn
     return isinstance(turn, Idle) or (isinstance(turn, AwaitingModel) and not (turn.said or session.driver))
 
 
 def prune_session(session: Session, *, at: float) -> JournalPruned:
-    """Return what may stand for the records that folded to this session; only where `is_prunable`."""
+    """Return the replacement for the records that folded to this session; only if `is_prunable`."""
     return JournalPruned(msgspec.Raw(msgspec.json.encode(session)), at)
 
 
 def restore_session(record: JournalPruned) -> Session:
-    """Return the session that `prune_session` was given.
+    """Return the session in a record of `prune_session`.
 
     Raises:
         RecordUndecodableError: A newer version wrote it, or it is damaged.
@@ -737,5 +735,5 @@ def restore_session(record: JournalPruned) -> Session:
 
 
 def pending_work(session: Session) -> tuple[PendingWork, ...]:
-    """Return what the world owes this session; a turn that another loop drives is owed by that loop alone."""
+    """Return the pending work of the session; a driven turn has none."""
     return () if session.driver else pending.pending_work(session.turn)

@@ -1,7 +1,7 @@
-"""Durations of turns, model calls and tool calls, read off the records of journals.
+"""Durations of turns, model calls and tool calls, computed from records.
 
-A fold for those who measure. It sees what is appended from some moment on, so that what began before is not there;
-what never ends is forgotten when too much is open.
+A fold for observers. It begins at some moment, so that intervals which began before are missing. Intervals that never
+end are dropped when too many are open.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from midstream.session.records import (
 )
 
 OPEN_MAX = 10_000
-"""Intervals that are open at once; beyond it the oldest is forgotten."""
+"""Open intervals; beyond it the oldest is dropped."""
 OK = "ok"
 
 
@@ -41,15 +41,15 @@ class IntervalKind(StrEnum):
 
 
 class Interval(Struct, frozen=True):
-    """Something that began, and perhaps ended. It holds names, numbers and times, no words of the conversation.
+    """A turn, a model call or a tool call, begun and perhaps ended: names, numbers and times without any text.
 
     Args:
-        kind, session, turn, response, attempt, call_id: What, and where.
+        kind, session, turn, response, attempt, call_id: Its kind and place.
         began_at, ended_at: Seconds since 1970; 0 while it has not ended.
-        name: Of a call that ran, its tool's; of a model call that gave a response, the model's.
-        outcome: `ok`; for a turn how it ended; else the code of an error, or how a call ended.
-        code: The code of the error a turn ended with.
-        usage: Tokens of a response, where the provider counted them.
+        name: The name of the tool, or of the model after its response.
+        outcome: `ok`; the status of a turn; else the code of an error, or the outcome of a call.
+        code: The code of a turn's error.
+        usage: Tokens of a response, if the provider counted them.
         finish: Why a response ended.
     """
 
@@ -74,7 +74,7 @@ class Interval(Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long it took; clocks of several nodes may differ, but nothing took less than no time."""
+        """Its duration; not negative, although clocks of several nodes may differ."""
         return max(0.0, self.ended_at - self.began_at)
 
 
@@ -82,7 +82,7 @@ _Key = tuple[IntervalKind, str, int, int, str]
 
 
 class Intervals:
-    """Fold records into intervals: each one is yielded when it begins and when it ends."""
+    """Folds records into intervals; yields each one at its begin and at its end."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[_Key, Interval] = OrderedDict()
@@ -90,7 +90,7 @@ class Intervals:
         """Names of the calls of a session's newest responses."""
 
     def add(self, session: str, record: Record) -> Iterator[Interval]:
-        """Take one record of a session, in its journal's order."""
+        """Process the next record of a session."""
         match record:
             case MessageAccepted() | TranscriptAccepted() | TurnResumed():
                 yield self._begin(Interval(IntervalKind.TURN, session, record.turn, 0, 0, "", record.at))

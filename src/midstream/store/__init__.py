@@ -1,4 +1,4 @@
-"""Stores: the contract, and those that are shipped."""
+"""Stores: the contract, and the backends."""
 
 from __future__ import annotations
 

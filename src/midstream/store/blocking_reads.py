@@ -1,4 +1,4 @@
-"""Reads a store from a program without an event loop, such as a command."""
+"""Reads of a store from a program without an event loop, such as a command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENTRY_MARK = b"\x02"
 ENCRYPTED_MARKS = (b"\x01", ENTRY_MARK)
 """First bytes of encrypted records."""
 LIST_PAGE = 200
-"""Sessions of a listing that are read at once."""
+"""Sessions of a listing that are read in one step."""
 
 
 class LoopThread:
@@ -33,12 +33,12 @@ class LoopThread:
         self._runner = asyncio.Runner()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what a coroutine returns."""
+        """Run a coroutine, and return its result."""
         return self._thread.submit(self._runner.run, work).result()
 
     @contextlib.contextmanager
     def within(self, place: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """Enter a context in the loop, and leave it there."""
+        """Enter an asynchronous context in the loop, and leave it there."""
         opened = self.run(_entered(place))
         try:
             yield opened
@@ -46,16 +46,16 @@ class LoopThread:
             self.run(_left(place))
 
     def close(self) -> None:
-        """Close what its coroutines left open, and end the thread."""
+        """Close the loop's asynchronous generators, and end the thread."""
         with self._thread:
             self._thread.submit(self._runner.close).result()
 
 
 class ClosedStore:
-    """The methods of a `StoreReader`, without `await`. Make one with `opening.read_store`.
+    """The methods of a `StoreReader`, without `await`. `store_registry.read_store` opens one.
 
     Args:
-        reader: The same, decrypted where its keys are here.
+        reader: The reader, which decrypts with the given keys.
     """
 
     def __init__(self, stored: StoreReader, reader: StoreReader, loop: LoopThread) -> None:
@@ -90,11 +90,11 @@ class ClosedStore:
         return self._run(self._reader.kv_list(namespace))
 
     def ask(self, question: Callable[[StoreReader], Coroutine[Any, Any, T]]) -> T:
-        """Return what a coroutine finds in the store."""
+        """Run a query on the store, and return its result."""
         return self._run(question(self._reader))
 
     def is_under_client_key(self, session: str) -> bool:
-        """Return whether a session is encrypted under its client's secret too."""
+        """Whether a session is encrypted under its client's secret."""
         return self._run(self._stored.kv_get(ESCROW, root_of(session))) is not None
 
 
@@ -116,10 +116,10 @@ async def _page_of(lines: AsyncIterator[SessionInfo]) -> list[SessionInfo]:
 
 
 def decrypt_reader(reader: StoreReader, key_place: KeyPlace) -> StoreReader:
-    """Return a store as it is read with the operator's keys.
+    """Return a reader that decrypts with the operator's keys.
 
     Args:
-        key_place: The keys, as `midstream serve --key-file` takes them.
+        key_place: The keys, as in `midstream serve --key-file`.
 
     Raises:
         UsageError: The extra is not installed, or the keys cannot be read.

@@ -1,35 +1,35 @@
 """The store contract: the promises of every store, in prose and as a protocol.
 
-A session's journal is a line of records numbered from 1 without gap. The one durable operation is `append`: all
-records or none, only at the expected position, only under the newest epoch. A record once read is never changed;
-`prune` may replace a record and all before it by what they fold to, and no position ever changes.
+A session's journal is a line of records numbered from 1 without gap. The one durable operation is `append`: all records
+or none, only at the expected position, only under the newest epoch. A record once read is never changed; `prune` may
+replace a record and all before it by the state that they fold to, and no position ever changes.
 
 * **Order.** Appends to one session take effect in the order in which they return; sessions are independent.
 * **Durability.** `Sync.FULL`: the records, and all appended before them in this store, survive a power cut when
-  `append` returns. `Sync.NORMAL`: they survive the death of the node. A reader never sees a record of an append that
-  later turns out not to have happened, except after a power cut under `NORMAL`, which a new epoch makes visible.
+  `append` returns. `Sync.NORMAL`: they survive the death of the node. A record that a reader has received stays in the
+  journal. The exception is a power cut under `NORMAL`, which a new epoch makes visible.
 * **Leases.** `claim` gives a node the lease of a session and raises the session's epoch. From then on appends under
   an older epoch fail with `LeaseLostError`. A claim fails with `LeaseHeldError` while another living node has the
   lease.
 * **Liveness.** An open store is one node, which lives until it is closed or dies. The leases of a dead node are free:
-  the next claim succeeds. How fast a death is noticed, and after which time a node that shows no sign of life counts
-  as dead, is up to the store, which names both. A node that was taken for dead and goes on is refused by the epoch.
-* **Neighbours.** Several nodes may share a place. `watch` returns what the others left for one of them; `forward`
-  brings a command to the node of a session, for as long as it takes: a node that dies with a command undecided
-  leaves it to the next one. A command may be delivered, and decided, more than once; deciding it twice must be
-  harmless. A command whose sender is dead is not delivered any more: its client sends the command to another node.
+  the next claim succeeds. Each store defines how fast it notices a death, and after which silence a node counts as
+  dead. A node that was wrongly taken for dead is fenced by the epoch.
+* **Neighbours.** Several nodes may share a place. `watch` returns changes that concern this node; `forward` delivers a
+  command to the node of a session. If that node dies before the decision, the next node gets the command. A command may
+  be delivered and decided more than once, so decisions must be idempotent. A command of a dead sender is not delivered:
+  its client sends the command to another node.
 * **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to find out. In a store
-  on servers it may still be on its way: the next append takes its place, or fails with `JournalMovedError`.
+  on servers it may still be under way: then the next append replaces it, or fails with `JournalMovedError`.
 * **Blobs** are large results that records name by their digest. They are appended with the record that names them,
-  kept once for each session, never changed, and removed with it.
+  stored once for each session, never changed, and removed with it.
 * **Key-value part.** Small values beside the journals, such as the records of a pool: `KeyValue`. An entry is replaced
-  whole, and only by a caller that has read what it replaces.
+  as a whole, and only by a caller that has read its current version.
 * **Abilities** are declared, and None where a store lacks them: `transactional` (a tool's effect and its outcome in one
-  transaction), `immediate` (a small append without waiting), `escrow` (clients hold the keys of their sessions; reads
-  of a session that is not open raise `SessionLockedError`). A class that inherits from `Store` declares those it has.
-* **Errors** are those of `midstream.errors`; whichever is raised, nothing was half-written.
+  transaction), `immediate` (a small append without waiting), `escrow` (clients have the keys of their sessions; reads
+  of a closed session raise `SessionLockedError`). A class that inherits from `Store` declares its abilities.
+* **Errors** are those of `midstream.errors`; after any of them, nothing was partly written.
 
-`midstream.testing.store_contract` is this page as a test suite; every store runs it.
+`midstream.testing.store_contract` tests these promises; every store runs it.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ T = TypeVar("T")
 ESCROW = "escrow"
 """Namespace of the wrapped keys of sessions that only their clients can open, each under the session's name."""
 PRINCIPAL_OF = "access-nodes"
-"""Namespace of the nodes of sessions, each under the session's name."""
+"""Namespace of the owners of sessions, each under the session's name."""
 GRAPHS = "langgraph-threads"
 """Namespace of the checkpoints of served LangGraph graphs, each under its session's name."""
 STREAM_READS = "plain-stream-reads"
 """Namespace of the times at which streams with a sliding lifetime were last read, each under its journal's name."""
 OF_SESSIONS = (ESCROW, PRINCIPAL_OF, GRAPHS, STREAM_READS)
-"""Namespaces whose entries belong to the sessions of their names, and go with them."""
+"""Namespaces of entries that belong to the session of their name and are deleted with it."""
 
 
 PLAIN_MARK = "~"
-"""Stands in the names of journals that are plain streams, before the stream's own; no session can have it."""
+"""Prefix of the journals of plain streams; no session name can contain it."""
 
 
 def is_session(name: str) -> bool:
-    """Whether a journal of this name is a session, whose records are those of `session.records`."""
+    """Whether a journal is a session's, with the records of `session.records`."""
     return PLAIN_MARK not in name
 
 
 class StoredRecord(Struct, frozen=True, gc=False):
-    """A record as it lies in the journal; `body` is its JSON, `link` was stored with it (see `Batch.links`)."""
+    """A record in the journal; `body` is its JSON, `link` was stored with it (see `Batch.links`)."""
 
     position: int
     epoch: int
@@ -77,12 +77,12 @@ class StoredRecord(Struct, frozen=True, gc=False):
 
 
 class SessionListing(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Line of a session in listings; written in the transaction of the append that changed it.
+    """A session's line in listings, written in the transaction of the append that changes it.
 
     Args:
-        is_live: A turn is open that waits for more than people, so that a new node must look at it.
+        is_live: A turn is open and does not wait only for people, so that a new node must resume it.
         at: Time of the change in seconds since 1970.
-        title: First words of the first message; "" leaves the old one.
+        title: First words of the first message; "" keeps the old one.
         turns: Turns opened so far.
         status: A `SessionStatus`; `LOCKED` is shown and never stored.
     """
@@ -101,10 +101,10 @@ class Batch(Struct, frozen=True):
         bodies: The records, in order.
         expected: Position of the last record the caller has folded; 0 for an empty journal.
         epoch: The caller's epoch, from `Store.claim`.
-        sync: How durable it must be when the append returns.
+        sync: The required durability when the append returns.
         mark: The session's new line in listings, if it changed.
-        blobs: Large results that the records name; one that is there already is left as it is.
-        seal: Kept beside the end in the same step, for a store in front of this one; b"" leaves what is there.
+        blobs: Large results that the records name; an existing one is not replaced.
+        seal: Stored beside the end in the same transaction, for a store in front of this one; b"" keeps the old one.
         links: Stored with the records, one for each, for a store in front of this one; () stores empty ones.
     """
 
@@ -132,11 +132,11 @@ class SessionInfo(Struct, frozen=True, gc=False):
     created_at: float
     mark: SessionListing
     is_free: bool = False
-    """Its last node gave it up, and it was not claimed since. (That of a dead node was not given up.)"""
+    """Whether its last node released it, and no node has claimed it since. False for a session of a dead node."""
     oldest: int = 0
-    """Position of the first record: 1, above that where the journal was pruned, 0 where it is empty."""
+    """Position of the first record: 1; higher if the journal was pruned; 0 if it is empty."""
     seal: bytes = b""
-    """What was last kept beside the end (see `Batch`), of the same moment as `end`; a listing leaves it out."""
+    """The last seal (see `Batch`), consistent with `end`; empty in a listing."""
 
 
 class ForwardedCommand(Struct, frozen=True, gc=False):
@@ -152,7 +152,7 @@ class ForwardedCommand(Struct, frozen=True, gc=False):
 
 
 class ListPlace(Struct, frozen=True):
-    """A place in a listing: behind the session of this name that was changed at this time, in seconds since 1970."""
+    """A place in a listing: after the session of this name that was changed at this time, in seconds since 1970."""
 
     at: float
     session: str
@@ -162,9 +162,9 @@ class News(Struct, frozen=True):
     """Changes by other nodes that a node must act on.
 
     Args:
-        moved: Followed sessions whose end has changed, or that are gone.
+        moved: Followed sessions whose end has changed, or that were deleted.
         forwarded_commands: Commands to decide, oldest first; each is returned once under each epoch of its session.
-        orphans: Sessions with an open turn that no living node holds; each is returned once under each epoch.
+        orphans: Sessions with an open turn that no living node has; each is returned once under each epoch.
         peers: How many other living nodes there are.
     """
 
@@ -187,22 +187,22 @@ class KeyValueReader(Protocol):
     """Small values by name, in namespaces."""
 
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """Return an entry, or None where there is none."""
+        """Return an entry, or None if there is none."""
 
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         """Return all entries of a namespace, last written first."""
 
 
 class KeyValue(KeyValueReader, Protocol):
-    """Small versioned values for several nodes at once. Each method is one transaction."""
+    """Small versioned values for several concurrent nodes. Each method is one transaction."""
 
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """Write an entry and return its new version. Survives the death of the node when it returns.
+        """Write an entry and return its new version. The entry survives the death of the node when this returns.
 
         Args:
-            expected: The version this replaces, 0 where there is no entry. A deleted key starts again above all its
-                versions, so that no reader of the old entry replaces the new one.
-            at: When it is written.
+            expected: The version that this replaces, 0 for a new entry. A new entry of a deleted key starts above all
+                earlier versions, so that no reader of the old entry replaces it.
+            at: The time of the write.
 
         Raises:
             EntryMovedError: The entry has another version. Nothing was written.
@@ -223,7 +223,7 @@ class StoreReader(KeyValueReader, Protocol):
         """
 
     async def blob(self, session: str, digest: str) -> bytes | None:
-        """Return a large result of a session, or None where it has none of this digest."""
+        """Return a large result of a session, or None if it has none with this digest."""
 
     async def blob_digests(self, session: str) -> Sequence[str]:
         """Return the digests of all large results of a session, in any order."""
@@ -232,7 +232,7 @@ class StoreReader(KeyValueReader, Protocol):
         """Return the namespaces that have entries, in any order."""
 
     async def find(self, session: str) -> SessionInfo | None:
-        """Return the session's line, or None where there is no such session."""
+        """Return the session's line, or None if there is no such session."""
 
     def list(
         self,
@@ -246,10 +246,9 @@ class StoreReader(KeyValueReader, Protocol):
 
         Args:
             live: Only those with (or without) an open turn.
-            of: Only these sessions and their parts. What it costs depends on how many they are, and on no others.
-            after: Only those behind this place, whether or not its session still exists. The cost does not depend on
-                how many are before it.
-            limit: How many at most; None for all.
+            of: Only these sessions and their parts. The cost depends only on their number.
+            after: Only those after this place, even if its session was deleted. Those before it cost nothing.
+            limit: The greatest number; None for all.
         """
 
 
@@ -257,31 +256,31 @@ class Store(StoreReader, KeyValue, Protocol):
     """Contract of a store: journals, leases, inboxes and key-value pairs. The module's docstring has the rules."""
 
     async def open(self) -> None:
-        """Make ready: create what is missing, become a node. Calling it twice is harmless.
+        """Create missing tables or files, and become a node. A second call has no effect.
 
         Raises:
             StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
         """
 
     async def close(self) -> None:
-        """Finish what was asked for, give up all leases and resources. Calling it twice is harmless.
+        """Finish the requested writes, and release all leases and resources. A second call has no effect.
 
-        From then on everything but `open` raises `UsageError`.
+        Afterwards everything except `open` raises `UsageError`.
         """
 
     async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
-        """Take a session (new or not) for this store's node and return its new epoch, one above the last.
+        """Claim a session, new or not, for this store's node, and return its new epoch, one above the last.
 
         Args:
-            is_free: That of its line, as `find` returned it: claim it only while that holds. None: in any case.
+            is_free: The value in its line, as `find` returned it: claim only if it has not changed. None: claim always.
 
         Raises:
-            LeaseHeldError: Another living node holds it. Nothing was changed.
-            JournalMovedError: It was given up, claimed or deleted since `find`. Nothing was changed.
+            LeaseHeldError: Another living node has the session. Nothing was changed.
+            JournalMovedError: The session was released, claimed or deleted since `find`. Nothing was changed.
         """
 
     async def release(self, session: str, *, epoch: int) -> None:
-        """Give up the lease of a session, so that any node may claim it. Without effect under an older epoch."""
+        """Release the lease of a session, so that any node can claim it. Without effect under an older epoch."""
 
     async def append(self, session: str, batch: Batch) -> int:
         """Append records, all or none, and return the new end.
@@ -290,81 +289,80 @@ class Store(StoreReader, KeyValue, Protocol):
             JournalMovedError: The end is not the expected one. Nothing was written.
             LeaseLostError: A newer epoch exists. Nothing was written.
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
-            UsageError: This store keeps a seal or links of its own, and was given some. Nothing was written.
+            UsageError: The batch has a seal or links, and this store makes its own. Nothing was written.
         """
 
     async def prune(
         self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
     ) -> bool:
-        """Remove the records before `position`, put `body` in the place of that one, and return whether it was done.
+        """Remove the records before `position`, replace the one there by `body`, and return whether this was done.
 
-        Its node is not disturbed: what follows, the end and the epoch stay. Survives the death of the
-        node when it returns; after a power cut it has happened, or not.
+        Later records, the end and the epoch stay, so the session's node is not disturbed. The result survives the death
+        of the node when this returns; a power cut may undo it.
 
         Args:
-            body: What the records up to and with `position` fold to, which nothing but they decide.
-            position, epoch: Of the record. Where there is no such one (the session was deleted, or pruned further),
-                nothing is done.
-            link: Stored with the record in the place of its link; None leaves that.
+            body: The state that the records up to and including `position` fold to.
+            position, epoch: Those of the record. Nothing is done if it does not exist (deleted or pruned).
+            link: Replaces the link of the record; None keeps it.
 
         Raises:
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was changed.
         """
 
     async def delete(self, session: str) -> bool:
-        """Remove a session with all its records, blobs and forwarded commands for good; return whether there was one.
+        """Delete a session with all its records, blobs and forwarded commands; return whether there was one.
 
-        Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`, and
-        the entries of its name in the namespaces `OF_SESSIONS`. A session made later under the same name starts above
-        all its epochs, so that no old node and no old event id fits it.
+        Its parts are deleted in the same transaction: the sessions whose names begin with its own and `PART_MARK`, and
+        the entries of its name in the namespaces `OF_SESSIONS`. A later session of the same name starts above all its
+        epochs, so that old nodes and old event ids do not match it.
 
         Raises:
-            LeaseHeldError: Another living node holds it, or the part that the error names. Nothing was changed.
+            LeaseHeldError: Another living node has it, or the part that the error names. Nothing was changed.
         """
 
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """Wait for changes; return at once where there are some. A cancelled call consumes none.
+        """Wait for changes, or return existing ones at once. A cancelled call consumes none.
 
-        Not to be called again before it has returned or was cancelled.
+        Only one call at a time is permitted.
 
         Args:
-            followed: Sessions whose journals are followed here without their lease, and the end that was read here.
+            followed: Sessions that are followed here without their lease, and the last position that was read here.
         """
 
     async def is_held_elsewhere(self, session: str) -> bool:  # noqa: ARG002 - for stores that can tell
-        """Whether another node has the lease of a session and lives, as far as this one has noticed.
+        """Whether another living node has the lease of a session, according to the data of this node.
 
-        It is a hint, which costs less than a claim: a command for such a session is forwarded at once. It may be out
-        of date when it is used. A store that always returns False is correct: then a claim finds out.
+        This hint costs less than a claim, and may be outdated. A command for such a session is forwarded without a
+        claim. A store that always returns False is correct: then the claim fails.
         """
         return False
 
     async def forward(self, session: str, body: bytes) -> bytes:
-        """Hand a command to the session's node, and return its answer once there is one.
+        """Deliver a command to the session's node, and return its answer.
 
-        Cancelled, it may still be decided, or not.
+        After a cancellation, the command may or may not be decided.
         """
 
     async def answer(self, forwarded: int, body: bytes) -> None:
         """Answer a forwarded command, so that it is not delivered again.
 
-        Without effect where another living node holds its session by now, or the sender does not wait any more.
+        Without effect if another living node now has the session, or the sender no longer waits.
         """
 
     node: str = ""
-    """Name of this store's node while it is open, which no other node ever has; "" before and after."""
+    """Unique name of this store's node while it is open; "" before and after."""
 
     @property
     def key_file(self) -> Path | None:
         """Path of the file for the store's own key, outside what is stored.
 
-        None where only this process can write to the store. See `store.guard`.
+        None if only this process can write to the store. See `store.guard`.
         """
         return None
 
     @property
     def appends_waiting(self) -> int:
-        """How many writes wait in this process for the store; 0 where a store has no queue."""
+        """Number of writes that wait in this process for the store; 0 for a store without a queue."""
         return 0
 
     @property
@@ -374,24 +372,24 @@ class Store(StoreReader, KeyValue, Protocol):
 
     @property
     def transactional(self) -> Transactional | None:
-        """The store as one that runs a tool in the transaction of its outcome; None where it cannot."""
+        """The store's ability to run a tool in the transaction of its outcome, or None."""
         return None
 
     @property
     def immediate(self) -> Immediate | None:
-        """The store as one that appends without waiting; None where it cannot."""
+        """The store's ability to append without waiting, or None."""
         return None
 
     @property
     def escrow(self) -> Escrow | None:
-        """Opens sessions whose keys their clients hold; None where no client holds one."""
+        """The store's ability to open sessions with keys of clients, or None."""
         return None
 
 
 class Transaction(Protocol):
     """The transaction in which a tool's outcome is recorded; see `midstream.tools.function_tools.transaction`.
 
-    The tables of midstream are out of reach, and so is what would end the transaction or leave it (`COMMIT`,
+    The tables of midstream are not accessible, and statements that end or leave the transaction are refused (`COMMIT`,
     `ROLLBACK`, `ATTACH`, most pragmas). Give your own tables a prefix such as `app_`. Foreign keys are not enforced.
     """
 
@@ -401,7 +399,7 @@ class Transaction(Protocol):
         """Run SQL and return its rows, all of them.
 
         Raises:
-            TransactionError: The statement failed, or the time of this call is over. The message has what was changed.
+            TransactionError: The statement failed, or the time limit was reached. The message states if data changed.
             UsageError: The tool has returned, or its transaction was ended by a statement that failed.
         """
 
@@ -410,26 +408,26 @@ class Attempt(Protocol):
     """Runs the effect of a tool, for `work` of `Transactional.append_within`."""
 
     def __call__(self, effect: Callable[[Transaction], T], *, within_s: float) -> T:
-        """Let `effect` write, and return what it returned. Whatever it raises, what it wrote is undone.
+        """Run `effect`, and return its result. If it raises, its writes are undone.
 
         Args:
             effect: Called at once, in this thread. The transaction is void when it has returned.
-            within_s: Seconds it has; a statement that takes longer is interrupted, and a later one refused.
+            within_s: Time limit; a running statement is then interrupted, and later ones are refused.
         """
 
 
 class Immediate(Protocol):
-    """Appends something small while the event loop waits, which costs less than the way to a thread."""
+    """Appends small batches on the event loop, which costs less than a thread."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether `append_now` may append: where it is False, it returns None for every append of this moment."""
+        """Whether `append_now` may append; while False, it returns None."""
 
     def append_now(self, session: str, batch: Batch) -> int | None:
-        """Append here and now, and return the new end; None where `Store.append` is to be called instead.
+        """Append in this call, and return the new end; None: call `Store.append` instead.
 
-        It is as durable as after an append with `Sync.NORMAL`. After None nothing was written: the store is busy, an
-        append here has just cost time, or something is wrong, which `append` reports.
+        The durability is that of `Sync.NORMAL`. After None nothing was written: the store is busy, a recent append here
+        was slow, or there is an error, which `append` raises.
         """
 
 
@@ -439,17 +437,17 @@ class Transactional(Protocol):
     async def append_within(
         self, session: str, work: Callable[[Attempt], Batch], *, expected: int, epoch: int
     ) -> Batch:
-        """Let `work` write and return what to append, commit both together or neither, and return what was appended.
+        """Run `work`, append the batch that it returns, commit its writes and the batch together, and return the batch.
 
         Durable (`Sync.FULL`) when it returns. All other appends to this store wait meanwhile.
 
         Args:
-            work: Called in another thread, after `expected` and `epoch` were found to hold, once for each call of this.
-                They are also those of the batch it returns.
+            work: Called once, in another thread, after `expected` and `epoch` were checked. Its batch must have the
+                same values.
             expected, epoch: See `Batch`.
 
         Raises:
-            MidstreamError: As `Store.append` does. Nothing was written, by `work` neither.
+            MidstreamError: As `Store.append`. Nothing was written, and the writes of `work` were undone.
         """
 
 
@@ -457,11 +455,11 @@ class OpenedSession(Struct, frozen=True):
     """Result of opening a session with a secret.
 
     Args:
-        session: The session, or the one it is part of.
-        is_client: Whether it was the client's own secret: a viewer's opens it for looking.
-        stream_digest: Stands for the secret in what is kept of the session's streams, also when the secret changes.
-        viewer: Which viewer's it was; b"" of the client's own.
-        expires_at: When a viewer's ends, in seconds since 1970.
+        session: The root session of the opened one.
+        is_client: Whether the secret was the client's own; a viewer's secret permits only reading.
+        stream_digest: Replaces the digest of the secret in the stream records, so that the secret can change.
+        viewer: Id of the viewer; b"" for the client's own secret.
+        expires_at: End of a viewer's access, in seconds since 1970.
     """
 
     session: str
@@ -477,54 +475,53 @@ class Escrow(Protocol):
     async def open(
         self, session: str, secret: str, old_secret: str = "", *, begins: bool = False
     ) -> OpenedSession | None:
-        """Open a session, until it is locked; None for one that was written before there was an escrow.
+        """Open a session until it is locked; None for one that is older than the escrow.
 
-        Where only the old secret opens it, and it is the client's own, the new one opens it from then on and the old
-        one no more. That is one write.
+        If the old secret opens it, and is the client's own, the new secret replaces the old one in one write.
 
         Args:
-            begins: An unused session may be begun; then this is its secret.
+            begins: Whether an unused session may be begun with this secret.
 
         Raises:
-            WrongSecretError: It does not open it; there may be no such session.
-            MidstreamError: The operator's keys or the store cannot be had.
+            WrongSecretError: The secret does not open the session, or there is no such session.
+            MidstreamError: The operator's keys or the store are unavailable.
         """
 
     async def holds(self, session: str) -> bool:
-        """Whether a session can only be opened with a secret."""
+        """Whether a session can be opened only with a secret."""
 
     def lock(self, session: str) -> None:
-        """Drop the keys of a session. Nothing of it may be in use any more."""
+        """Delete the keys of a session from memory. No task may use the session any more."""
 
     async def share(self, session: str, *, for_s: float) -> str:
-        """Return a new secret that opens an open session for looking, for so many seconds.
+        """Return a new secret that permits reading an open session, for so many seconds.
 
         Raises:
-            SessionLockedError: It is not open, or not by its client's own secret.
-            LimitReachedError: As many are good as may be. Nothing was changed.
+            SessionLockedError: The session was not opened with its client's own secret.
+            LimitReachedError: The session has the greatest number of valid secrets of viewers. Nothing was changed.
         """
 
     async def withdraw_viewers(self, session: str) -> None:
-        """Let no viewer's secret open a session any more."""
+        """Make all viewers' secrets of a session invalid."""
 
     async def drop_deleted_keys(self) -> None:
-        """Drop the keys of sessions that do not exist any more: the node that deleted them died before it could."""
+        """Delete the keys of deleted sessions, in case the node that deleted a session died before it did this."""
 
     async def is_good(self, opened: OpenedSession) -> bool:
-        """Whether what was opened by a viewer's secret may still be looked at."""
+        """Whether the viewer's access to an opened session is still valid."""
 
 
 def require_as_found(session: str, *, is_free: bool | None, now: bool | None) -> None:
-    """Raise `JournalMovedError` where a session is not as a claim expects it; see `Store.claim`.
+    """Raise `JournalMovedError` if a session has changed since a claim's `find`; see `Store.claim`.
 
     Args:
-        now: Whether its last node has given it up; None where there is no such session.
+        now: Whether the session is free now; None if there is no such session.
     """
     if is_free is not None and now is not is_free:
-        raise JournalMovedError(f"session {session!r} was given up, claimed or deleted meanwhile")
+        raise JournalMovedError(f"session {session!r} was released, claimed or deleted meanwhile")
 
 
 def require_version(key: str, found: int, expected: int) -> None:
-    """Raise `EntryMovedError` where an entry has another version than the one it is to replace; 0 is no entry."""
+    """Raise `EntryMovedError` if an entry has another version than the expected one; 0 is no entry."""
     if found != expected:
         raise EntryMovedError(f"entry {key!r} has version {found}, not {expected}")

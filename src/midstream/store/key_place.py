@@ -1,4 +1,4 @@
-"""Places of the operator's keys, as commands name them: a file, or an endpoint of the application."""
+"""Places of the operator's keys in commands: a file, or an endpoint of the application."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KeyPlace = Path | KeyEndpoint
 
 
 def open_keys(place: KeyPlace) -> OperatorKeys:
-    """Return the keys of a place. An endpoint gets no request yet.
+    """Return the keys of a place; no request is sent yet.
 
     Raises:
         MissingExtraError: The extra is not installed.
-        UsageError: The key file cannot be read, or the URL is no safe one.
+        UsageError: The key file cannot be read, or the URL is not safe.
     """
     from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
     from midstream.store.encryption.remote_keys import RemoteKeys  # noqa: PLC0415 - see above
@@ -40,11 +40,11 @@ def open_keys(place: KeyPlace) -> OperatorKeys:
 
 
 def make_keys(path: Path) -> None:
-    """Make a key file with one new key.
+    """Create a key file with one new key.
 
     Raises:
         MissingExtraError: The extra is not installed.
-        UsageError: There is a file already, or it cannot be made. Nothing was changed.
+        UsageError: The file exists, or cannot be created. Nothing was changed.
     """
     from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
 

@@ -1,4 +1,4 @@
-"""The reference store: dictionaries. Tests compare every other store with it; nothing survives the process."""
+"""The reference store, in dictionaries. Tests compare every other store with it; nothing survives the process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Session(Struct):
     mark: SessionListing
     number: int
     records: list[StoredRecord] = field(default_factory=list)
-    """Without gap, up to the end; the first one is not at 1 where the journal was pruned."""
+    """Without gap, up to the end; the first one is not at 1 if the journal was pruned."""
     blobs: dict[str, bytes] = field(default_factory=dict)
     seal: bytes = b""
 
@@ -53,7 +53,7 @@ class _Session(Struct):
         return self.records[0].position if self.records else 0
 
 
-class _Handed(Struct):
+class _StoredCommand(Struct):
     sender: str
     forwarded: ForwardedCommand
     answer: asyncio.Future[bytes]
@@ -104,7 +104,7 @@ class MemoryKeyValue(KeyValue):
 
 
 class Memory(MemoryKeyValue):
-    """State that several stores share, as several processes share a file."""
+    """State that several stores share, like processes that share a file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,11 +113,11 @@ class Memory(MemoryKeyValue):
         self.epochs_spent = 0
         """The highest epoch of any deleted session: a new one starts above it."""
         self.numbers = 0
-        self.forwarded_commands: dict[int, _Handed] = {}
+        self.forwarded_commands: dict[int, _StoredCommand] = {}
         self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, node: str) -> None:
-        """Let a node die: its sessions are free for the next claim."""
+        """Simulate the death of a node: its sessions are free for the next claim."""
         self.living.discard(node)
         self.wake_watchers()
 
@@ -129,29 +129,29 @@ class Memory(MemoryKeyValue):
 
     async def change(self) -> None:
         """Wait until `wake_watchers` is called."""
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watching.add(told)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching.add(waiter)
         try:
-            await told
+            await waiter
         finally:
-            self._watching.discard(told)
+            self._watching.discard(waiter)
 
 
 class MemoryStore(Store):
     """A store without a disk: `Store` in its simplest form, for tests and short scripts.
 
     Args:
-        memory: What it keeps its journals in; give several stores the same one to let them compete.
-        world: Where the node's id comes from.
+        memory: The state of the store. Several stores with the same memory are nodes of one place.
+        world: Source of the node's id.
     """
 
     def __init__(self, memory: Memory | None = None, *, world: World = World()) -> None:
         self.node = ""
         self._memory = Memory() if memory is None else memory
         self._world = world
-        self._told: set[tuple[str | int, int]] = set()
+        self._reported: set[tuple[str | int, int]] = set()
         """Orphans and forwarded commands, each with the epoch under which it was reported."""
-        self._peers_told = -1
+        self._peers_reported = -1
 
     @override
     async def open(self) -> None:
@@ -211,7 +211,7 @@ class MemoryStore(Store):
         return bool(self.node)
 
     def append_now(self, session: str, batch: Batch) -> int | None:
-        """See `Immediate.append_now`: whatever is to be appended where nothing forbids it."""
+        """See `Immediate.append_now`: every valid batch is appended."""
         found = self._memory.sessions.get(session) if self.node else None
         if found is None or (found.epoch, found.end) != (batch.epoch, batch.expected):
             return None
@@ -306,16 +306,16 @@ class MemoryStore(Store):
                 if each.sender in self._memory.living
             }
             forwarded_commands = {each for each in forwarded_commands if each[1] >= 0}
-            new_letters = sorted(forwarded_commands - self._told)
+            new_commands = sorted(forwarded_commands - self._reported)
             news = News(
                 frozenset(name for name, end in followed.items() if self._end_of(name) != end),
-                tuple(self._memory.forwarded_commands[number].forwarded for number, _ in new_letters),
-                tuple(sorted(name for name, _ in orphans - self._told)),
+                tuple(self._memory.forwarded_commands[number].forwarded for number, _ in new_commands),
+                tuple(sorted(name for name, _ in orphans - self._reported)),
                 len(self._memory.living - {self.node}),
             )
-            if news != News(peers=self._peers_told):
-                self._told = {*forwarded_commands, *orphans}
-                self._peers_told = news.peers
+            if news != News(peers=self._peers_reported):
+                self._reported = {*forwarded_commands, *orphans}
+                self._peers_reported = news.peers
                 return news
             await self._memory.change()
 
@@ -329,7 +329,7 @@ class MemoryStore(Store):
         self._require_open().numbers += 1
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._memory.forwarded_commands[number] = _Handed(
+        self._memory.forwarded_commands[number] = _StoredCommand(
             self.node, ForwardedCommand(number, session, body, self.node), answer
         )
         self._memory.wake_watchers()
@@ -377,7 +377,7 @@ class MemoryStore(Store):
         if batch.mark is not None:
             found.mark = replace(batch.mark, title=batch.mark.title or found.mark.title)
         found.seal = batch.seal or found.seal
-        if len(self._memory.living) > 1:  # what its node appends is no change to wait for
+        if len(self._memory.living) > 1:  # its node does not wait for its own appends
             self._memory.wake_watchers()
         return found.end
 
@@ -389,7 +389,7 @@ class MemoryStore(Store):
         return found.end if found else 0
 
     def _epoch_for(self, forwarded: ForwardedCommand) -> int:
-        """Return the epoch of the forwarded command's session, or -1 where another one is to decide it."""
+        """Return the epoch of the command's session, or -1 if another node must decide it."""
         found = self._memory.sessions.get(forwarded.session)
         if found is None:
             return 0
@@ -407,7 +407,7 @@ class MemoryStore(Store):
 
 
 class MemoryBackend(Backend):
-    """See `opening.Backend`. There is one address, the empty one, and each store that is opened is another."""
+    """See `store_registry.Backend`. The only address is the empty one; each opened store is a new one."""
 
     @override
     def open(self, address: str, *, world: World) -> MemoryStore:

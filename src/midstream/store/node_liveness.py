@@ -1,4 +1,4 @@
-"""Rules by which nodes judge one another. Pure: stores on servers and simulations of fleets use the same."""
+"""Rules by which nodes judge one another. They are pure; stores on servers and simulations of fleets share them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Collection, Mapping
 from typing import Generic, TypeVar
 
 LATE_BEATS = 2
-"""Beats without which a node is late: perhaps it has died, and the node that waits for its end stands still."""
+"""Missing beats after which a node is late: it may be dead, and the node that should notice this may be stopped."""
 
 N = TypeVar("N", int, str)
 """Number or name of a node."""
 
 
 def next_node(own: N, others: Collection[N]) -> N | None:
-    """Return the node whose end this one waits for: the next one in order, or the first one; None without others."""
+    """Return the node that this one watches: the next one in order, or the first one; None without others."""
     return min((each for each in others if own < each), default=min(others, default=None))
 
 
 class NodeSilences(Generic[N]):
-    """Seconds for which the other nodes did not beat, added up by the clock of one observer.
+    """The silence of each other node in seconds, measured by one observer's clock.
 
-    No two clocks are compared. A gap between two observations (the observer was stopped, a clock was set) counts as one
-    beat.
+    No two clocks are compared. A gap between two observations (observer stopped, clock set) counts as one beat.
 
     Args:
         lease_s: Seconds without a beat after which a node counts as frozen.
@@ -33,10 +32,10 @@ class NodeSilences(Generic[N]):
         self._beat_s = beat_s
         self._observed_at: float | None = None
         self._silent_s: dict[N, tuple[float, float]] = {}
-        """Each one's last beat, and the seconds that passed since."""
+        """The last beat of each node, and the seconds since."""
 
     def observe(self, beats: Mapping[N, float], *, now: float) -> None:
-        """Take the newest beat of each other node; one that is left out is gone."""
+        """Record the newest beat of each other node; a missing node has left."""
         passed_s = 0.0 if self._observed_at is None else min(now - self._observed_at, self._beat_s)
         self._observed_at = now
         silent_s: dict[N, tuple[float, float]] = {}
@@ -46,7 +45,7 @@ class NodeSilences(Generic[N]):
         self._silent_s = silent_s
 
     def drop(self, node: N) -> None:
-        """Drop a node that is known to be dead."""
+        """Remove a node that is known to be dead."""
         self._silent_s.pop(node, None)
 
     @property

@@ -1,4 +1,4 @@
-"""Reports of the servers that share a store, as they are stored and as they are shown."""
+"""Reports of the servers that share a store, for storage and for display."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from midstream.store.contract import KeyValueEntry
 NODES = "nodes"
 """Namespace of the reports, each under the name of its node."""
 REPORT_S = 2.0
-"""Seconds between two reports, and between two reads of those of the others."""
+"""Seconds between two reports, and between two reads of the other servers' reports."""
 ALONE_S = 30.0
-"""Seconds between two reports while there is no other node."""
+"""Seconds between two reports of a server without other nodes."""
 SILENT_S = 20.0
 """Seconds without a new report after which a node counts as gone; while it was alone, `ALONE_S` more."""
 
 
 class NodeReport(Struct, frozen=True, omit_defaults=True):
-    """How one server stands.
+    """State of one server.
 
     Args:
         kind: `serve` or `gateway`.
-        name: Of its agent or its upstream.
-        machine, pid, worker: Where it runs; worker 0 is the only process of its server.
+        name: Name of its agent or its upstream.
+        machine, pid, worker: The process; worker 0 is the only process of its server.
         started_at: In seconds since 1970.
         every_s: Seconds until the next report.
-        counts: What callers have used up here, by the names of limits and the digests of callers.
+        counts: Use of limits by callers, by the names of limits and the digests of callers.
     """
 
     kind: str
@@ -44,12 +44,12 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
 
 
 class NodeLine(Struct, frozen=True):
-    """A server that shares the store, as it is shown.
+    """A server that shares the store, for display.
 
     Args:
         node: Its name in the store.
         state: `serving`, `draining`, or `silent`: its newest report is too old.
-        report_age_s: Seconds since its newest report, by the clocks of both machines.
+        report_age_s: Seconds since its newest report, measured with the clocks of both machines.
         started_at: In seconds since 1970.
         streams: Open connections of clients.
         sessions: Sessions in memory. `leases` of them are run here, `followed` are followed for readers.
@@ -118,7 +118,7 @@ def _line_of(row: KeyValueEntry, report: NodeReport, *, report_age_s: float) -> 
 
 
 def decode_report(row: KeyValueEntry) -> NodeReport | None:
-    """Return a report; None where it is damaged, or of another version."""
+    """Decode a report; None if it is damaged, or of another version."""
     try:
         return msgspec.json.decode(row.body, type=NodeReport)
     except (msgspec.MsgspecError, RecursionError):

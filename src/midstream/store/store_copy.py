@@ -1,8 +1,8 @@
-"""Copies of stores, from any kind to any other one, as they are stored: positions, epochs and bytes stay.
+"""Copies of stores, from any kind to any other one, with the same positions, epochs and bytes.
 
-A copy can be interrupted, and repeated after its source has grown: it goes on where the target ends. The line of a
-session is written last, so that no server takes up a session that is not whole. Only the contract of stores is used: an
-epoch is reached by claims, and the beginning of a pruned journal by records that are pruned.
+A copy can be interrupted, and repeated after its source has grown: it continues at the end of the target. The line of a
+session is written last, so that no server takes up an incomplete session. Only the contract of stores is used: claims
+raise the epoch, and pruned records make the beginning of a pruned journal.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from midstream.store.contract import Batch, SessionInfo, Store, StoredRecord, St
 from midstream.store.node_reports import NODES
 
 PAGE_RECORDS = 500
-"""Records that are read and appended at once."""
+"""Records that are read and appended in one step."""
 
 
 class Copied(Struct, frozen=True):
-    """Result of a copy: counts, and the digest of all that was compared."""
+    """Result of a copy: counts, and the digest of all compared data."""
 
     sessions: int
     records: int
@@ -34,16 +34,15 @@ class Copied(Struct, frozen=True):
 
 
 async def copy_store(source: StoreReader, target: Store) -> Copied:
-    """Copy whatever the target lacks, then compare each session with its source.
+    """Copy everything that the target lacks, then compare each session with its source.
 
     Args:
-        source: A server may work on it; what it appends meanwhile is copied by the next call.
-        target: Open. No server may work on it. Both are guarded, or both are as they are stored: see
-            `store_registry.copy_named`.
+        source: A server may use it; later appends are copied by the next call.
+        target: An open store that no server uses. Both stores are guarded, or neither: see `store_registry.copy_named`.
 
     Raises:
         UsageError: The target has other records under the name of a session, or another entry under a key.
-        EventsLostError: After the copy, a session of the target is not that of the source.
+        EventsLostError: After the copy, a session of the target differs from that of the source.
     """
     digest = hashlib.sha256()
     records = blobs = 0
@@ -51,7 +50,7 @@ async def copy_store(source: StoreReader, target: Store) -> Copied:
     for name in reversed(names):
         line = await source.find(name)
         if line is None:
-            continue  # deleted meanwhile
+            continue  # it was deleted meanwhile
         copy = _SessionCopy(source, target, line)
         await copy.make()
         digest.update(await copy.verify())
@@ -73,13 +72,13 @@ class _SessionCopy:
         self._epoch = 0
 
     async def make(self) -> None:
-        """Append what is missing, and write the line of the session."""
+        """Append the missing records, and write the line of the session."""
         there = await self._target.find(self._name)
         if there is not None:
             self._end, self._epoch = there.end, there.epoch
         if self._end > self._line.end or self._epoch > self._line.epoch:
             raise UsageError(
-                f"the target has another session {self._name!r}, or a server has worked on it: choose an empty target"
+                f"the target has another session {self._name!r}, or a server has used it: choose an empty target"
             )
         if self._line.oldest > 1 and (there is None or there.oldest < self._line.oldest):
             await self._begin_pruned()
@@ -105,7 +104,7 @@ class _SessionCopy:
             await self._target.release(self._name, epoch=self._epoch)
 
     async def verify(self) -> bytes:
-        """Return the digest of what source and target both have.
+        """Return the digest of the session, which is equal in source and target.
 
         Raises:
             EventsLostError: They differ.
@@ -113,11 +112,11 @@ class _SessionCopy:
         of_source = await _digest_of(self._source, self._name, self._line.end)
         of_target = await _digest_of(self._target, self._name, self._line.end)
         if of_source != of_target:
-            raise EventsLostError(f"the copy of session {self._name!r} is not what its source has")
+            raise EventsLostError(f"the copy of session {self._name!r} differs from its source")
         return of_source
 
     async def _begin_pruned(self) -> None:
-        """Give the target the first record of a pruned journal, at its position."""
+        """Write the first record of a pruned journal, at its position."""
         oldest = self._line.oldest
         [first] = await self._source.read(self._name, after=0, limit=1)
         await self._reach(first.epoch)
@@ -131,7 +130,7 @@ class _SessionCopy:
             raise UsageError(f"the target has another session {self._name!r}: choose an empty target")
 
     async def _reach(self, epoch: int) -> None:
-        """Let the target have this epoch."""
+        """Raise the target's epoch to this one."""
         while self._epoch < epoch:
             self._epoch = await self._target.claim(self._name, at=self._line.created_at)
         if self._epoch > epoch:
@@ -158,7 +157,7 @@ class _SessionCopy:
 async def _copy_entries(source: StoreReader, target: Store) -> int:
     count = 0
     for namespace in await source.kv_namespaces():
-        if namespace == NODES:  # reports of the servers of the source
+        if namespace == NODES:  # reports of the source's servers
             continue
         there = {entry.key: entry for entry in await target.kv_list(namespace)}
         for entry in await source.kv_list(namespace):

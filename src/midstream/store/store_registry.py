@@ -1,4 +1,4 @@
-"""Stores by their URL: one registry of the kinds of stores, to which a program adds its own.
+"""Stores by their URL: a registry of the backends, to which a program can add its own.
 
 sqlite:///sessions.db    a file in the current folder; four slashes begin an absolute path
 sessions.db              the same: a path is a SQLite file
@@ -32,7 +32,7 @@ SQLITE = "sqlite"
 POSTGRES = "postgresql"
 NATS = "nats"
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.DOTALL)
-"""A scheme has two letters at least: a single letter is a drive of Windows."""
+"""A scheme has at least two letters: a single letter is a drive of Windows."""
 
 
 _SECRETS = frozenset(("password", "sslpassword"))
@@ -40,44 +40,44 @@ _SECRETS = frozenset(("password", "sslpassword"))
 
 
 class Prepared(Struct, frozen=True):
-    """Result of the preparation of a store: the versions of its tables before and after. 0: there were none."""
+    """Versions of a store's tables before and after its preparation; 0: there were none."""
 
     before: int
     after: int
 
 
 class Backend(Protocol):
-    """One kind of store. Its addresses are what follows the colon in its URLs."""
+    """One kind of store. Its addresses are the part of a URL after the scheme's colon."""
 
     def open(self, address: str, *, world: World) -> Store:
         """Return the store of an address, not opened yet.
 
         Raises:
-            UsageError: It is no address of this kind.
+            UsageError: It is not a valid address.
         """
 
     def read(self, address: str) -> AbstractAsyncContextManager[StoreReader]:
-        """Open a store for reading, also while a server works on it. Nothing is created, locked or written.
+        """Open a store for reading, also while a server uses it. Nothing is created, locked or written.
 
         Raises:
             NotFoundError: There is no such store, or nothing was ever stored in it.
-            UsageError: It is no address of this kind, or another program's data.
-            StoreDamagedError: It cannot be read.
+            UsageError: It is not a valid address, or the data belong to another program.
+            StoreDamagedError: The store cannot be read.
         """
 
     def file(self, address: str) -> Path | None:
-        """Return the file that is the store, where it is one."""
+        """Return the file of the store, or None if it is not one file."""
 
     async def prepare(self, address: str, *, grant: str = "") -> Prepared:  # noqa: ARG002 - kinds differ
-        """Make the tables of a store, or bring them up to date.
+        """Create or migrate the tables of a store.
 
         Args:
             grant: A role of the database that gets the rights with which a server runs.
 
         Raises:
-            UsageError: This kind of store does that by itself when it is opened; or it refuses.
+            UsageError: This kind of store needs no preparation, or the database refused.
         """
-        raise UsageError("this kind of store makes its tables when it is opened: nothing is to be prepared")
+        raise UsageError("this kind of store needs no preparation: it creates its tables when it is opened")
 
 
 def _sqlite() -> Backend:
@@ -115,11 +115,11 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 def open_store(named: Store | str | Path, *, world: World = World()) -> Store:
-    """Return the store that `named` stands for, not opened yet.
+    """Return the store of a name, not opened yet.
 
     Args:
         named: A store, its URL, or the path of a SQLite file.
-        world: Clock and ids of a store that is made here.
+        world: Clock and ids of a new store.
 
     Raises:
         UsageError: No kind of store has this scheme.
@@ -132,16 +132,16 @@ def open_store(named: Store | str | Path, *, world: World = World()) -> Store:
 
 @contextlib.contextmanager
 def read_store(named: str | Path, *, key_file: KeyPlace | None = None) -> Iterator[ClosedStore]:
-    """Open a store for reading, without `await`; a server may work on it meanwhile.
+    """Open a store for reading, without `await`; a server may use it meanwhile.
 
     Args:
-        named: Its URL, or the path of a SQLite file.
-        key_file: The operator's keys, or their endpoint, where it is encrypted under them.
+        named: The URL of the store, or the path of a SQLite file.
+        key_file: The operator's keys, or their endpoint, if the store is encrypted.
 
     Raises:
         NotFoundError: There is no such store, or nothing was ever stored in it.
-        UsageError: It is another program's, or may not be read; or the keys cannot be.
-        StoreDamagedError: It cannot be read.
+        UsageError: The data belong to another program, or the store or the keys cannot be read.
+        StoreDamagedError: The store cannot be read.
     """
     backend, address = _find_backend(named)
     with contextlib.closing(LoopThread()) as loop, loop.within(backend.read(address)) as reader:
@@ -150,7 +150,7 @@ def read_store(named: str | Path, *, key_file: KeyPlace | None = None) -> Iterat
 
 
 def read_stored(named: str | Path) -> AbstractAsyncContextManager[StoreReader]:
-    """Open a store for reading, as it is stored; a server may work on it meanwhile.
+    """Open a store for reading, without decryption and checks; a server may use it meanwhile.
 
     Raises:
         NotFoundError, UsageError, StoreDamagedError: As `read_store`.
@@ -162,8 +162,7 @@ def read_stored(named: str | Path) -> AbstractAsyncContextManager[StoreReader]:
 async def copy_named(source: str | Path, target: str | Path, *, world: World = World()) -> Copied:
     """Copy a store into another one, and compare them; see `copy_store`.
 
-    An encrypted store is copied as it is stored, under its keys. Any other one is checked while it is read, and its
-    copy is guarded by the key of the target.
+    An encrypted store is copied without decryption. Any other is checked while it is read; the target's key guards it.
 
     Raises:
         NotFoundError: There is no such source.
@@ -185,24 +184,24 @@ async def copy_named(source: str | Path, target: str | Path, *, world: World = W
 
 
 def file_of(named: str | Path) -> Path | None:
-    """Return the file that a store is, where it is one; see `read_store`."""
+    """Return the file of a store, or None if it is not one file; see `read_store`."""
     backend, address = _find_backend(named)
     return backend.file(address)
 
 
 def is_store_url(named: str) -> bool:
-    """Return whether a text is the URL of a store that is not a file, such as `postgresql://host/db`."""
+    """Whether a text is the URL of a store without a file, such as `postgresql://host/db`."""
     url = _URL.fullmatch(named)
     return url is not None and url[1] in BACKENDS and file_of(named) is None
 
 
 def is_shareable(named: str | Path) -> bool:
-    """Return whether several processes can use a store at once; one in memory belongs to its process."""
+    """Whether several processes can use a store; a store in memory belongs to its process."""
     return not isinstance(_find_backend(named)[0], type(_memory()))
 
 
 async def prepare_store(named: str | Path, *, grant: str = "") -> Prepared:
-    """Make the tables of a store, or bring them up to date; see `Backend.prepare`."""
+    """Create or migrate the tables of a store; see `Backend.prepare`."""
     backend, address = _find_backend(named)
     return await backend.prepare(address, grant=grant)
 
@@ -214,7 +213,7 @@ def show_store(named: str | Path) -> str:
 
 
 def hide_password(address: str) -> str:
-    """Return what follows the scheme of a URL, without its passwords."""
+    """Return the part of a URL after the scheme, without passwords."""
     place, mark, rest = address.partition("?")
     slashes = "//" if place.startswith("//") else ""
     authority, slash, path = place.removeprefix("//").partition("/")

@@ -1,9 +1,8 @@
-"""One checker for every level: what clients wrote down, what the journals hold and what tools really did must agree.
+"""A checker for tests of all levels: logs of clients, journals and executions of tools must agree.
 
-Collect three things while faults happen: each client's own notes (`ClientLog`), the journals as they are stored, and
-a ledger of executions kept by the tools themselves, outside of midstream. `check` compares them at any time;
-`check_ended` also lists, once faults have ended, what should have come to an end by now. Both return what is
-wrong as data; an empty list is the proof.
+During the faults, collect each client's log (`ClientLog`), the stored journals, and a ledger of executions that the
+tools write outside of midstream. `check` compares them at any time; `check_ended` also lists, after the faults, turns
+that should have ended. Both return violations as data; an empty list is the proof.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ class Rule(StrEnum):
     ACKED_NOT_STORED = "acked_not_stored"
     """A command was acknowledged, and is not in the journal."""
     STORED_OTHERWISE = "stored_otherwise"
-    """A stored command is not what its client sent under that number, or stands there twice."""
+    """A stored command is not the one that its client sent under that number, or is stored twice."""
     SEEN_GAP = "seen_gap"
-    """A reader was not shown the record after the last one it had, or did not begin where it should."""
+    """A reader did not get the record after its last one, or began at another place."""
     SEEN_TWICE = "seen_twice"
-    """A reader was shown two different events for one position."""
+    """A reader got two different events for one position."""
     SEEN_NOT_STORED = "seen_not_stored"
-    """A reader was shown what is not in the journal."""
+    """A reader got an event that is not in the journal."""
     READERS_DISAGREE = "readers_disagree"
-    """Two readers were shown different records under one event id."""
+    """Two readers got different records under one event id."""
     AFTER_CANCEL = "after_cancel"
-    """A cancelled turn went on: more than its closing records followed."""
+    """A cancelled turn continued: more than its closing records followed."""
     AFTER_END = "after_end"
     """A record of a turn follows its end."""
     OUTCOME_TWICE = "outcome_twice"
@@ -78,31 +77,31 @@ class Rule(StrEnum):
     RAN_TWICE = "ran_twice"
     """One run of a call was executed twice."""
     RAN_AGAIN = "ran_again"
-    """A call ran more often than its policy, and the people who were asked, allow."""
+    """A call ran more often than its policy and the people permit."""
     RAN_UNASKED = "ran_unasked"
     """A call that a person must allow ran more often than it was allowed."""
     CHILD_SHOWN = "child_shown"
-    """The journal of a call's child was not shown as it is: every record once, in order, none left out."""
+    """The journal does not have exactly the records of a call's child, in order."""
     CHILD_OUTCOME = "child_outcome"
     """The outcome of a call is not its child's last response, or its child has not ended."""
     QUEUE_BROKEN = "queue_broken"
-    """A queued message opened two turns, or one after it was taken back, or not in its order."""
+    """A queued message opened two turns, or one after its withdrawal, or not in its order."""
     QUEUE_LOST = "queue_lost"
-    """A queued message neither opened a turn nor was taken back."""
+    """A queued message neither opened a turn nor was withdrawn."""
     POSITION_GAP = "position_gap"
     """A journal's positions are not 1, 2, 3, ..."""
     EPOCH_BACK = "epoch_back"
-    """An epoch is lower than the one before it, or began without its record."""
+    """An epoch is lower than the previous one, or began without its record."""
     HISTORY_INVALID = "history_invalid"
-    """The journal does not fold, or a step it committed is not whole."""
+    """The journal does not fold, or a committed step is incomplete."""
     TURN_OPEN = "turn_open"
     """A turn did not end."""
     END_UNSEEN = "end_unseen"
-    """The turn of a client's stream ended, and the client was not shown its end."""
+    """The turn of a client's stream ended, and the client did not get its end."""
 
 
 class Violation(Struct, frozen=True, order=True):
-    """One broken promise, with words for a person."""
+    """One broken promise, with a text."""
 
     rule: Rule
     session: str
@@ -113,7 +112,7 @@ class Violation(Struct, frozen=True, order=True):
 
 
 class ShownEvent(Struct, frozen=True):
-    """An event as a client was shown it. The same one twice is no fault: readers apply by event id."""
+    """An event that a client received. A repetition is no fault: readers apply by event id."""
 
     event_id: str
     body: bytes
@@ -124,13 +123,12 @@ class ClientLog(Struct):
 
     Args:
         client: A name for messages.
-        session: The session it spoke to.
-        stream: Its stream; empty for one that only reads.
-        start: Position after which it reads; None where its stream begins (without a
-            stream: wherever it began).
-        sent: Digest (`frames.digest_of`) of each command it numbered.
-        acked: The commands that were acknowledged to it.
-        seen: The events it was shown, in that order.
+        session: Its session.
+        stream: Its stream; empty for a reader.
+        start: Position after which it reads; None for the begin of its stream (without a stream: of its first event).
+        sent: Digest (`frames.digest_of`) of each numbered command.
+        acked: The acknowledged commands.
+        seen: The received events, in that order.
     """
 
     client: str
@@ -143,7 +141,7 @@ class ClientLog(Struct):
 
 
 class Execution(Struct, frozen=True):
-    """Entry of a tool in its ledger about one run: that it began, and whether it came to its end."""
+    """Entry of a tool in its ledger about one run: its begin, and whether it reached its end."""
 
     session: str
     turn: int
@@ -155,7 +153,7 @@ class Execution(Struct, frozen=True):
 
 
 class Evidence(Struct):
-    """Everything that is compared: each session's whole journal, the clients' notes, the tools' ledger."""
+    """All data of a check: each session's journal, the clients' logs, the tools' ledger."""
 
     journals: Mapping[str, Sequence[StoredRecord]]
     clients: Sequence[ClientLog] = ()
@@ -163,7 +161,7 @@ class Evidence(Struct):
 
 
 def check(evidence: Evidence) -> list[Violation]:
-    """Return what is wrong, at any time, whatever happened."""
+    """Return the violations, at any time."""
     found: list[Violation] = []
     for session, stored in evidence.journals.items():
         found += _check_line(session, stored)
@@ -185,7 +183,7 @@ def check(evidence: Evidence) -> list[Violation]:
 
 
 def check_ended(evidence: Evidence) -> list[Violation]:
-    """Return what `check` finds and which turns should have ended by now, or been shown to their clients."""
+    """Return the violations of `check`, and turns that should have ended, or whose ends clients should have."""
     found = check(evidence)
     for session, stored in evidence.journals.items():
         records = _readable(stored)
@@ -207,7 +205,7 @@ def check_ended(evidence: Evidence) -> list[Violation]:
 
 
 def _readable(stored: Sequence[StoredRecord]) -> list[Record]:
-    """Return the records up to the first one that cannot be read."""
+    """Return the records before the first unreadable one."""
     records: list[Record] = []
     for each in stored:
         try:
@@ -245,7 +243,7 @@ def _check_fold(
 ) -> Iterator[Violation]:
     try:
         folded = sessions.fold((each.epoch, record) for each, record in zip(stored, records, strict=False))
-    except (MidstreamError, LookupError) as error:  # a lookup fails where a record names what was never there
+    except (MidstreamError, LookupError) as error:  # lookups fail if a record refers to something missing
         yield Violation(Rule.HISTORY_INVALID, session, f"the journal does not fold: {error!r}")
         return
     committed = sum(isinstance(record, StepCommitted) for record in records)
@@ -261,7 +259,7 @@ _GOES_ON = (AttemptStarted, AttemptContinued, AttemptResumable, Delta, AttemptFa
 def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]:
     cancelled: set[int] = set()
     stopped: set[int] = set()
-    """Cancelled by a client, not by a limit of their own."""
+    """Turns that a client cancelled, not a limit."""
     ended: set[int] = set()
     for position, record in enumerate(records, start=1):
         turn = getattr(record, "turn", 0)
@@ -271,7 +269,7 @@ def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]
             ended.discard(turn)
             cancelled.discard(turn)
         elif isinstance(record, ResultArrivedLate):
-            continue  # kept for people whenever it comes (TURN-31)
+            continue  # kept for people at any time (TURN-31)
         if turn in ended:
             yield Violation(Rule.AFTER_END, session, f"{what} follows the turn's end")
         elif turn in cancelled and isinstance(record, _GOES_ON):
@@ -318,17 +316,17 @@ class _Calls:
                     self.outcomes.setdefault(call, []).append(record.result.outcome)
 
     def is_announced(self, call: _Call, run: int) -> bool:
-        """Whether a run's intent was kept. A client keeps those of its reruns itself, where they get their numbers."""
+        """Whether a run's intent was recorded. A client records its reruns itself, which get their numbers there."""
         plan = self.plans.get(call)
         first = 1 if plan is not None and plan.site is Site.CLIENT else run
         return (call, first) in self.started
 
     def count_decisions(self, call: _Call, choice: Choice) -> int:
-        """Return how often a person decided so about a call."""
+        """Return how many times a person decided this about a call."""
         return self.answers.get(call, Counter())[choice]
 
     def runs_max(self, call: _Call) -> int:
-        """Return how often a call may have run."""
+        """Return the greatest permitted number of runs of a call."""
         plan = self.plans[call]
         asked = self.count_decisions(call, Choice.RERUN)
         if plan.on_doubt is OnDoubt.UNKNOWN:
@@ -408,7 +406,7 @@ _OF_NODES = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
 def _check_children(
     session: str, records: Sequence[Record], journals: Mapping[str, Sequence[StoredRecord]]
 ) -> Iterator[Violation]:
-    """Compare what a journal shows of its children with theirs."""
+    """Compare the copied records of children with the children's journals."""
     shown: dict[_Call, int] = {}
     children: dict[_Call, str] = {}
     for position, record in enumerate(records, start=1):
@@ -431,7 +429,7 @@ def _check_children(
 
 
 def _next_visible(stored: Sequence[StoredRecord], after: int) -> StoredRecord | None:
-    """Return the next record of a child that is shown to the readers of its parent."""
+    """Return the next record of a child that is copied to its parent."""
     for each in stored[after:]:
         if not isinstance(next(iter(_readable([each])), None), _OF_NODES):
             return each
@@ -439,7 +437,7 @@ def _next_visible(stored: Sequence[StoredRecord], after: int) -> StoredRecord | 
 
 
 def _is_last_word(ended: CallEnded, stored: Sequence[StoredRecord], shown: int) -> bool:
-    """Return whether all of a child was shown and its turn completed with these words."""
+    """Whether all of a child was copied and its turn completed with this text."""
     whole = [(each.epoch, record) for each, record in zip(stored, _readable(stored), strict=False)]
     child = sessions.fold(whole[:shown])
     last = child.history.entries[-1] if child.history.entries else None
@@ -479,7 +477,7 @@ def _check_seen(
     for seen in client.seen:
         position = _position(seen)
         where = f"{client.client} at event {seen.event_id}"
-        if position in had:  # shown again, as after a reconnect
+        if position in had:  # received again, as after a reconnect
             if had[position] != seen:
                 text = f"{where}: another event than {had[position].event_id} was shown for the same position"
                 yield Violation(Rule.SEEN_TWICE, client.session, text)

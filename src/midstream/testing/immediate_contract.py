@@ -60,7 +60,7 @@ class ImmediateContract:
 
 @asynccontextmanager
 async def _claim_session(place: Storage) -> AsyncIterator[tuple[Store, Store, int]]:
-    """Yield a store that has claimed a session and appended a record to it, another one, and the epoch."""
+    """Yield a store with a session and one record, another store of the same place, and the epoch."""
     async with open_store(place) as store, open_store(place) as other:
         epoch = await store.claim("s", at=1.0)
         await store.append("s", Batch([b"a"], 0, epoch, Sync.FULL))

@@ -1,4 +1,4 @@
-"""Links, nodes and senders as a test suite: what a guarded store needs. A part of `StoreContract`."""
+"""Links, nodes and senders as a test suite, for guarded stores. A part of `StoreContract`."""
 # ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from midstream.store.contract import Batch, ForwardedCommand, Store
 from midstream.testing.store_fakes import Storage, open_store
 
 NEWS_S = 30.0
-"""Seconds after which a forwarded command that should be there is missing."""
+"""Seconds after which an expected forwarded command counts as missing."""
 
 
 class LinkContract:
@@ -53,7 +53,7 @@ class LinkContract:
 
 
 async def _append_linked(store: Store) -> int:
-    """Append two records with links, or skip the test where the store has links of its own."""
+    """Append two records with links, or skip the test if the store makes its own links."""
     epoch = await store.claim("s", at=1.0)
     try:
         await store.append("s", Batch([b"1", b"2"], 0, epoch, Sync.FULL, links=[b"\x00one", b"two"]))

@@ -1,14 +1,14 @@
-"""Faults of a pooled upstream, their situations, and the required results: data, and a suite for any.
+"""Faults of a pooled upstream in all situations, with the required results, as data and as a test suite.
 
-`MATRIX` is the whole of it, one `Case` for each situation and each fault that can occur in it. An upstream's own tests
-run it against its real software, with the scripted other end that `midstream.testing.upstream_contract` asks for:
+`MATRIX` has a `Case` for each situation and each fault that can occur in it. An upstream's own tests run it against its
+real software, with the scripted other end that `midstream.testing.upstream_contract` requires:
 
     class TestMyUpstreamPooled(PoolContract):
         @pytest.fixture
         def peer(self, tmp_path: Path) -> Peer:
             return MyPeer(tmp_path)
 
-Whatever happens, at the end each message of the host stands exactly once, in order, in the messages of the last agent.
+In each case, the last agent finally has each message of the client application exactly once, in order.
 """
 # ruff: noqa: D102 - these are tests: a name is a promise
 
@@ -35,69 +35,69 @@ from midstream.store.contract import KeyValue
 from midstream.store.memory import Memory, MemoryStore
 
 LIMIT_S = 60.0
-"""Seconds after which an answer that should be there is missing."""
+"""Seconds after which an expected answer counts as missing."""
 PATIENCE_S = 30.0
-"""Seconds of silence that an agent may have. No test waits for them where it is silence that goes wrong."""
+"""Permitted seconds of an agent's silence. Tests of a silence do not really wait for them."""
 NAMING_S = 0.1
-"""Seconds for the events of an agent before it falls silent; one that takes longer was mute, which is right as well."""
+"""Seconds for an agent's events before its silence; one without events counts as mute, which is correct."""
 PAUSE_S = 1.0
-"""Seconds that are no silence: a pool waits as long before it tries something again."""
+"""Seconds that do not count as silence: the pool's pause before a retry."""
 LOOK_S = 0.005
-"""Seconds between two looks at what arrived."""
+"""Seconds between two checks for arrived messages."""
 TOKEN = re.compile(r"\bword-\d+\b")
 
 
 class PoolSituation(StrEnum):
-    """Situation of a host when it asks."""
+    """Situation of a client application at its request."""
 
     FIRST = "first"
-    """No message was sent before."""
+    """No earlier message."""
     CONTINUED = "continued"
-    """One message more, in the same process."""
+    """One more message, in the same process."""
     RESTARTED = "restarted"
-    """One message more, in another process."""
+    """One more message, in another process."""
     QUEUED = "queued"
-    """Two messages more, with nothing between them."""
+    """Two more successive messages."""
     EDITED = "edited"
     """The last message was replaced."""
     REPEATED = "repeated"
-    """The last answer is wanted once more."""
+    """The last answer is requested again."""
     REBASED = "rebased"
-    """One message more, and another system prompt."""
+    """One more message, and another system prompt."""
 
 
 class UpstreamFault(StrEnum):
-    """Fault of the upstream at that moment."""
+    """Fault of the upstream in that situation."""
 
     NONE = "none"
     EXPIRED = "expired"
-    """It has forgotten all its conversations."""
+    """It has lost all its conversations."""
     ENDED = "ended"
     """Its processes have ended since the last message."""
     BUSY = "busy"
     """The conversation is in another run."""
     WRONG_ID = "wrong-id"
-    """It resumes an empty conversation as if nothing were wrong; that takes a resumption."""
+    """It opens an empty conversation instead of resuming, without an error."""
     SILENT = "silent"
     """It takes the message and sends no text."""
     MUTE = "mute"
-    """It takes the message and sends nothing at all, not even that it took it."""
+    """It takes the message and sends no event at all."""
     LOST = "lost"
-    """It takes the message, and dies, or the connection to it, before it reports that."""
+    """It takes the message, and it or its connection dies before it reports that."""
     DIES = "dies"
-    """Its answer breaks off after the first words."""
+    """Its answer ends after the first text."""
     KEY_REFUSED = "key-refused"
-    """The credential is not accepted any more."""
+    """The credential is refused."""
 
 
 class Case(Struct, frozen=True):
     """One cell of the matrix.
 
     Args:
-        is_answered: Whether the host gets its answer; otherwise a `ModelError`, and it asks again. With `SILENT` and
-            `LOST` it is open: it depends on the upstream.
-        is_replayed: Whether a fresh agent gets the whole transcript before the host has its answer, where the
-            upstream can neither fork nor take other instructions. With `KEY_REFUSED` and `LOST` it is open.
+        is_answered: Whether the request is answered; otherwise it fails with a `ModelError`, and is repeated. With
+            `SILENT` and `LOST` this depends on the upstream.
+        is_replayed: Whether a fresh agent gets the whole transcript before the answer, if the upstream can neither fork
+            nor accept other instructions. With `KEY_REFUSED` and `LOST` this is not defined.
     """
 
     situation: PoolSituation
@@ -107,19 +107,19 @@ class Case(Struct, frozen=True):
 
     @property
     def replays_max(self) -> int:
-        """Full replays at the most: one that the situation requires, and one for the fault."""
+        """Greatest number of full replays: one for the situation, and one for the fault."""
         return (self.situation in _REPLAYED) + (self.fault is not UpstreamFault.NONE)
 
 
 _REPLAYED = {PoolSituation.EDITED, PoolSituation.REPEATED, PoolSituation.REBASED}
-"""Situations in which a fresh agent is sent everything, unless the upstream can fork or take other instructions."""
+"""Situations in which a fresh agent gets everything, unless the upstream can fork or accept other instructions."""
 _TOUCHES_RESUMED = {
     UpstreamFault.EXPIRED,
     UpstreamFault.ENDED,
     UpstreamFault.BUSY,
     UpstreamFault.WRONG_ID,
 }
-"""Faults that only an agent with a past can have."""
+"""Faults that need an agent with a conversation."""
 
 
 _BEGUN_ANEW = {
@@ -135,7 +135,7 @@ _BEGUN_ANEW = {
 def _case(situation: PoolSituation, fault: UpstreamFault) -> Case:
     is_fresh = situation is PoolSituation.FIRST or situation in _REPLAYED
     is_felt = not is_fresh if fault in _TOUCHES_RESUMED else True
-    # Nobody sees the answer to the first of two messages: it may break off unnoticed.
+    # The answer to the first of two messages is not shown, so it may end early unnoticed.
     is_seen = situation is not PoolSituation.QUEUED
     is_answered = fault is not UpstreamFault.KEY_REFUSED and not (fault is UpstreamFault.DIES and is_seen)
     is_begun_anew = is_felt and fault in _BEGUN_ANEW
@@ -169,21 +169,21 @@ class TakenMessage(Protocol):
 
     @property
     def text(self) -> str:
-        """Its words, all of them."""
+        """Its whole text."""
 
 
 class PoolPeer(Protocol):
-    """As much of `midstream.testing.upstream_contract.UpstreamPeer` as is needed here."""
+    """The used methods of `midstream.testing.upstream_contract.UpstreamPeer`."""
 
     @property
     def lacks(self) -> frozenset[str]:
-        """Traits that this kind of upstream cannot have: "busy", "echo", "process", "verify" matter here."""
+        """Traits that this kind of upstream cannot have: "busy", "echo", "process" and "verify" are used."""
 
     def upstream(self) -> Upstream:
-        """Return another upstream that talks to this peer: what another process would make."""
+        """Return another upstream for this peer, as another process would create it."""
 
     def messages(self) -> Sequence[TakenMessage]:
-        """Return all messages that arrived, in their order."""
+        """Return all received messages, in order."""
 
     def expire(self, agent: str) -> None:
         """Delete a conversation."""
@@ -192,7 +192,7 @@ class PoolPeer(Protocol):
         """End the processes that upstreams of this peer have started."""
 
     def be_busy(self, agent: str) -> None:
-        """Refuse messages to a conversation until its run is ended by force."""
+        """Refuse messages to a conversation until its run is ended with `is_forced`."""
 
     def hang(self) -> None:
         """Take the next message, name the conversation, and then be silent."""
@@ -201,23 +201,23 @@ class PoolPeer(Protocol):
         """Open another, empty conversation at the next resumption."""
 
     def hang_unopened(self) -> None:
-        """Take the next message, and be silent."""
+        """Take the next message, and send no event."""
 
     def die_unopened(self) -> None:
-        """Take the next message, and break off before any output."""
+        """Take the next message, and fail before any output."""
 
     def die_mid_stream(self) -> None:
-        """Break off the next answer after its first words."""
+        """End the next answer after its first text."""
 
     def refuse_key(self) -> None:
         """Refuse the credential from now on."""
 
     def accept_key(self) -> None:
-        """Accept it again."""
+        """Accept the credential again."""
 
 
-class _Hurried(World):
-    """The real world, in which a test can let time pass at once; a pause before something is tried again takes none."""
+class _FastWorld(World):
+    """The real world, in which a test can advance time; a pause before a retry takes no time."""
 
     def __init__(self) -> None:
         self._passed_s = 0.0
@@ -244,16 +244,16 @@ class _Hurried(World):
 
 
 class _Host:
-    """A host of one conversation in front of a pool, and a second process of it."""
+    """A client application with one conversation and a pool, and its second process."""
 
     def __init__(self, peer: PoolPeer, kv: KeyValue) -> None:
         self.peer = peer
-        self.world = _Hurried()
+        self.world = _FastWorld()
         self.kv = kv
         self.history = History()
         self.system = ""
         self.answer = ""
-        """The last one: the peer answers with all messages that its agent received."""
+        """The last answer: the peer answers with all messages that its agent received."""
         self.pools: list[Pooled] = []
         self.pool = self.start()
         self._words = 0
@@ -272,7 +272,7 @@ class _Host:
             self.history = self.history.then(message)
 
     async def send(self) -> None:
-        """Have the history answered, and take the answer into it."""
+        """Request an answer to the history, and append it."""
         request = ModelRequest(self.system, self.history, session="s")
         words, is_whole = "", False
         async with asyncio.timeout(LIMIT_S):
@@ -282,7 +282,7 @@ class _Host:
                 is_whole = is_whole or isinstance(event, Finished)
         assert is_whole
         self.answer = words
-        # Not the words: they would be sent again with the next transcript, and count twice.
+        # Not the text: it would be sent again with the next transcript, and count twice.
         self.history = self.history.then(Step(Response((Text("noted"),))))
 
     async def close(self) -> None:
@@ -310,7 +310,7 @@ class PoolContract:
 
 
 async def _recover_after(host: _Host, case: Case) -> None:
-    """Ask until there is an answer, and check the messages; the next turn must be cheap again."""
+    """Request until there is an answer, and check the messages; the next turn must not need a replay."""
     before = len(host.peer.messages())
     if case.fault in (UpstreamFault.SILENT, UpstreamFault.MUTE):
         async with asyncio.TaskGroup() as silence:
@@ -318,7 +318,8 @@ async def _recover_after(host: _Host, case: Case) -> None:
             is_answered = await _is_answered(host)
     else:
         is_answered = await _is_answered(host)
-    # A peer that names its conversation with the first word has spoken before it falls silent: then it is an error.
+    # A peer that names its conversation with the first text has sent output before its silence: then an error is
+    # correct.
     assert is_answered == case.is_answered or case.fault in (UpstreamFault.SILENT, UpstreamFault.LOST)
     if case.fault is UpstreamFault.KEY_REFUSED:
         host.peer.accept_key()
@@ -333,7 +334,7 @@ async def _recover_after(host: _Host, case: Case) -> None:
 
 
 async def _silence(host: _Host, before: int) -> None:
-    """Let more time pass than an agent may be silent, once the message is with one that will not answer."""
+    """Advance time beyond the permitted silence, after an agent that will not answer has the message."""
     real = World()
     async with asyncio.timeout(LIMIT_S):
         while len(host.peer.messages()) == before:
@@ -419,11 +420,11 @@ def _check(host: _Host, before: int, case: Case) -> None:
     tokens = [token for told in host.peer.messages()[before:] for token in TOKEN.findall(told.text)]
     replays = tokens.count("word-1")
     _check_messages(host)
-    if case.situation is PoolSituation.FIRST:  # where the message is all there is
+    if case.situation is PoolSituation.FIRST:  # the message is the whole conversation
         return
     assert replays <= case.replays_max
     if case.fault is UpstreamFault.ENDED and case.situation is PoolSituation.CONTINUED:
-        assert not replays  # it is resumed by its name
+        assert not replays  # it is resumed by its id
     can = host.peer.upstream().abilities
     if not (
         can.can_fork or can.can_reinstruct or case.fault in (UpstreamFault.KEY_REFUSED, UpstreamFault.LOST)
@@ -432,7 +433,7 @@ def _check(host: _Host, before: int, case: Case) -> None:
 
 
 def _check_messages(host: _Host) -> None:
-    """The agent that answered last got each message once, in order."""
+    """Check that the last agent got each message once, in order."""
     wanted = [
         token
         for entry in host.history.entries

@@ -62,12 +62,11 @@ class ScriptedModel:
     """Answer each request by a script.
 
     Args:
-        script: A response for each model call of a turn, by its number in the conversation since the last user message
-            (so a script needs no memory and a new process goes on where the old one died); or a function of the
-            request. A call beyond the script gets "done".
-        name: What people see.
+        script: A response for each model call of a turn, by its number since the last user message (so a new process
+            continues where the old one died); or a function of the request. A call beyond the script gets "done".
+        name: The name for users.
         delay_s: Seconds before each step.
-        world: Whose clock it waits on.
+        world: The clock for waits.
 
     Each response is a sequence of events, `Pause`, `Stall`, `Gate` or a `ModelError` to raise.
     """
@@ -77,15 +76,15 @@ class ScriptedModel:
     ) -> None:
         self.name = name
         self.grants = frozenset(ModelSettings.__struct_fields__)
-        """It takes every wish for the making of an answer, and does nothing about it."""
+        """It accepts all settings for an answer, and ignores them."""
         self.requests: list[ModelRequest] = []
-        """Every request so far, for tests to look at."""
+        """Every request so far, for assertions."""
         self._script = script
         self._delay_s = delay_s
         self._world = world
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Play the response this request stands at."""
+        """Play the response for this request."""
         self.requests.append(request)
         for step in self._response_to(request):
             if self._delay_s:
@@ -110,7 +109,7 @@ class ScriptedModel:
 
 
 def steps_since_user(history: History) -> int:
-    """Count the steps after the last user message: which model call of the turn this is, from 0."""
+    """Count the steps after the last user message: the number of the turn's model call, from 0."""
     count = 0
     for entry in reversed(history.entries):
         if isinstance(entry, UserMessage):

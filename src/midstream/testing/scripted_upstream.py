@@ -1,4 +1,4 @@
-"""An upstream that really keeps its conversations, and fails on request."""
+"""An upstream that keeps its conversations in memory, and fails on request."""
 
 from __future__ import annotations
 
@@ -38,54 +38,54 @@ from midstream.history.messages import Step, Text, Usage, UserMessage
 from midstream.models.responses import Finished, TextDelta, UpstreamCallStarted
 
 RETRY_AFTER_S = 2.0
-"""What a rate limit of this upstream asks for."""
+"""Requested wait of a rate limit."""
 
 
 class Trouble(StrEnum):
     """Faults that can happen with one message, or with opening the agent for it."""
 
     GONE_AT_OPEN = "gone_at_open"
-    """The agent is not remembered, and that shows when it is resumed."""
+    """The conversation does not exist, which shows when it is resumed."""
     GONE = "gone"
-    """The agent is not remembered, and that shows when it is spoken to."""
+    """The conversation does not exist, which shows when a message is sent."""
     FAILED = "failed"
-    """The run fails without any output: what a dead agent looks like to some upstreams."""
+    """The run fails without any output, as with dead agents of some upstreams."""
     UNAVAILABLE = "unavailable"
     """The connection is refused."""
     ACK_LOST = "ack_lost"
-    """The connection breaks after the message arrived, before the upstream reported that."""
+    """The connection is lost after the message arrived, before the upstream reported that."""
     RATE_LIMIT = "rate_limit"
-    """It asks to come back after `RETRY_AFTER_S`."""
+    """It requests a retry after `RETRY_AFTER_S`."""
     BUSY = "busy"
-    """The agent is in another run, until that is ended by force."""
+    """The agent is in another run, until that is ended with `is_forced`."""
     HANGS = "hangs"
-    """Nothing is taken and nothing comes."""
+    """The message is not taken, and no event comes."""
     HANGS_TAKEN = "hangs_taken"
-    """The message is taken without a word, and then nothing comes."""
+    """The message is taken without a report, and no event comes."""
     HANGS_OPENED = "hangs_opened"
-    """The message is taken, and then nothing comes."""
+    """The message is taken, and then no event comes."""
     HANGS_SPEAKING = "hangs_speaking"
-    """Nothing comes after the first words."""
+    """No event comes after the first text."""
     HANGS_IN_TOOL = "hangs_in_tool"
     """A tool of the upstream never ends."""
     DIES_OPENED = "dies_opened"
-    """The run fails after the message was taken, before the first word."""
+    """The run fails after the message was taken, before the first text."""
     OUTAGE_OPENED = "outage_opened"
-    """The provider behind the agent fails after the message was taken, before the first word."""
+    """The provider behind the agent fails after the message was taken, before the first text."""
     DIES_SPEAKING = "dies_speaking"
-    """The run fails after the first words."""
+    """The run fails after the first text."""
     CUT = "cut"
-    """The answer just ends, without being finished."""
+    """The answer ends without `Finished`."""
     NEW_CHAT = "new_chat"
-    """It silently begins an empty conversation instead of going on, and shows that only by its ids."""
+    """It begins an empty conversation instead of continuing, which shows only in its ids."""
     UNAUTHENTICATED = "unauthenticated"
-    """It reports that the key is wrong; whether it is, see `ScriptedUpstream.is_key_good`."""
+    """It reports that the key is wrong; for the truth, see `ScriptedUpstream.is_key_good`."""
     REJECTED = "rejected"
-    """It will not have this."""
+    """It refuses the request."""
     OVERFLOW = "overflow"
-    """It is too long."""
+    """The conversation is too long."""
     FILTERED = "filtered"
-    """A filter refused it."""
+    """A filter refuses the request."""
 
 
 class ReceivedMessage(Struct, frozen=True):
@@ -103,11 +103,11 @@ class AgentConversation(Struct):
     heard: list[ReceivedMessage] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
     run: int = 0
-    """Number of the run under way, 0 while there is none."""
+    """Number of the current run; 0 without one."""
     unacked: set[str] = field(default_factory=set)
-    """Keys of messages that were taken without a word; repeated, they are not taken twice."""
+    """Keys of messages that were taken without a report; a repetition is not taken again."""
     is_wedged: bool = False
-    """Whether a run without a waiting reader holds it."""
+    """Whether a run without a reader occupies it."""
 
     @property
     def words(self) -> str:
@@ -116,22 +116,22 @@ class AgentConversation(Struct):
 
 
 class UpstreamMemory:
-    """Shared memory of upstreams that are the same service seen from several processes."""
+    """Shared memory of upstreams: one service for several processes."""
 
     def __init__(self) -> None:
         self.talks: dict[str, AgentConversation] = {}
         self.forgotten: list[str] = []
         """Agents that were deleted on request."""
         self.arrived: list[tuple[str, UpstreamMessage]] = []
-        """Every message that was taken, with the agent that took it, in order; also of those forgotten since."""
+        """Every taken message with its agent, in order, including those of deleted agents."""
         self.numbers = itertools.count(1)
         self._talk_numbers = itertools.count(1)
         self.wrongs: list[str] = []
-        """What no caller may do: speak to an agent that is speaking, or use a key for two things."""
+        """Errors of the caller: a message to a busy agent, or a key for two messages."""
         self._keys: dict[str, tuple[str, str]] = {}
 
     def check_key(self, key: str, agent: str, words: str) -> None:
-        """Note it where a key is used for another message, or for another agent."""
+        """Record an error if a key is used for another message or another agent."""
         if self._keys.setdefault(key, (agent, words)) != (agent, words):
             self.wrongs.append(f"key {key!r} stands for two things")
 
@@ -151,9 +151,9 @@ Answer = Callable[[AgentConversation], Sequence[UpstreamEvent]]
 
 
 def answers_by_number(talk: AgentConversation) -> Sequence[UpstreamEvent]:
-    """Answer with the number of messages that were taken, in two pieces; the tokens are the characters of the last one.
+    """Answer with the number of taken messages, in two pieces; the tokens are the characters of the last message.
 
-    An agent that is given a cut answer of its own goes on behind the first piece.
+    An agent with a cut answer of its own continues after the first piece.
     """
     words = words_of(talk.heard[-1].said)
     begun = [] if DONE in words else [TextDelta("answer ")]
@@ -161,15 +161,15 @@ def answers_by_number(talk: AgentConversation) -> Sequence[UpstreamEvent]:
 
 
 class ScriptedUpstream:
-    """A stateful upstream in this process, for tests of what stands on upstreams.
+    """A stateful upstream in this process, for tests of pools.
 
     Args:
-        memory: What it remembers; give several upstreams the same one, as processes share a service.
-        answer: The answer of its agents to a message; `MessageTaken` comes before it.
-        identity, abilities, name: As `Upstream` has them.
-        troubles: What goes wrong with the next messages, in order; None for one with which nothing does.
-        world: Where others get a turn between two of its events.
-        drops: Its agents remove a message again whose answer does not come to its end.
+        memory: Its conversations; several upstreams with the same memory are one service.
+        answer: The answer of its agents to a message, without `MessageTaken`.
+        identity, abilities, name: See `Upstream`.
+        troubles: The faults for the next messages, in order; None for no fault.
+        world: Its `sleep` lets other tasks run between two events.
+        drops: Whether its agents remove a message whose answer is not complete.
     """
 
     def __init__(
@@ -194,13 +194,13 @@ class ScriptedUpstream:
         self.drops = drops
         self.is_key_good = True
         self.opened: list[str] = []
-        """What was opened so far: the agent that was resumed, or "" for a fresh one."""
+        """The opened agents so far: the id of a resumed one, or "" for a fresh one."""
         self.sends: list[ReceivedMessage] = []
-        """Every message that was sent, taken or not, repeated or not."""
+        """Every sent message, taken or not, including repetitions."""
         self.live = 0
         """Agents that are open now."""
         self.live_max = 0
-        """How many were open at once."""
+        """Greatest number of agents that were open at once."""
         self.is_closed = False
 
     async def open(self, setup: Setup, *, resume: str = "") -> ScriptedAgent:
@@ -211,7 +211,7 @@ class ScriptedUpstream:
         return ScriptedAgent(self, setup, resume)
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> ScriptedAgent:
-        """See `ForkingUpstream.fork`; a mark is the number of messages that were taken before it."""
+        """See `ForkingUpstream.fork`; a mark is the number of taken messages before it."""
         origin = self.memory.talks.get(agent)
         if origin is None:
             raise UpstreamGoneError(f"no agent {agent!r}")
@@ -235,7 +235,7 @@ class ScriptedUpstream:
         self.is_closed = True
 
     def next_trouble(self) -> Trouble | None:
-        """Return the fault for the next message, once."""
+        """Return and remove the fault for the next message."""
         return self.troubles.popleft() if self.troubles else None
 
     def _has_next(self, trouble: Trouble) -> bool:
@@ -246,7 +246,7 @@ class ScriptedUpstream:
 
 
 class ScriptedAgent(UpstreamAgent):
-    """One conversation. Made by `ScriptedUpstream`."""
+    """One conversation, created by `ScriptedUpstream`."""
 
     def __init__(
         self, upstream: ScriptedUpstream, setup: Setup, resumed: str, *, came_from: str = ""
@@ -293,7 +293,7 @@ class ScriptedAgent(UpstreamAgent):
         talk.run = run = next(memory.numbers)
         try:
             self._name = self._came_from = talk.name
-            # Some software reports what it goes on from only where it is set so, not from one message to the next.
+            # Some software reports the resumed id only after a resumption, not between messages.
             resumed = "" if self._has_spoken else resumed
             yield MessageTaken(talk.name, resumed, is_provisional=self._upstream.drops)
             self._has_spoken = True
@@ -344,7 +344,7 @@ class ScriptedAgent(UpstreamAgent):
 
 
 async def _refuse(trouble: Trouble | None, talk: AgentConversation, *, is_forced: bool) -> None:
-    """Do what goes wrong before a message is taken."""
+    """Apply a fault before a message is taken."""
     if trouble is Trouble.BUSY:
         talk.is_wedged = True
     if is_forced:
@@ -371,7 +371,7 @@ _REFUSALS: dict[Trouble | None, Callable[[], ModelError]] = {
 
 
 def words_of(said: UpstreamMessage) -> str:
-    """Return all the text that a message carries, with what came before it, and its results."""
+    """Return all text of a message, with its earlier history and its results."""
     entries = [*(said.before.entries if said.before else ()), said.message]
     lines: list[str] = [result.content for result in said.results]
     for entry in entries:

@@ -1,4 +1,4 @@
-"""`midstream.store.contract` as a test suite: a store that passes it may be used.
+"""`midstream.store.contract` as a test suite for stores.
 
 Subclass `StoreContract` in a test file and give it a fixture `place`:
 
@@ -7,9 +7,8 @@ Subclass `StoreContract` in a test file and give it a fixture `place`:
         def place(self, tmp_path: Path) -> Place:
             return MyPlace(tmp_path)
 
-The tests of an ability run where the store declares it. The suite needs pytest and pytest-asyncio. What it cannot see
-from outside, a store's own tests must show: that `Sync.FULL` reaches the disk, and what happens when there is no disk
-left.
+The tests of an ability run if the store declares it. The suite needs pytest and pytest-asyncio. A store's own tests
+must check the rest: that `Sync.FULL` reaches the disk, and the behaviour with a full disk.
 """
 # ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
 
@@ -48,7 +47,7 @@ from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, open_s
 
 WORLD = World()
 NEWS_S = 30.0
-"""Seconds after which news that should be there are missing."""
+"""Seconds after which expected changes count as missing."""
 
 
 class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingContract):
@@ -174,7 +173,7 @@ class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingCo
                 assert await _append(store, "s", b"c", expected=end, epoch=epoch) == end + 1
             except (
                 JournalMovedError
-            ):  # it was on its way when the journal was read; the append that fits decides
+            ):  # it was under way when the journal was read; the matching append decides
                 end = len(await _journal(store))
                 assert await _append(store, "s", b"c", expected=end, epoch=epoch) == end + 1
             left = [b"a", b"b"] if end else []
@@ -418,7 +417,7 @@ class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingCo
                 assert not await node.is_held_elsewhere("s"), "there is none"
                 epoch = await other.claim("s", at=1.0)
                 assert not await other.is_held_elsewhere("s")
-                if await node.is_held_elsewhere("s"):  # a store need not know
+                if await node.is_held_elsewhere("s"):  # stores may always return False
                     with pytest.raises(LeaseHeldError):
                         await node.claim("s", at=1.0)
                 await other.release("s", epoch=epoch)
@@ -735,7 +734,7 @@ class StoreContract(KeyValueContract, ImmediateContract, LinkContract, ListingCo
         await store.open()
         epoch = await store.claim("s", at=1.0)
         appends = []
-        for number in range(20):  # some on their way to the disk, some still waiting
+        for number in range(20):  # some are being committed, others wait
             append = _append(store, "s", b"x", expected=number, epoch=epoch)
             appends.append(WORLD.spawn(append, name="append"))
             await WORLD.sleep(0)
@@ -772,7 +771,7 @@ async def _watch(store: Store, followed: Mapping[str, int] | None = None) -> New
 
 
 async def _forwarded_commands(store: Store, count: int) -> list[ForwardedCommand]:
-    """Watch until so many forwarded commands came."""
+    """Watch until so many forwarded commands have come."""
     forwarded_commands: list[ForwardedCommand] = []
     while len(forwarded_commands) < count:
         forwarded_commands += (await _watch(store)).forwarded_commands
@@ -780,7 +779,7 @@ async def _forwarded_commands(store: Store, count: int) -> list[ForwardedCommand
 
 
 async def _orphans(store: Store) -> tuple[str, ...]:
-    """Watch until orphans came."""
+    """Watch until orphans are reported."""
     while True:
         if orphans := (await _watch(store)).orphans:
             return orphans

@@ -1,4 +1,4 @@
-"""Stores in tests: the places they share, one in front of another to build on, and one that fails by script."""
+"""Stores for tests: shared places, a base for wrappers, and a store that fails by script."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Storage(Protocol):
     """Storage that outlives a process: a file, a server."""
 
     def store(self) -> Store:
-        """Return another store of this place, not open: what another process would make."""
+        """Return another store of this place, not open, as another process would create it."""
 
     def kill(self, store: Store) -> None:
-        """Let an open store's node die without closing it. That store is not used again."""
+        """Let an open store's node die without closing it. The store is not used again."""
 
 
 @asynccontextmanager
@@ -43,7 +43,7 @@ async def open_store(place: Storage) -> AsyncIterator[Store]:
 def _in_front(
     method: Callable[Concatenate[Store, P], Awaitable[T]],
 ) -> Callable[Concatenate[StoreInFront, P], Coroutine[Any, Any, T]]:
-    """Return a method of stores as one of a store in front of another one."""
+    """Return a method that calls the inner store's after `before_operation`."""
     name = method.__name__
     is_of_session = "session" in inspect.signature(method).parameters
 
@@ -58,7 +58,7 @@ def _in_front(
 
 
 class StoreInFront(Store):
-    """Any store, with a call of `before_operation` each time, which may wait or refuse. It declares no abilities."""
+    """A wrapper of any store that calls `before_operation` before each operation. It declares no abilities."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -74,7 +74,7 @@ class StoreInFront(Store):
         return self.store.key_file
 
     async def before_operation(self, operation: str, session: str) -> None:
-        """Called before each operation, by its name in `Store`; whatever it raises is raised instead."""
+        """Called before each operation, by its name in `Store`; it may wait or raise."""
 
     async def list(
         self,
@@ -112,18 +112,18 @@ class StoreInFront(Store):
 
 
 class FailingStore(StoreInFront):
-    """Any store, with failures by script. A failed call has written nothing, as in the contract; reading goes on.
+    """A wrapper of any store, with scripted failures: a failed call has written nothing, and reads succeed.
 
     Args:
-        failures: What the n-th append raises, counted from 1 over all sessions; a repeated append counts again.
+        failures: The error of the n-th append, counted from 1 over all sessions; a repeated append counts again.
     """
 
     def __init__(self, store: Store, failures: Mapping[int, MidstreamError] | None = None) -> None:
         super().__init__(store)
         self.appends = 0
-        """Appends asked for so far, failed ones included."""
+        """Appends so far, including failed ones."""
         self.outage: MidstreamError | None = None
-        """While set, every append and every claim raises it: a full disk, a database that is locked."""
+        """While set, every append and every claim raises it: a full disk, or a locked database."""
         self._failures = dict(failures or {})
 
     async def before_operation(self, operation: str, session: str) -> None:  # noqa: ARG002 - see StoreInFront

@@ -1,4 +1,4 @@
-"""Run a turn in a test and get what it left in the journal."""
+"""Runs a turn in a test and returns its records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.session.records import Record, TurnEnded, decode
 from midstream.session.turn.commands import SendMessage
 
 TURN_S = 30.0
-"""Seconds a test's turn may take."""
+"""Time limit of a test's turn, in seconds."""
 
 
 async def run_turn(host: Host, session_id: str, words: str) -> tuple[Record, ...]:
@@ -28,7 +28,7 @@ async def run_turn(host: Host, session_id: str, words: str) -> tuple[Record, ...
 
 
 async def records_until_end(runner: Runner, *, after: int) -> tuple[Record, ...]:
-    """Follow a session from a position to the next end of a turn and return the records on the way."""
+    """Follow a session from a position to the next end of a turn, and return the records."""
     records: list[Record] = []
     async with asyncio.timeout(TURN_S):
         while not (records and isinstance(records[-1], TurnEnded)):

@@ -1,16 +1,16 @@
-"""`midstream.agents.upstreams` as a test suite: an upstream that passes it may be pooled.
+"""`midstream.agents.upstreams` as a test suite for upstreams.
 
-Write a scripted other end for it (a program, an HTTP server: whatever the real software talks to), give it the controls
-of `UpstreamPeer`, subclass `UpstreamContract` in a test file and give it a fixture `peer`:
+Write a scripted peer (a program or an HTTP server, in place of the real service) with the controls of `UpstreamPeer`,
+subclass `UpstreamContract` in a test file, and add a fixture `peer`:
 
     class TestMyUpstream(UpstreamContract):
         @pytest.fixture
         def peer(self, tmp_path: Path) -> Peer:
             return MyPeer(tmp_path)
 
-It needs pytest and pytest-asyncio. What a kind of upstream cannot have at all is named in `UpstreamPeer.lacks`;
-its tests are skipped. What the suite cannot see from outside, an upstream's own tests must show: how each of
-the real software's errors is understood, how servers and attachments are handed on, what becomes of instructions.
+It needs pytest and pytest-asyncio. `UpstreamPeer.lacks` names traits that a kind of upstream cannot have; their tests
+are skipped. An upstream's own tests must check the rest: the classification of the real software's errors, the
+forwarding of servers and attachments, the use of instructions.
 """
 # ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
 
@@ -67,22 +67,22 @@ C = TypeVar("C", Upstream, UpstreamAgent)
 
 WORLD = World()
 LIMIT_S = 30.0
-"""Seconds after which an answer that should be there is missing."""
+"""Seconds after which an expected answer counts as missing."""
 CLOSE_S = 15.0
-"""Seconds that closing may take, whatever the other end does."""
+"""Time limit for closing, whatever the peer does."""
 LOOK_S = 0.02
-"""Seconds between two looks at what the other end does by itself."""
+"""Seconds between two checks of the peer."""
 CHILDREN_LOOKS_MAX = 1000
-"""How often threads may end under the eyes of who counts what they have started."""
+"""How many times threads may end while child processes are counted."""
 STEPS_MAX = 100
-"""How often an upstream may wait, from a message to its answer, at the most."""
+"""Greatest number of an upstream's waits between a message and its answer."""
 
 CONTENT = "what stands in a.txt"
-"""What a tool of a peer reads."""
+"""The result of a peer's tool."""
 SEPARATOR = " | "
-"""Between the messages in an answer of a peer."""
+"""Separator of the messages in a peer's answer."""
 USAGE = Usage(input_tokens=100, output_tokens=7, cached_tokens=60, cache_write_tokens=10)
-"""What each answer of a peer costs; those of the cache, read and written, are part of the input."""
+"""Usage of each answer of a peer; cache reads and writes are part of the input."""
 
 
 class Trait(StrEnum):
@@ -91,7 +91,7 @@ class Trait(StrEnum):
     BUSY = "busy"
     """A conversation can be in another run."""
     ECHO = "echo"
-    """It reports which conversation it went on from."""
+    """It reports the resumed conversation."""
     CALLS = "calls"
     """It runs tools of its own."""
     USAGE = "usage"
@@ -101,9 +101,9 @@ class Trait(StrEnum):
     KEYS = "keys"
     """It receives the idempotency key."""
     STARTS = "starts"
-    """It takes a while to start, such as a program does, and may be closed meanwhile."""
+    """It takes time to start, such as a program, and may be closed meanwhile."""
     PROCESS = "process"
-    """It has a process on this machine, which can end between two messages."""
+    """It has a process on this machine, which may end between two messages."""
     VERIFY = "verify"
     """Its credential can be refused."""
 
@@ -113,8 +113,8 @@ class PeerMessage(Struct, frozen=True):
 
     Args:
         agent: The conversation of the message, as `MessageTaken.agent` names it.
-        text: Its words, all of them.
-        key: The idempotency key it came with, in whatever form.
+        text: Its whole text.
+        key: Its idempotency key, in any form.
     """
 
     agent: str
@@ -123,12 +123,11 @@ class PeerMessage(Struct, frozen=True):
 
 
 class UpstreamPeer(Protocol):
-    """The scripted other end, and its controls.
+    """The scripted peer of an upstream, and its controls.
 
-    It keeps conversations for as long as the test lasts, for every connection. By default, it answers
-    each message with all the messages that the conversation holds by then, joined by `SEPARATOR`, in more than one
-    piece, and counts `USAGE`. A control that speaks of the next message, or the next resumption, holds for that one
-    only.
+    It keeps conversations during the test, for every connection. By default, it answers each message with all messages
+    of the conversation so far, joined by `SEPARATOR`, in more than one piece, and reports `USAGE`. A control for the
+    next message, or the next resumption, applies only once.
     """
 
     @property
@@ -136,33 +135,33 @@ class UpstreamPeer(Protocol):
         """Traits that this kind of upstream cannot have."""
 
     def upstream(self) -> Upstream:
-        """Return another upstream that talks to this peer: what another process would make."""
+        """Return another upstream for this peer, as another process would create it."""
 
     def messages(self) -> list[PeerMessage]:
-        """Return all messages that arrived, in their order."""
+        """Return all received messages, in order."""
 
     def runs(self) -> int:
-        """Return how many answers are under way at the peer."""
+        """Return the number of the peer's running answers."""
 
     def expire(self, agent: str) -> None:
         """Delete a conversation."""
 
     def be_busy(self, agent: str) -> None:
-        """Refuse messages to a conversation, because of another run, until that run is ended by force."""
+        """Refuse messages to a conversation because of another run, until that run is ended with `is_forced`."""
 
     def hang(self) -> None:
         """Take the next message, name the conversation, so that `MessageTaken` comes, and then be silent. It still
-        detects when it is stopped, or when no client is connected any more.
+        detects a stop, or the end of all connections.
         """
 
     def echo_wrong_id(self) -> None:
-        """Open another, empty conversation at the next resumption, as if nothing were wrong."""
+        """Open another, empty conversation at the next resumption, without an error."""
 
     def die_mid_stream(self) -> None:
-        """Break off the next answer after its first words: the process dies, the connection drops."""
+        """End the next answer after its first text: the process dies, or the connection is lost."""
 
     def end_processes(self) -> None:
-        """End the processes that upstreams of this peer have started, as the system does where memory is short."""
+        """End the processes that upstreams of this peer have started, as the system does when memory is short."""
 
     def refuse_key(self) -> None:
         """Refuse the credential from now on."""
@@ -176,7 +175,7 @@ class UpstreamContract:
 
     pytestmark = pytest.mark.asyncio
 
-    # --- what it declares of itself
+    # --- declarations
 
     async def test_it_has_a_name_and_an_identity_of_plain_text(self, peer: UpstreamPeer) -> None:
         async with _closing(peer.upstream()) as upstream:
@@ -335,7 +334,7 @@ class UpstreamContract:
             async with _resume(upstream, name) as agent:
                 assert _text(await _send(agent, "three")) == _join("one", "two", "three")
 
-    # --- what goes wrong
+    # --- faults
 
     async def test_a_deleted_agent_is_gone_and_receives_no_message(self, peer: UpstreamPeer) -> None:
         name = await _begin(peer, "one")
@@ -353,7 +352,7 @@ class UpstreamContract:
         async with _closing(peer.upstream()) as upstream:
             try:
                 events = await _answer_by(upstream, name, "two")
-            except UpstreamGoneError:  # noticed before anything was sent
+            except UpstreamGoneError:  # noticed before a message was sent
                 assert [told.text for told in peer.messages()] == ["one"]
                 return
             assert _opening_of(events).resumed not in {name, ""}
@@ -417,7 +416,7 @@ class UpstreamContract:
         async with _host(upstream) as host:
             await run_turn(host, "s", "one")
         first, *others = (told.text for told in peer.messages())
-        again = "\n".join(others)  # some report each part by itself
+        again = "\n".join(others)  # some upstreams report each part separately
         assert first == "one"
         assert DONE in again
         if can_call and not upstream.abilities.takes_history:  # else the history has it, and not the message
@@ -437,7 +436,7 @@ class UpstreamContract:
         if not upstream.abilities.takes_history:
             assert last.index("one") < last.index("a.txt") < last.index(CONTENT)
 
-    # --- being stopped
+    # --- stops
 
     async def test_closing_an_answer_stops_it_at_the_other_end(self, peer: UpstreamPeer) -> None:
         async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
@@ -577,12 +576,12 @@ class UpstreamContract:
 
 
 class _Interrupted(Awaitable[T], Generator[Any, None, T]):
-    """Work that finds at one of its steps that everything was closed, when what it waits for has just come.
+    """Work during one of whose steps the upstream is closed, just when the awaited result has come.
 
     Args:
-        work: Goes from step to step: each time it has to wait, and what it waits for comes.
+        work: The work; each wait and its end is a step.
         step: The number of the step, from 1, before which something is closed.
-        looks: For how many `LOOK_S` closing may go on by itself; then the work goes on.
+        looks: Number of `LOOK_S` for which only the closing continues; then the work continues.
     """
 
     def __init__(
@@ -593,7 +592,7 @@ class _Interrupted(Awaitable[T], Generator[Any, None, T]):
         looks: int,
     ) -> None:
         self.closing: asyncio.Task[None] | None = None
-        """Started at its step."""
+        """The closing task, started at its step."""
         self._work = work
         self._steps_left = step
         self._close = close
@@ -639,14 +638,14 @@ class _Holdings(Struct, frozen=True):
 
 
 def _count_holdings() -> _Holdings:
-    """Count what this process holds; what the system does not show counts as nothing."""
+    """Count the resources of this process; unknown ones count as none."""
     own = Path("/proc/self")
     descriptors = [*(own / "fd").iterdir()] if own.exists() else []
     return _Holdings(len(asyncio.all_tasks()), len(descriptors), _children(own))
 
 
 def _children(own: Path) -> int:
-    """Count the processes that each thread has started. One that ends meanwhile leaves its own to another thread."""
+    """Count the child processes of each thread. The children of an ending thread move to another one."""
     for _ in range(CHILDREN_LOOKS_MAX):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             return sum(len(each.read_text().split()) for each in own.glob("task/*/children"))
@@ -654,13 +653,13 @@ def _children(own: Path) -> int:
 
 
 def _require_typed(ended: object) -> None:
-    """See that a reader whose upstream is closed gets one of our errors."""
+    """Check that a reader of a closed upstream gets an error of midstream."""
     shown = "".join(traceback.format_exception(ended)) if isinstance(ended, BaseException) else repr(ended)
     assert isinstance(ended, ModelError), f"it ended with {shown}"
 
 
 async def _exercise(peer: UpstreamPeer) -> None:
-    """Go through what may leave something behind: answers, one cut short, one that broke off, a forgotten agent."""
+    """Use everything that may leave resources behind: answers, a cut one, one that failed, a deleted agent."""
     name = await _begin(peer, "one")
     async with _closing(peer.upstream()) as upstream:
         async with _resume(upstream, name) as agent:
@@ -693,7 +692,7 @@ async def _closing(opened: C) -> AsyncIterator[C]:
 
 @asynccontextmanager
 async def _resume(upstream: Upstream, name: str = "") -> AsyncIterator[UpstreamAgent]:
-    """Open the agent of this name; without one, a fresh agent."""
+    """Open the agent of this id, or a fresh agent for ""."""
     async with asyncio.timeout(LIMIT_S):
         agent = await upstream.open(Setup(), resume=name)
     async with _closing(agent):
@@ -701,7 +700,7 @@ async def _resume(upstream: Upstream, name: str = "") -> AsyncIterator[UpstreamA
 
 
 async def _begin(peer: UpstreamPeer, *texts: str) -> str:
-    """Have a conversation in a process of its own, and return what to resume it by."""
+    """Have a conversation in a process of its own, and return the id for resuming it."""
     name = ""
     async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
         for text in texts:
@@ -712,7 +711,7 @@ async def _begin(peer: UpstreamPeer, *texts: str) -> str:
 async def _answer_by(
     upstream: Upstream, name: str, text: str, events: list[UpstreamEvent] | None = None
 ) -> list[UpstreamEvent]:
-    """Open an agent ("" for a fresh one), send a message and return the events; `events` has them also on an error."""
+    """Open an agent ("" for a fresh one), send a message and return the events, in `events` also after an error."""
     async with _resume(upstream, name) as agent:
         return await _send(agent, text, events=events)
 
@@ -747,14 +746,14 @@ async def _aclose(answer: AsyncIterator[UpstreamEvent]) -> None:
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    """Wait for what happens outside this process."""
+    """Wait for a condition outside this process."""
     async with asyncio.timeout(LIMIT_S):
         while not is_so():
             await WORLD.sleep(LOOK_S)
 
 
 async def _wait_for_release(before: _Holdings) -> None:
-    """Wait until this process holds no more than before."""
+    """Wait until this process has no more resources than before."""
     try:
         await _until(lambda: not _count_holdings().exceeds(before))
     except TimeoutError:
@@ -765,7 +764,7 @@ async def _wait_for_release(before: _Holdings) -> None:
 
 @asynccontextmanager
 async def _host(upstream: Upstream, memory: Memory | None = None) -> AsyncIterator[Host]:
-    """Run an agent behind a pool, which is closed with the engine."""
+    """Run an agent with a pool, which is closed with the engine."""
     host = Host(Agent(Pooled(upstream)), MemoryStore(memory))
     await host.start()
     try:

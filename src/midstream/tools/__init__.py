@@ -1,4 +1,4 @@
-"""Tools: functions, sources that come and go, MCP servers."""
+"""Tools: functions, dynamic sources of tools, MCP servers."""
 
 from __future__ import annotations
 

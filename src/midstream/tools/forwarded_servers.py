@@ -1,4 +1,4 @@
-"""The MCP servers that a host forwards to its upstream, and which of them can be forwarded."""
+"""MCP servers of a client application for its upstream agent, and the rules for forwarding them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ TRANSPORTS: tuple[Transport, ...] = ("stdio", "http", "sse")
 
 
 class ForwardedMcpServer(Struct, frozen=True, omit_defaults=True):
-    """An MCP server that the host configures for its agent.
+    """An MCP server that the client application configures for its agent.
 
     Args:
-        name: Unique within a set.
-        transport: How it is reached.
-        command, args, env: What to start, for `stdio`.
-        url, headers: Where it is, otherwise.
-        client_id, client_secret, scope: The host's OAuth client registration, for the upstream's own flow.
-        needs_auth: It requires OAuth of every client.
+        name: Its name, unique in a set.
+        transport: Its transport.
+        command, args, env: The program to start, for `stdio`.
+        url, headers: Its address, for other transports.
+        client_id, client_secret, scope: The client application's OAuth registration, for the upstream's own flow.
+        needs_auth: Whether it requires OAuth.
     """
 
     name: str
@@ -39,14 +39,14 @@ class ForwardedMcpServer(Struct, frozen=True, omit_defaults=True):
 
 
 class Why(StrEnum):
-    """Why a server cannot be forwarded."""
+    """The reason why a server cannot be forwarded."""
 
     TRANSPORT = "transport"
-    """The upstream does not reach servers in this way."""
+    """The upstream does not support the server's transport."""
     CREDENTIAL = "credential"
-    """It needs OAuth, and the upstream has no flow of its own that the host's registration would fit."""
+    """It needs OAuth, and the upstream has no flow for the client application's registration."""
     SECRET = "secret"  # noqa: S105 - a reason, no secret
-    """The upstream has a flow of its own, but takes no client secret, and this registration has one."""
+    """The upstream's flow accepts no client secret, and the registration has one."""
 
 
 _WORDS = {
@@ -57,7 +57,7 @@ _WORDS = {
 
 
 class Skipped(Struct, frozen=True):
-    """A server that is left out."""
+    """A server that is not forwarded."""
 
     name: str
     transport: Transport
@@ -65,7 +65,7 @@ class Skipped(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Return a notice for the user, to be shown once; names and nothing secret."""
+        """Return a notice for the user, without secrets."""
         return (
             f"the MCP server {self.name!r} is left out: {_WORDS[self.why].format(transport=self.transport)}"
         )
@@ -78,15 +78,15 @@ def select_forwarded(
     can_secret: bool = False,
     transports: Collection[Transport] = TRANSPORTS,
 ) -> tuple[tuple[ForwardedMcpServer, ...], tuple[Skipped, ...]]:
-    """Return the servers that an upstream can be given, and those it cannot, both in the order of their names.
+    """Return the servers that an upstream can use, and the skipped ones, both in the order of their names.
 
-    A header that authorizes is a credential that can be shared as it is; the registration then stays here. What is kept
-    carries nothing that the upstream has no use for.
+    An authorization header is a credential that can be forwarded; then the registration is not. Forwarded servers have
+    no fields that the upstream cannot use.
 
     Args:
-        can_oauth: The upstream has an OAuth flow of its own that takes a client id and a scope.
-        can_secret: That flow takes a client secret, too.
-        transports: How it reaches servers.
+        can_oauth: Whether the upstream has its own OAuth flow with a client id and a scope.
+        can_secret: Whether that flow accepts a client secret, too.
+        transports: Its transports.
     """
     kept: list[ForwardedMcpServer] = []
     skipped: list[Skipped] = []

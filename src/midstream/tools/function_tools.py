@@ -1,7 +1,6 @@
-"""Tools: a Python function, the schema a model is shown of it, and one bounded way to call it.
+"""Tools: a Python function with a schema for models, and a call with limits.
 
-Used by the server (`engine/`) and by clients that run tools themselves (`client/`), so that a tool means the
-same on both sides.
+Used by the server (`engine/`) and by clients that run tools (`client/`), so that a tool behaves the same on both sides.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from midstream.store.contract import Transaction
 from midstream.timing import WAIT_S_MAX
 
 TIMEOUT_S = 120.0
-"""Seconds a tool may run where it names no timeout (the longest build the originals' users waited for)."""
+"""Default time limit of a tool in seconds."""
 TRANSACTION_S = 1.0
-"""Seconds a tool may take that runs in the transaction of its outcome, whatever timeout it names: all sessions of the
-process wait for it, and so do other processes on the same database, which give up after two."""
+"""Time limit in seconds of a tool in the transaction of its outcome, even if its own is longer: it blocks all sessions
+of the process, and other processes on the same database, which fail after two seconds."""
 RESULT_CHARS_MAX = 4 * 1024 * 1024
-"""Characters of one result; a longer one is cut, with a mark of how much is missing. People get all of it, a model
-`core.blobs.SHOWN_CHARS_MAX` of them."""
+"""Characters of one result; a longer one is cut, with a mark of the omitted number. Clients get all of it, a model at
+most `compaction.SHOWN_CHARS_MAX`."""
 PROGRESS_CHARS_MAX = 2000
-"""Characters of one progress report; more is cut off."""
+"""Characters of one progress report; the rest is cut off."""
 THREADS_MAX = 256
-"""Plain functions at work in one process, abandoned ones that hang included; one more is refused, not started."""
+"""Running plain functions in one process, including abandoned ones that hang; one more is refused."""
 
 _log = logging.getLogger(__name__)
 
 
 class Happened(Struct, frozen=True):
-    """Answer of a `probe` for a call that took effect; `value` is what the call itself would have returned."""
+    """Answer of a `probe` for a call that took effect; `value` is the value that the call would have returned."""
 
     value: Any = ""
 
@@ -57,26 +56,26 @@ class DidNotHappen(Struct, frozen=True):
 
 
 Probed = Happened | DidNotHappen | None
-"""The answer of a `probe`; None where the outside world has no answer."""
+"""The answer of a `probe`; None if it is unknown."""
 
 
 class Tool(Struct, frozen=True):
-    """Something a model can call. Make one with `@tool`, or with `question` one that a person answers.
+    """A tool for a model. Create it with `@tool`, or with `question` if a person answers.
 
     Args:
         spec: The description for the model.
-        function: What is called, with the arguments as keywords; a coroutine function or a plain one.
-        arguments: The types the arguments are checked and converted against; None where `spec` has a foreign schema:
-            any JSON object is passed on as it is.
-        has_effects: It changes something in the world: it runs alone and its start is synced to disk.
-        on_doubt: The policy for a call that started and whose outcome is unknown.
+        function: A coroutine function or a plain one, called with the arguments as keywords.
+        arguments: The types for checking and converting the arguments; None if `spec` has a foreign schema: then any
+            JSON object is passed on unchanged.
+        has_effects: Whether it has effects: then it runs alone and its start is synced to disk.
+        on_doubt: The policy for a call in doubt.
         timeout_s: Seconds until a call is given up.
-        needs_approval: Whether a person must allow each call: always, or where this function of the arguments
-            returns True. One that fails counts as yes.
-        probe: Asks the outside world whether a call in doubt happened; it takes the tool's own arguments.
-        answer_s: Seconds a person has to allow or answer a call; 0 for no limit.
-        site: Where its calls are answered.
-        approvers: How many different people must allow each call that needs approval.
+        needs_approval: Whether a person must allow each call: always, or if this function of the arguments returns
+            True. A failing function counts as True.
+        probe: Finds out whether a call in doubt took effect; it has the tool's own arguments.
+        answer_s: Seconds for a person to allow or answer a call; 0 for no limit.
+        site: The place where its calls are answered.
+        approvers: Number of different people who must allow each call that needs approval.
     """
 
     spec: ToolSpec
@@ -93,14 +92,14 @@ class Tool(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name the model calls it by."""
+        """The name for the model."""
         return self.spec.name
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - the function's own
-        """Call the function itself, as if it had no `@tool`: without checks, approval, limits and journal.
+        """Call the function itself, without checks, approval, limits and journal.
 
         Raises:
-            UsageError: A person or a client answers this tool: there is no function here.
+            UsageError: A person or a client answers this tool, so it has no function here.
         """
         if self.site is not Site.SERVER:
             raise UsageError(f"{self.name!r} is not a function; a {self.site.value} answers it")
@@ -109,32 +108,32 @@ class Tool(Struct, frozen=True):
 
 @runtime_checkable
 class ToolSource(Protocol):
-    """Tools that come and go, such as those of an MCP server. Give it to an agent among its tools.
+    """A source of dynamic tools, such as an MCP server. Pass it to an agent as one of its tools.
 
-    One source serves all sessions of an agent at once. It connects when it is first asked.
+    All sessions of an agent share a source. It connects at its first use.
     """
 
     @property
     def name(self) -> str:
-        """Name for people; no two sources of an agent have one name."""
+        """The name for users, unique among the sources of an agent."""
 
     async def tools(self) -> Sequence[Tool]:
-        """Return the tools there are now. Asked before every model call, so it must be cheap.
+        """Return the current tools. Called before every model call, so it must be cheap.
 
         Raises:
-            ToolsUnavailableError: They are unknown now; until they are known, the agent runs without them.
+            ToolsUnavailableError: They are unknown now; the agent runs without them meanwhile.
         """
 
     async def close(self) -> None:
-        """Let go of connections and processes. The next `tools` begins anew. Calling it again is harmless."""
+        """Close connections and processes. The next call of `tools` connects again. A second call has no effect."""
 
 
 class StatedOutcome(Struct, frozen=True):
-    """Result of a tool that states itself how its call ended, instead of returning or raising.
+    """Result of a tool that sets the outcome of its call itself, instead of returning or raising.
 
     Args:
-        content: What the model reads.
-        outcome: `ok`, `error` (it did not work), `unknown` (it may or may not have taken effect).
+        content: The text for the model.
+        outcome: `ok`, `error` (it failed), `unknown` (it may or may not have taken effect).
     """
 
     content: str
@@ -150,15 +149,15 @@ class CallContext(Struct, frozen=True):
     call_id: str
     run: int = 1
     tell: Callable[[str], None] = lambda _text: None
-    """Where `report_progress` goes; may be called from any thread."""
+    """Receives the text of `report_progress`; may be called from any thread."""
     stopped: threading.Event = msgspec.field(default_factory=threading.Event)
-    """Set when the turn was stopped: a plain function has a few seconds to return what it has."""
+    """Set when the turn was stopped: a plain function then has a few seconds to return a partial result."""
     transaction: Transaction | None = None
     """For a tool with `on_doubt="in_transaction"`; see `transaction`."""
 
     @property
     def effect_key(self) -> str:
-        """The same for every run of one call: hand it to a service that refuses repetitions."""
+        """A key that is the same for every run of one call, for a service that refuses repetitions."""
         return f"{self.session}/{self.turn}/{self.response}/{self.call_id}"
 
 
@@ -166,7 +165,7 @@ _current: contextvars.ContextVar[CallContext] = contextvars.ContextVar("midstrea
 
 
 def current_call() -> CallContext:
-    """Return the call this tool is running for.
+    """Return the call of the running tool.
 
     Raises:
         LookupError: No tool is running here.
@@ -175,11 +174,11 @@ def current_call() -> CallContext:
 
 
 def transaction() -> Transaction:
-    """Return the transaction in which the outcome of this call is written: what the tool writes there and its outcome
-    are committed together, or neither is.
+    """Return the transaction in which the outcome of this call is recorded. The tool's writes there and its outcome are
+    committed together, or neither.
 
     Raises:
-        UsageError: The tool that runs here is none with `on_doubt="in_transaction"`.
+        UsageError: The running tool does not have `on_doubt="in_transaction"`.
         LookupError: No tool is running here.
     """
     found = current_call().transaction
@@ -191,7 +190,7 @@ def transaction() -> Transaction:
 def report_progress(text: str) -> None:
     """Report the progress of this tool to all readers of the session.
 
-    Text is sent with the session's next records, and may be left out where a tool reports too much.
+    Text is sent with the session's next records, and may be dropped if a tool reports too much.
 
     Raises:
         LookupError: No tool is running here.
@@ -201,7 +200,7 @@ def report_progress(text: str) -> None:
 
 @contextlib.contextmanager
 def running(context: CallContext) -> Iterator[None]:
-    """Let `current_call` return `context` inside: for code that runs a tool in its own loop."""
+    """Make `current_call` return `context` in the block, for code that runs a tool in its own loop."""
     token = _current.set(context)
     try:
         yield
@@ -236,31 +235,27 @@ def tool(
     answer_s: float = 0.0,
     approvers: int = 1,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function: the schema comes from its type hints, the description from its docstring.
+    """Create a tool from a function: the schema comes from its type hints, the description from its docstring.
 
     Args:
         function: A plain or coroutine function. Plain ones run in a thread.
-        name: The name the model sees; the function's own by default.
-        has_effects: False for a tool that only reads: such calls run side by side.
-        on_doubt: What happens to a call whose outcome was lost: `unknown` (the default where there are effects: the
-            model is instructed to check), `rerun` (the default where there are none), `rerun_with_key`, `probe` (the
-            default where a probe is given), `hold` (a person decides), `in_transaction` (a plain function that
-            writes into the session's own database, see `transaction`; it is never in doubt).
+        name: The name for the model; the function's own by default.
+        has_effects: False for a tool that only reads: such calls run concurrently.
+        on_doubt: The policy for a call in doubt: `unknown` (the default with effects: the model is instructed to
+            check), `rerun` (the default without effects), `rerun_with_key`, `probe` (the default with a probe), `hold`
+            (a person decides), `in_transaction` (a plain function that writes into the session's own database, see
+            `transaction`; it is never in doubt).
         timeout_s: Seconds until a call is given up, with an error result (a plain function's thread cannot be
             stopped; it is abandoned). One in a transaction has `TRANSACTION_S` at most.
         needs_approval: Whether a person must allow each call: `True`, or a function of the same arguments.
-        probe: Asks the outside world about a call in doubt: a function of the same arguments that returns `Happened`,
-            `DidNotHappen` or None.
-        answer_s: Seconds a person has to allow a call, or to decide about one in doubt, 366 days at most; 0 for no
-            limit.
-        approvers: How many different people must allow each call that needs approval, 10 at most. The server must
-            authenticate them.
+        probe: Checks a call in doubt: a function of the same arguments returns `Happened`, `DidNotHappen` or None.
+        answer_s: Seconds for a person to allow a call, or to decide about a doubt, at most 366 days; 0: no limit.
+        approvers: Number of different people who must allow a call, at most 10. The server must authenticate them.
 
     Raises:
-        ToolDefinitionError: A parameter has no type hint, or one without a JSON form; `approvers` is out of its bounds,
-            or more than 1 without `needs_approval`; `on_doubt` is none of the
-            policies, or the policy and the probe do not fit one another; or a coroutine function is to run in a
-            transaction.
+        ToolDefinitionError: A parameter has no type hint, or one without a JSON form; `approvers` is out of bounds, or
+            more than 1 without `needs_approval`; `on_doubt` is not a policy, or conflicts with the probe; or a
+            coroutine function has `in_transaction`.
     """
     usual = OnDoubt.PROBE if probe else OnDoubt.UNKNOWN if has_effects else OnDoubt.RERUN
     policy = _policy(on_doubt) if on_doubt is not None else usual
@@ -304,15 +299,15 @@ def question(
     description: str = "Ask the user a question and wait for the answer.",
     answer_s: float = 0.0,
 ) -> Tool:
-    """Make a tool by which the model asks a person; the turn waits for the answer, across restarts and for days.
+    """Create a tool with which the model asks a person; the turn waits for the answer, across restarts and for days.
 
     Args:
-        name: The name the model sees.
+        name: The name for the model.
         description: The description for the model.
-        answer_s: Seconds a person has to answer, 366 days at most; 0 for no limit.
+        answer_s: Seconds for the answer, 366 days at most; 0 for no limit.
 
     Raises:
-        ToolDefinitionError: `answer_s` is out of its bounds.
+        ToolDefinitionError: `answer_s` is out of bounds.
     """
     _check_time("answer_s", answer_s)
     options: tuple[str, Any, Any] = ("options", list[str], msgspec.field(default_factory=list))
@@ -322,7 +317,7 @@ def question(
 
 
 def of_client(theirs: ClientTool) -> Tool:
-    """Return the tool of a client as its calls are planned and judged here, where it cannot be run."""
+    """Return a client's tool in the server's form, for planning and deciding its calls; it cannot be run here."""
     return Tool(
         theirs.spec,
         _refuse_to_run,
@@ -342,11 +337,11 @@ def _refuse_to_run(**_: object) -> None:
 
 
 Approval = Callable[[ToolCall, Tool], bool | str | Ask]
-"""A host's own rule: whether a person must allow a call, in words why, or the terms, such as how many people."""
+"""A rule: whether a person must allow a call; or the reason as text; or the terms, such as how many people."""
 
 
 def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | None = None) -> CallPlan:
-    """Look a call up and check its arguments; what cannot be run gets a `problem` for the model to read."""
+    """Look a call up and check its arguments; a call that cannot run gets a `problem` for the model."""
     digest = digest_of(call.name, call.arguments)
     found = tools.get(call.name)
     if found is None:
@@ -377,7 +372,7 @@ def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | No
 
 
 class _Terms(NamedTuple):
-    """Text that people are shown before a call, how many seconds they have, and how many of them must allow it."""
+    """The text for people before a call, the seconds for their answer, and the number of people who must allow it."""
 
     text: str
     answer_s: float
@@ -387,7 +382,7 @@ class _Terms(NamedTuple):
 def _approval_terms(
     call: ToolCall, found: Tool, keywords: Mapping[str, Any], approval: Approval | None
 ) -> _Terms | None:
-    """Return the terms on which people are asked before this call; None where no approval is needed."""
+    """Return the terms of an approval for this call; None if no approval is needed."""
     own = _Terms("", found.answer_s, found.approvers)
     if found.site is Site.PERSON:
         return own._replace(text=str(keywords.get("question", "")))
@@ -409,12 +404,12 @@ def _approval_terms(
 
 
 async def probe_call(found: Tool, call: ToolCall, context: CallContext) -> tuple[ToolResult | None, bool]:
-    """Ask the outside world whether a call in doubt happened; whatever the probe does, this does not raise.
+    """Run the probe of a call in doubt; an error of the probe is logged, not raised.
 
     Returns:
-        The call's result if it happened, and whether it may run again because it did not.
+        The call's result if it took effect, and whether it may run again because it did not.
     """
-    if found.probe is None:  # the agent changed between two owners
+    if found.probe is None:  # the agent has changed since the call was planned
         return None, False
     token = _current.set(context)
     try:
@@ -432,20 +427,19 @@ async def probe_call(found: Tool, call: ToolCall, context: CallContext) -> tuple
 
 
 def is_plain(found: Tool) -> bool:
-    """Whether a tool is a plain function, which runs in a thread and cannot be cancelled, only asked to stop."""
+    """Whether a tool is a plain function, which runs in a thread and can only be requested to stop."""
     return not _is_coroutine_function(found.function)
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function)  # it unwraps and looks at flags: several microseconds
+    return inspect.iscoroutinefunction(function)  # this check takes several microseconds
 
 
 async def run_call(found: Tool, call: ToolCall, context: CallContext) -> ToolResult:
-    """Call a tool within its timeout and return its result; whatever the tool does, this does not raise.
+    """Call a tool within its timeout and return its result; errors of the tool become results.
 
-    Cancelling this cancels a coroutine tool; a plain function's thread is abandoned. The cancellation goes on
-    to the caller.
+    A cancellation cancels a coroutine tool, abandons a plain function's thread, and is re-raised.
     """
     try:
         keywords = _read_arguments(found, call)
@@ -473,9 +467,9 @@ def call_within(
     context: CallContext,
     attempt: Callable[[Callable[[Transaction], object]], object],
 ) -> ToolResult:
-    """Call a tool in the transaction of its outcome, at once and in this thread, and return its result.
+    """Call a tool in the transaction of its outcome, in this thread, and return its result.
 
-    Whatever the tool does, this does not raise; where it raised, `attempt` has undone what it wrote.
+    Errors of the tool become results, after `attempt` has undone its writes.
     """
 
     def effect(transaction: Transaction) -> object:
@@ -492,7 +486,7 @@ def call_within(
     try:
         value = attempt(effect)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
-        undone = "What it had written was undone."
+        undone = "Its changes were undone."
         return ToolResult(call.id, storable(f"{type(error).__name__}: {error}\n{undone}"), Outcome.ERROR)
     return _result_of(call, value)
 
@@ -528,9 +522,9 @@ _free_threads = threading.Semaphore(THREADS_MAX)
 
 
 async def _in_thread(work: Callable[[], object]) -> object:
-    """Run a plain function in a thread of its own; a cancelled caller abandons it.
+    """Run a plain function in a thread of its own; a cancellation abandons the thread.
 
-    A daemon and no pool: a tool that hangs must keep neither the process from ending nor the next tool from starting.
+    The thread is a daemon and not in a pool, so that a hanging tool blocks neither the exit nor other tools.
     """
     if not _free_threads.acquire(blocking=False):
         raise RuntimeError(f"not started: {THREADS_MAX} tools are running or hanging in this process")
@@ -572,7 +566,7 @@ def _result_of(call: ToolCall, value: object) -> ToolResult:
         try:
             content = msgspec.json.encode(value).decode()
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            # The tool has run: the message has to state that only its answer is lost.
+            # The tool has run: the message must state that only its answer is lost.
             problem = f"{call.name!r} finished, but its answer has no JSON form ({error})."
             return ToolResult(call.id, problem, Outcome.ERROR)
     if len(content) > RESULT_CHARS_MAX:
@@ -584,12 +578,12 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     """Index tools by name.
 
     Raises:
-        ToolDefinitionError: Two of them have the same name.
+        ToolDefinitionError: Two tools have the same name.
     """
     found: dict[str, Tool] = {}
     for each in tools:
         if each.name in found:
-            raise ToolDefinitionError(f"two tools are named {each.name!r}: give one of them another name")
+            raise ToolDefinitionError(f"two tools are named {each.name!r}; rename one of them")
         found[each.name] = each
     return found
 
@@ -624,7 +618,7 @@ def _read_signature(function: Callable[..., Any], name: str) -> tuple[type[Struc
 
 
 def _plain_schema(arguments: type[Struct]) -> dict[str, Any]:
-    """Return an object schema with its own `$defs`, as providers require it."""
+    """Return an object schema with its own `$defs`, as providers require."""
     (reference,), definitions = msgspec.json.schema_components([arguments])
     schema = dict(definitions.pop("Arguments")) if "$ref" in reference else dict(reference)
     schema.pop("title", None)
@@ -645,7 +639,7 @@ def _docstring_summary(text: str) -> str:
 
 
 def _docstring_arguments(text: str) -> dict[str, str]:
-    """Read a Google-style `Args:` section."""
+    """Return the descriptions in a Google-style `Args:` section."""
     found = re.search(r"^(?:Args|Arguments|Parameters):\s*$\n((?:[ \t]+.*\n?|\n)*)", text, re.MULTILINE)
     if not found:
         return {}

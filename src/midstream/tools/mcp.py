@@ -2,9 +2,9 @@
 
     agent = Agent(model, tools=[McpServer.stdio("npx", ["-y", "server-files", "."], name="files")])
 
-A server is connected when it is first asked, shared by all sessions, and connected again after it died. The SDK's
-client lives in one task of its own (`_Link`), because it must be closed where it was opened; a call of a tool only
-waits for its answer, and fails at once when the connection is lost.
+A server is connected at its first use, shared by all sessions, and reconnected after its death. The SDK's client has a
+task of its own (`_Link`), because the task that opened it must close it. A tool call only waits for its answer, and
+fails at once when the connection is lost.
 """
 
 from __future__ import annotations
@@ -50,43 +50,41 @@ with extra("mcp"):
     from mcp.shared.dispatcher import ProgressFnT
 
 CONNECT_S = 60.0
-"""Seconds a server has to start and greet: a first `npx` or `uvx` downloads its program."""
+"""Seconds for a server to start and initialize: a first `npx` or `uvx` downloads its program."""
 START_WAIT_S = 8.0
-"""Seconds of them that a turn waits for its tools; later turns go on without them until it is there."""
+"""Seconds of them that a turn waits for the tools; later turns continue without them until the server is ready."""
 LIST_S = 5.0
-"""Seconds a server has to list its tools, where it is not busy with a call."""
+"""Seconds for a server to list its tools, if it is not busy with a call."""
 PAGES_MAX = 100
 TOOLS_MAX = 1000
-"""Tools that are taken of one server; no model can be shown more."""
+"""Tools that are used from one server, because models have limits."""
 NAME_CHARS_MAX = 64
-"""Characters of a tool's name that every provider takes."""
+"""Characters of a tool's name that every provider accepts."""
 STDERR_LINE_BYTES_MAX = 4096
 EFFECT_KEY = "midstream/effect_key"
 """Member of a call's `_meta`: the same for every run of one call, so that a server can refuse repetitions."""
 
 _TIMEOUT = httpx2.Timeout(connect=10.0, read=None, write=30.0, pool=5.0)
-"""No limit on silence: a call has its own, and the answer of a slow tool is silent until it comes."""
+"""No limit on silence: each call has its own limit, and a slow tool is silent until its answer."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 _FOREIGN_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 _GATEWAY_FAULT = (wire.INTERNAL_ERROR, "Server returned an error response")
-"""The SDK's error where HTTP failed in place of an answer in JSON-RPC."""
+"""The SDK's error for an HTTP failure instead of a JSON-RPC answer."""
 _OFF_THE_LINE = (wire.CONNECTION_CLOSED, "Connection closed")
-"""The SDK's errors where the other end is gone."""
+"""The SDK's errors for a closed connection."""
 
-_Streams = AsyncGenerator[Any]  # a pair of streams whose type the SDK keeps to itself
+_Streams = AsyncGenerator[Any]  # a pair of streams whose type the SDK does not export
 
 _log = logging.getLogger(__name__)
 
 
 class ServerOptions(TypedDict, total=False):
-    """Options of both kinds of server.
+    """Options of both kinds of servers.
 
     Args:
-        prefix: Stands before the names of its tools; `NAME__` by default, so that servers cannot take one another's
-            names. "" shows the names as they are.
+        prefix: Prefix of the names of its tools; `NAME__` by default, to keep servers' names apart. "" for none.
         timeout_s: Seconds until a call is given up.
-        hints: "trusted" takes a server's word for what is read-only or may be repeated; "ignored" treats each of its
-            tools as one with effects.
+        hints: "trusted" uses the server's hints about read-only and repeatable tools; "ignored" uses none.
         world: Clock, chance and tasks.
     """
 
@@ -97,10 +95,10 @@ class ServerOptions(TypedDict, total=False):
 
 
 class McpServer:
-    """The tools of one MCP server. Make one with `stdio` or `http`.
+    """The tools of one MCP server. Create it with `stdio` or `http`.
 
     It serves one event loop at a time: `close` it before it is used in another one. Its representation and its log
-    lines hold no arguments, no environment, no headers.
+    lines contain no arguments, environment or headers.
     """
 
     def __init__(
@@ -121,8 +119,8 @@ class McpServer:
         self._parting: set[_Link] = set()
         self._failures = 0
         self._retry_at = 0.0
-        self._made: dict[str, tuple[wire.Tool, Tool | None]] = {}
-        """What was made of each tool the server listed last."""
+        self._tool_cache: dict[str, tuple[wire.Tool, Tool | None]] = {}
+        """The tool for each entry of the server's last list."""
 
     @classmethod
     def stdio(
@@ -135,18 +133,18 @@ class McpServer:
         cwd: str | Path | None = None,
         **options: Unpack[ServerOptions],
     ) -> McpServer:
-        """A program that is started here and spoken to over its stdin and stdout; its stderr goes to the log (info).
+        """Create a server for a program that is started here, with its stdin and stdout; its stderr is logged (info).
 
         Args:
             command: The program.
             args: Its arguments.
-            name: What people and, as the prefix of its tools, the model call it.
+            name: Its name for users and, as the prefix of its tools, for the model.
             env: Added to its environment, which has only HOME, LOGNAME, PATH, SHELL, TERM and USER of this one.
             cwd: Its working directory.
             options: See `ServerOptions`.
 
         Raises:
-            UsageError: The name has another form. Nothing was started.
+            UsageError: The name is not valid. Nothing was started.
         """
         program = StdioServerParameters(command=command, args=[*args], env=dict(env or {}), cwd=cwd)
         return cls(name, Path(command).name, lambda: _over_stdio(program, name), **options)
@@ -161,17 +159,17 @@ class McpServer:
         auth: httpx2.Auth | None = None,
         **options: Unpack[ServerOptions],
     ) -> McpServer:
-        """A server that speaks streamable HTTP at `url`.
+        """Create a server with streamable HTTP at `url`.
 
         Args:
-            url: Its endpoint, such as `https://example.com/mcp`. Keep secrets out of it: HTTP libraries log addresses.
-            name: What people and, as the prefix of its tools, the model call it.
+            url: Its endpoint, such as `https://example.com/mcp`, without secrets: HTTP libraries log addresses.
+            name: Its name for users and, as the prefix of its tools, for the model.
             headers: Sent with each request, such as an `Authorization`.
-            auth: Makes them instead (the SDK's `OAuthClientProvider` is one).
+            auth: Creates the headers instead (such as the SDK's `OAuthClientProvider`).
             options: See `ServerOptions`.
 
         Raises:
-            UsageError: The name or the address has another form. Nothing was sent.
+            UsageError: The name or the address is not valid. Nothing was sent.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -183,12 +181,12 @@ class McpServer:
         return f"McpServer({self.name!r}, {self._where!r})"
 
     async def tools(self) -> tuple[Tool, ...]:
-        """Return the tools the server has now; see `ToolSource`.
+        """Return the server's current tools; see `ToolSource`.
 
-        A server that does not answer in time because it is busy with a call keeps the tools it had.
+        If the server does not answer in time because it is busy with a call, return its last tools.
 
         Raises:
-            ToolsUnavailableError: It is not there, is still starting, or does not answer.
+            ToolsUnavailableError: The server is unavailable, is still starting, or does not answer.
         """
         for is_last_try in (False, True):
             link = await self._open_link()
@@ -197,19 +195,19 @@ class McpServer:
                     listed = await _list_tools(await link.client())
             except TimeoutError as error:
                 if link.calls:
-                    return tuple(made for _, made in self._made.values() if made is not None)
+                    return tuple(made for _, made in self._tool_cache.values() if made is not None)
                 raise self._fail(link, f"did not list its tools within {LIST_S:g} s") from error
-            except Exception as error:  # whatever it is, there is no list
+            except Exception as error:  # there is no list after any error
                 if is_last_try:
                     raise self._fail(link, _reason_of(error)) from error
-                self._drop(link)  # it died since its last request
+                self._drop(link)  # the connection has ended since its last request
             else:
                 self._failures = 0
                 return self._take(listed)
         raise AssertionError("the last try returns or raises")
 
     async def close(self) -> None:
-        """End the connection and, where it was started here, the server: asked, terminated, killed, within 9 s."""
+        """Close the connection and end a server that was started here: closed, terminated, killed, within 9 s."""
         if self._link is not None:
             self._drop(self._link)
         await asyncio.gather(*(each.wait_until_closed() for each in self._parting))
@@ -218,7 +216,7 @@ class McpServer:
 
     async def _open_link(self) -> _Link:
         link = self._link
-        if link is not None and link.failure is not None:  # while no request waited for it
+        if link is not None and link.failure is not None:  # it failed while no request waited for it
             raise self._fail(link, _reason_of(link.failure))
         if link is None or link.is_over:
             left_s = self._retry_at - self._world.monotonic()
@@ -238,14 +236,14 @@ class McpServer:
         return link
 
     def _drop(self, link: _Link) -> None:
-        """Let a connection end by itself; the next call makes another one."""
+        """Let a connection end in the background; the next call opens another one."""
         if self._link is link:
             self._link = None
         self._parting = {each for each in self._parting if not each.is_done} | {link}
         link.release()
 
     def _fail(self, link: _Link, reason: str) -> ToolsUnavailableError:
-        if self._link is link:  # however many wait for it, it fails once
+        if self._link is link:  # counted once for all requests that wait for it
             self._drop(link)
             self._failures += 1
             wait_s = MCP_BACKOFF.wait_s(self._failures, chance=self._world.chance())
@@ -259,23 +257,23 @@ class McpServer:
     # --- its tools --------------------------------------------------------------------------------------------
 
     def _take(self, listed: Sequence[wire.Tool]) -> tuple[Tool, ...]:
-        before, self._made = self._made, {}
+        before, self._tool_cache = self._tool_cache, {}
         for remote in listed:
             known = before.get(remote.name)
             made = known[1] if known and known[0] == remote else self._tool_of(remote)
-            self._made[remote.name] = (remote, made)
-        return tuple(made for _, made in self._made.values() if made is not None)
+            self._tool_cache[remote.name] = (remote, made)
+        return tuple(made for _, made in self._tool_cache.values() if made is not None)
 
     def _tool_of(self, remote: wire.Tool) -> Tool | None:
-        """Make a tool, or none where its schema is so wrong that a provider would refuse every request with it."""
+        """Create a tool; None if providers would refuse every request because of its schema."""
         schema = remote.input_schema
         if is_too_deep(schema):
-            _log.warning("a tool of %r is left out: its schema is %s", self.name, TOO_DEEP)
+            _log.warning("a tool of %r is omitted: its schema is %s", self.name, TOO_DEEP)
             return None
         try:
             validator_for(schema).check_schema(schema)
         except Exception:  # noqa: BLE001 - a foreign schema in a foreign validator, which raises more than SchemaError
-            _log.warning("a tool of %r is left out: its schema is not a JSON schema", self.name)
+            _log.warning("a tool of %r is omitted: its schema is not a JSON schema", self.name)
             return None
         has_effects, on_doubt = _policy_of(remote.annotations if self._hints == "trusted" else None)
 
@@ -296,7 +294,7 @@ class McpServer:
             if context.run > 1:
                 return StatedOutcome(f"Not run again: {error.message}. {_MAY_HAVE_RUN}", doubtful)
             return StatedOutcome(f"Not run: {error.message}.", Outcome.ERROR)
-        # The SDK's type has the protocol's own members only; the specification allows additional ones.
+        # The SDK's type has only the protocol's own members; the specification permits additional ones.
         meta = cast("wire.RequestParamsMeta", {EFFECT_KEY: context.effect_key})
         link.calls += 1
         try:
@@ -327,12 +325,12 @@ _MAY_HAVE_RUN = "It may or may not have taken effect."
 
 
 class _Link:
-    """One connection, in the task that opened it and will close it."""
+    """One connection, in the task that opens and closes it."""
 
     def __init__(self, transport: Transport, world: World, name: str) -> None:
         self.started_at = world.monotonic()
         self.calls = 0
-        """Calls that wait for their answer."""
+        """Number of calls that wait for their answers."""
         self._transport = transport
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._ready.add_done_callback(_ignore_failure)
@@ -341,31 +339,31 @@ class _Link:
 
     @property
     def is_over(self) -> bool:
-        """Whether no call can be made over it any more."""
+        """Whether the connection accepts no more calls."""
         return self._leaving.is_set() or self._task.done()
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left of it."""
+        """Whether the connection is completely closed."""
         return self._task.done()
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it was never made."""
+        """The error that prevented the connection, or None."""
         return self._ready.exception() if self._ready.done() else None
 
     async def client(self) -> Client:
-        """Wait for the greeting; raises what went wrong with it. Giving up the wait does not stop it."""
+        """Wait for the initialization, and raise its error. A cancellation does not stop it."""
         return await asyncio.shield(self._ready)
 
     def release(self) -> None:
-        """Begin to close it."""
+        """Begin to close the connection."""
         self._leaving.set()
         if not self._ready.done():
             self._task.cancel()
 
     async def wait_until_closed(self) -> None:
-        """Wait until nothing is left of it."""
+        """Wait until the connection is completely closed."""
         await asyncio.wait([self._task])
 
     async def _hold(self) -> None:
@@ -387,7 +385,7 @@ class _Link:
 
 
 def _ignore_failure(ready: asyncio.Future[Client]) -> None:
-    """Ignore a failure that is not awaited: the next caller meets it again."""
+    """Ignore a failure that is not awaited: the next caller gets it."""
     if not ready.cancelled():
         ready.exception()
 
@@ -399,7 +397,7 @@ def _ignore_failure(ready: asyncio.Future[Client]) -> None:
 async def _over_stdio(program: StdioServerParameters, name: str) -> _Streams:
     with _stderr_in_the_log(name) as errors:
         async with stdio_client(program, errlog=errors) as streams:
-            errors.close()  # the server has its own copy: the log ends with it
+            errors.close()  # the server has its own copy, and the log ends with that
             yield streams
 
 
@@ -414,7 +412,7 @@ async def _over_http(url: str, headers: Mapping[str, str], auth: httpx2.Auth | N
 
 @contextlib.contextmanager
 def _stderr_in_the_log(name: str) -> Iterator[TextIO]:
-    """Give a file whose lines become log lines, until all who have it open have closed it."""
+    """Yield a file whose lines become log lines, until all copies of it are closed."""
     reading, writing = os.pipe()
 
     def follow() -> None:
@@ -427,7 +425,7 @@ def _stderr_in_the_log(name: str) -> Iterator[TextIO]:
         yield file
 
 
-# --- what the two sides call things -----------------------------------------------------------------------------
+# --- conversions between MCP and midstream ----------------------------------------------------------------------
 
 
 async def _list_tools(client: Client) -> list[wire.Tool]:
@@ -443,7 +441,7 @@ async def _list_tools(client: Client) -> list[wire.Tool]:
 
 
 def _policy_of(hints: wire.ToolAnnotations | None) -> tuple[bool, OnDoubt]:
-    """Return whether a tool has effects, and what to do with a call whose outcome is lost (TURN-44)."""
+    """Return whether a tool has effects, and its policy for calls in doubt (TURN-44)."""
     if hints is not None and hints.read_only_hint:
         return False, OnDoubt.RERUN
     if hints is not None and hints.idempotent_hint:
@@ -452,7 +450,7 @@ def _policy_of(hints: wire.ToolAnnotations | None) -> tuple[bool, OnDoubt]:
 
 
 def _name_for(name: str) -> str:
-    """Return a name every provider takes; one that had to be changed carries a digest, so that it stays distinct."""
+    """Return a valid name for every provider; a changed one has a digest, so that it stays distinct."""
     plain = _FOREIGN_CHARACTERS.sub("_", name)
     if plain == name and len(name) <= NAME_CHARS_MAX:
         return name
@@ -461,7 +459,7 @@ def _name_for(name: str) -> str:
 
 
 def _progress_of(context: CallContext) -> ProgressFnT:
-    """Return what takes a tool's progress and lets the session's readers see it."""
+    """Return the SDK's callback that passes a tool's progress to the session's readers."""
 
     async def take(progress: float, total: float | None, message: str | None) -> None:
         done = f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
@@ -471,7 +469,7 @@ def _progress_of(context: CallContext) -> ProgressFnT:
 
 
 def text_of(result: wire.CallToolResult) -> str:
-    """Return what a model reads of a result: its texts; pictures and files by name, kind and size only."""
+    """Return a result as text for a model: its texts; pictures and files only by name, kind and size."""
     if not result.content and result.structured_content is not None:
         if is_too_deep(result.structured_content):
             return f"[structured content, {TOO_DEEP}, not shown]"
@@ -503,7 +501,7 @@ def _bytes_in(base64: str) -> int:
 
 
 def _reason_of(error: BaseException) -> str:
-    """Return why a server cannot be used, without what was sent to it."""
+    """Return the reason why a server is unavailable, without sent data."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     match error:

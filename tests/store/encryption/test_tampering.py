@@ -144,11 +144,11 @@ async def test_what_is_cut_while_its_node_lives_is_noticed_too(folder: Path) -> 
     await other.open()
     assert len(await other.read("s", after=0, limit=9)) == 2
     with pytest.raises(
-        EventsLostError, match="ends with record 2, and was sealed with 3: records were cut off"
+        EventsLostError, match="ends with record 2, and was sealed with 3: records were removed"
     ):
         await other.read("s", after=2, limit=9)
     await node.append("s", Batch([b"4"], expected=3, epoch=epoch, sync=Sync.NORMAL))
-    with pytest.raises(EventsLostError, match="has no record 3: it was cut out"):
+    with pytest.raises(EventsLostError, match="has no record 3: it was removed"):
         await other.read("s", after=2, limit=9)
     await other.close()
     await node.close()

@@ -170,7 +170,7 @@ async def test_what_is_appended_inserted_or_cut_out_by_others_is_refused(place: 
         await read(place, 6)
     for cut in (whole[1:], [*whole[:2], *whole[3:]]):
         place.records[:] = cut
-        with pytest.raises(EventsLostError, match="was cut out"):
+        with pytest.raises(EventsLostError, match="was removed"):
             await read(place)
 
 

@@ -43,7 +43,7 @@ def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
 
 
 async def test_a_store_that_needs_no_preparation_says_so(tmp_path: object) -> None:
-    with pytest.raises(UsageError, match="nothing is to be prepared"):
+    with pytest.raises(UsageError, match="needs no preparation"):
         await prepare_store(f"{tmp_path}/x.db")
 
 
@@ -52,7 +52,7 @@ async def test_servers_with_one_store_key_detect_what_others_wrote_into_the_data
 ) -> None:
     key = tmp_path / "store-key"
     url = f"{place.url}&store_key={key}"
-    with pytest.raises(UsageError, match="make it once"):
+    with pytest.raises(UsageError, match="create it once"):
         await open_store(url).open()
     key.write_text(f"{b64encode(bytes(32)).decode()}\n")
     key.chmod(0o600)

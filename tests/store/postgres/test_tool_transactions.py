@@ -138,7 +138,7 @@ async def test_the_tables_of_midstream_are_out_of_reach(
 async def test_a_statement_that_takes_too_long_is_stopped(store: PostgresStore, epoch: int) -> None:
     [error] = await _within(store, epoch, 1, lambda db: db.execute("select pg_sleep(60)"), within_s=0.5)
     assert isinstance(error, TransactionError)
-    assert "time of this call is over" in error.message
+    assert "time limit of this call was reached" in error.message
     assert await bodies(store) == [b"0", b"outcome"]
 
 

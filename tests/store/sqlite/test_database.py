@@ -17,7 +17,7 @@ from midstream.store.sqlite.reads import reading
 
 
 async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"x\.db' cannot be made: No such file"):
+    with pytest.raises(UsageError, match=r"x\.db' cannot be created: No such file"):
         await SQLiteStore(folder / "no" / "x.db").open()
     assert _names(folder) == []
 
@@ -77,7 +77,7 @@ def test_tables_that_another_process_makes_meanwhile_are_ours(folder: Path) -> N
             return True
 
         us.exec_trace = be_slow
-        assert [file.require_ours(us), file.require_ours(us)] == [False, True]
+        assert [file.is_prepared(us), file.is_prepared(us)] == [False, True]
 
 
 async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:

@@ -237,7 +237,7 @@ async def test_a_statement_that_takes_too_long_is_interrupted_and_the_outcome_is
     assert isinstance(error, TransactionError)
     assert await _done(store) == []
     bodies = [each.body for each in await store.read("s", after=0, limit=9)]
-    assert b"time of this call is over" in bodies[1]
+    assert b"time limit of this call was reached" in bodies[1]
 
 
 async def test_a_tool_whose_time_is_over_runs_no_further_statement(folder: Path) -> None:
@@ -350,6 +350,6 @@ async def test_a_statement_that_failed_says_what_is_left_of_it_and_of_the_transa
     )
     assert [(each.message.rpartition(". ")[2], each.is_over) for each in failed] == [
         ("It changed nothing.", False),
-        ("Some of its changes were made before it failed, and stand.", False),
+        ("Some of its changes were made before it failed, and remain.", False),
         ("Everything that this call wrote was undone.", True),
     ]

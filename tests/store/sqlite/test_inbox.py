@@ -10,7 +10,7 @@ import pytest
 
 from midstream.store.sqlite import inbox
 from midstream.store.sqlite.database import schema
-from midstream.store.sqlite.inbox import Sight, Undecided
+from midstream.store.sqlite.inbox import Undecided, WatcherView
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def db() -> Iterator[apsw.Connection]:
     connection.close()
 
 
-def _sight(db: apsw.Connection) -> Sight:
+def _view(db: apsw.Connection) -> WatcherView:
     def rows(query: str, values: tuple[Any, ...]) -> list[Any]:
         return db.execute(query, values).fetchall()
 
-    return Sight(rows)
+    return WatcherView(rows)
 
 
 def _session(
@@ -49,41 +49,41 @@ def test_a_letter_is_undecided_until_it_is_answered(db: apsw.Connection) -> None
     _session(db, "s", "us", epoch=7)
     first = inbox.put(db, "s", "them", b"1")
     second = inbox.put(db, "new", "them", b"2")
-    sight = _sight(db)
-    assert sight.list_undecided() == [
+    view = _view(db)
+    assert view.list_undecided() == [
         Undecided(first, "s", b"1", "them", "us", 7),
         Undecided(second, "new", b"2", "them", None, 0),
     ]
     inbox.answer(db, first, b"yes", us="us", may_hold=_everybody)
     inbox.answer(db, first, b"no", us="us", may_hold=_everybody)
-    assert sight.list_undecided() == [Undecided(second, "new", b"2", "them", None, 0)]
-    assert sight.answers("them") == [(first, b"yes")]
+    assert view.list_undecided() == [Undecided(second, "new", b"2", "them", None, 0)]
+    assert view.answers("them") == [(first, b"yes")]
     inbox.remove(db, first)
-    assert sight.answers("them") == []
+    assert view.answers("them") == []
 
 
 def test_nobody_answers_for_another_living_node(db: apsw.Connection) -> None:
     _session(db, "s", "them")
     forwarded = inbox.put(db, "s", "sender", b"1")
     inbox.answer(db, forwarded, b"no", us="us", may_hold=_everybody)
-    assert [each.number for each in _sight(db).list_undecided()] == [forwarded]
+    assert [each.number for each in _view(db).list_undecided()] == [forwarded]
 
 
 def test_an_answer_to_a_dead_sender_is_not_kept(db: apsw.Connection) -> None:
     forwarded = inbox.put(db, "s", "dead", b"1")
     inbox.answer(db, forwarded, b"yes", us="us", may_hold=_nobody)
-    assert (_sight(db).list_undecided(), _sight(db).answers("dead")) == ([], [])
+    assert (_view(db).list_undecided(), _view(db).answers("dead")) == ([], [])
 
 
 def test_what_a_dead_sender_asked_and_was_answered_is_cleared(db: apsw.Connection) -> None:
     answered, asked = inbox.put(db, "s", "dead", b"1"), inbox.put(db, "s", "dead", b"2")
     inbox.answer(db, answered, b"yes", us="us", may_hold=_everybody)
     inbox.clear(db, is_alive=_everybody)
-    assert _sight(db).answers("dead") == [(answered, b"yes")]
-    assert [each.number for each in _sight(db).list_undecided()] == [asked]
+    assert _view(db).answers("dead") == [(answered, b"yes")]
+    assert [each.number for each in _view(db).list_undecided()] == [asked]
     inbox.clear(db, is_alive=_nobody)
-    assert _sight(db).answers("dead") == []
-    assert _sight(db).list_undecided() == []
+    assert _view(db).answers("dead") == []
+    assert _view(db).list_undecided() == []
 
 
 def test_open_turns_without_a_living_node_are_found(db: apsw.Connection) -> None:
@@ -91,8 +91,8 @@ def test_open_turns_without_a_living_node_are_found(db: apsw.Connection) -> None
     _session(db, "lost", "dead", epoch=3)
     _session(db, "held", "us")
     _session(db, "closed", "dead", is_live=False)
-    assert _sight(db).list_given_up() == [("given up", 2)]
-    assert sorted(_sight(db).orphans(["us"])) == [("given up", 2, None), ("lost", 3, "dead")]
+    assert _view(db).list_given_up() == [("given up", 2)]
+    assert sorted(_view(db).orphans(["us"])) == [("given up", 2, None), ("lost", 3, "dead")]
 
 
 def test_looking_for_open_turns_does_not_read_all_sessions(db: apsw.Connection) -> None:
@@ -104,7 +104,7 @@ def test_looking_for_open_turns_does_not_read_all_sessions(db: apsw.Connection) 
 def test_a_session_has_moved_if_its_end_is_another_or_it_is_gone(db: apsw.Connection) -> None:
     _session(db, "s", "us")
     db.execute("insert into record select id, 1, 1, x'7b7d', x'' from session")
-    sight = _sight(db)
-    assert sight.find_moved({"s": 1, "never": 0}) == frozenset()
-    assert sight.find_moved({"s": 0}) == {"s"}
-    assert sight.find_moved({"gone": 4}) == {"gone"}
+    view = _view(db)
+    assert view.find_moved({"s": 1, "never": 0}) == frozenset()
+    assert view.find_moved({"s": 0}) == {"s"}
+    assert view.find_moved({"gone": 4}) == {"gone"}

@@ -13,7 +13,7 @@ from midstream.environment import World
 from midstream.errors import StoreBusyError
 from midstream.store.contract import ForwardedCommand, News
 from midstream.store.sqlite import inbox
-from midstream.store.sqlite.inbox import LETTERS_MAX, Sight
+from midstream.store.sqlite.inbox import FORWARDED_MAX, WatcherView
 from midstream.store.sqlite.liveness import NodeLock, Peers
 from midstream.store.sqlite.watcher import Watcher
 
@@ -50,8 +50,8 @@ class Tables:
         return list(found[query])
 
     @contextlib.contextmanager
-    def seen(self) -> Iterator[Sight]:
-        yield Sight(self.rows)
+    def seen(self) -> Iterator[WatcherView]:
+        yield WatcherView(self.rows)
 
 
 @contextlib.asynccontextmanager
@@ -77,11 +77,11 @@ async def test_nothing_is_asked_of_the_database_while_nobody_waits(tmp_path: Pat
 
 async def test_more_letters_than_one_look_tells_are_told_by_the_next(tmp_path: Path) -> None:
     tables = Tables()
-    tables.undecided = [(number, "s", b"x", "us", "us", 1) for number in range(LETTERS_MAX + 1)]
+    tables.undecided = [(number, "s", b"x", "us", "us", 1) for number in range(FORWARDED_MAX + 1)]
     async with _watching(tmp_path, tables) as watcher:
         first, second = await watcher.watch({}), await watcher.watch({})
-    assert len(first.forwarded_commands) == LETTERS_MAX
-    assert second.forwarded_commands == (ForwardedCommand(LETTERS_MAX, "s", b"x", "us"),)
+    assert len(first.forwarded_commands) == FORWARDED_MAX
+    assert second.forwarded_commands == (ForwardedCommand(FORWARDED_MAX, "s", b"x", "us"),)
 
 
 async def test_a_letter_whose_sender_is_dead_is_told_to_nobody(tmp_path: Path) -> None:

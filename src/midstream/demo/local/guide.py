@@ -1,9 +1,9 @@
-"""Guidance of a model of 135 million parameters through a turn with tools. Pure: requests in, prompts out.
+"""Guidance of a model with 135 million parameters through a turn with tools. Pure: requests in, prompts out.
 
-So small a model answers in fair English and copies words well, but it does not plan: asked "which tool, or none?",
-it answers "none" nearly always. So the decisions are shared out, and this is where the line runs.
+Such a small model answers in fair English and copies words well, but it cannot plan: to "which tool, or none?" it
+nearly always answers "none". So this module makes some of the decisions.
 
-Decided here, by words, without the model:
+Decided here by rules, without the model:
 
 - The user's message is cut into instructions ("list ..., read ..., then explain ..."). One is due a call if it holds
   all words of a tool's name, or two words of its name, description and parameters together; an address such as
@@ -13,7 +13,7 @@ Decided here, by words, without the model:
 - A short string parameter takes one of the words, quotations and addresses of the instruction; one for an address
   (`path`, `file`, ...) takes an address of the instruction, or else of this turn's results. A parameter for writing
   (`text`, `content`, ..., or with a `maxLength` above `QUOTED_CHARS_MAX`) takes free text.
-- What is left of the message after the calls is asked again at the end, below what the tools returned.
+- The rest of the message is repeated at the end, after the results of the tools.
 - An answer that repeats the same `CIRCLE_CHARS` a third time is ended there.
 
 Decided by the model, each time by generating it:
@@ -41,17 +41,17 @@ CALLS_MAX = 8
 TOOLS_SHOWN_MAX = 4
 """Tools the model chooses from: each more makes the prompt longer and the choice worse."""
 QUOTED_CHARS_MAX = 80
-"""A string parameter that allows more is written freely instead of chosen from the conversation."""
+"""A string parameter that permits more characters is free text instead of a choice from the conversation."""
 COMPOSED_CHARS_MAX = 200
-"""Characters of a free text whose schema sets no limit: some four sentences, then the model repeats itself."""
+"""Characters of a free text without a limit in its schema: some four sentences, before the model repeats itself."""
 CHOICES_MAX = 40
-"""Words and addresses a short parameter is chosen from."""
+"""Words and addresses that are choices for a short parameter."""
 ITEMS_MAX = 8
-"""Items of a list whose schema sets no limit."""
+"""Items of a list without a limit in its schema."""
 RESULT_CHARS_MAX = 1500
-"""Characters of one result that the model is shown."""
+"""Characters of one result for the model."""
 EARLIER_CHARS_MAX = 2000
-"""Characters of earlier turns that the model is shown, newest first."""
+"""Characters of earlier turns for the model, newest first."""
 CIRCLE_CHARS = 40
 CIRCLES_MAX = 3
 
@@ -71,15 +71,15 @@ _BEGINNINGS = frozenset(
         " does can make write show list think suggest translate continue"
     )
 )
-"""Words a new request or question begins with; a piece that begins otherwise goes on with the one before."""
+"""First words of a new request or question; a piece with another first word belongs to the previous one."""
 _REFERENCE = re.compile(r"\b(it|them|that|this|these|those|see|found)\b", re.IGNORECASE)
 _TERM = re.compile(r"[\w'-]+")
 _QUOTATION = re.compile(r"\"([^\"\n]+)\"|(?<!\w)'([^'\n]+)'(?!\w)|“([^”\n]+)”|`([^`\n]+)`")
 _ADDRESS = re.compile(r"[\w~./-]*\w(?:/[\w.-]*\w|\.[A-Za-z][A-Za-z0-9]{0,4}\b)+/?")
 _CUT = re.compile(r"(?:[.;!?](?=\s|$)|,|\n|\b(?:and|then)\b)[\s,]*(?:\b(?:and|then)\b[\s,]*)*", re.IGNORECASE)
 
-# Without a push away from its last words, a model of this size repeats a sentence for ever; under a strong push it
-# cannot copy names out of results. Found by trying penalties of 1.0 to 1.1 and 0 to 0.3 over 64 to 256 tokens.
+# Without a penalty for its last words, a model of this size repeats a sentence for ever; with a strong penalty it
+# cannot copy names from results. Found by trying penalties of 1.0 to 1.1 and 0 to 0.3 over 64 to 256 tokens.
 _TELLING = {"repeat_penalty": 1.05, "frequency_penalty": 0.1, "repeat_last_n": 128}
 _RETELLING = {"frequency_penalty": 0.05, "repeat_last_n": 64}
 _FILLING_IN = {"frequency_penalty": 0.3, "repeat_last_n": 64}
@@ -89,14 +89,14 @@ Schema = dict[str, Any]
 
 
 class Instruction(Struct, frozen=True):
-    """A piece of the user's message, with the tools that fit it, the best last; without any it is for the answer."""
+    """A piece of the user's message, with the matching tools, the best last; without tools it is for the answer."""
 
     text: str
     tools: tuple[ToolSpec, ...] = ()
 
 
 class Due(Struct, frozen=True):
-    """A call that is due, and what the calls before it in this turn returned."""
+    """A call that is due, and the results of the earlier calls in this turn."""
 
     instruction: Instruction
     results: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class Prompt(Struct, frozen=True):
 
     @property
     def messages(self) -> Messages:
-        """Messages that are sent: like any history, rendered for what any chat template takes."""
+        """The sent messages, rendered for any chat template."""
         return render(History(self.said), self.instructions, "strict-template").messages
 
 
@@ -120,7 +120,7 @@ class Prompt(Struct, frozen=True):
 
 
 def due_call(request: ModelRequest) -> Due | None:
-    """Return the call that is due now, or None where the answer is."""
+    """Return the next call, or None if the answer is next."""
     text, steps = _turn_of(request.history)
     results = tuple(result.content for step in steps for result in step.results)
     for_calls = [each for each in instructions_of(text, request.tools) if each.tools][:CALLS_MAX]
@@ -132,8 +132,8 @@ def due_call(request: ModelRequest) -> Due | None:
 def instructions_of(text: str, tools: Sequence[ToolSpec]) -> list[Instruction]:
     """Cut a message into instructions, in order; nothing is cut inside a quotation or an address.
 
-    A piece that fits no tool and does not begin like a request goes on with the one before, so that "write a note
-    about salt and the sea" stays whole.
+    A piece that matches no tool and does not begin like a request belongs to the previous one, so that "write a note
+    about salt and the sea" stays one instruction.
     """
     whole: list[tuple[int, int, tuple[ToolSpec, ...]]] = []
     for start, end in _pieces(text):
@@ -164,7 +164,7 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def _fitting(piece: str, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-    """Return the tools that share a word with a piece, the best match last; none unless one is due."""
+    """Return the tools that share a word with a piece, the best match last; none if no call is due."""
     bare = _ADDRESS.sub(" file ", _QUOTATION.sub(" ", piece))
     spoken = _stems(bare)
     scored: list[tuple[int, ToolSpec]] = []
@@ -201,7 +201,7 @@ def _stem(word: str) -> str:
 
 
 def choice_prompt(due: Due) -> Prompt:
-    """Ask which of the tools shown the instruction calls for."""
+    """Return the prompt for the choice of a tool."""
     said: list[Entry] = []
     for tool in due.instruction.tools:
         said += _create_example(_example(tool)[0], {"tool": tool.name})
@@ -212,7 +212,7 @@ def choice_prompt(due: Due) -> Prompt:
 
 
 def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
-    """Ask for the arguments of the chosen tool."""
+    """Return the prompt for the arguments of the chosen tool."""
     properties: Schema = tool.parameters.get("properties", {})
     signature = f"{tool.name}({', '.join(properties)}): {_first_line(tool)}"
     instruction = due.instruction.text
@@ -224,10 +224,10 @@ def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
 
 
 def answer_prompt(request: ModelRequest) -> Prompt:
-    """Prompt for the answer: earlier turns as far as they fit, this turn with its results, and the rest of the message.
+    """Return the prompt for the answer: earlier turns within the limit, this turn with its results, the message's rest.
 
-    A question about the results stands right above them; one of its own is asked again below, because the model would
-    go on copying otherwise.
+    A question about the results is directly before them; another question is repeated after them, because the model
+    would otherwise only copy.
     """
     text, steps = _turn_of(request.history)
     instructions = request.instructions or "You are a helpful assistant."
@@ -244,7 +244,7 @@ def answer_prompt(request: ModelRequest) -> Prompt:
 
 
 def is_circling(answer: str) -> bool:
-    """Whether an answer has come round to its own last words so often that nothing new will follow."""
+    """Whether an answer repeats its own last text, so that no new text will follow."""
     return len(answer) > CIRCLE_CHARS and answer.count(answer[-CIRCLE_CHARS:]) >= CIRCLES_MAX
 
 
@@ -257,7 +257,7 @@ def _response(words: str) -> Step:
 
 
 def _example(tool: ToolSpec) -> tuple[str, dict[str, object]]:
-    """Make up an instruction and its arguments; a parameter's own `examples` are better than made-up ones."""
+    """Return an example of an instruction and its arguments; a parameter's own `examples` are preferred."""
     words = iter(("alpha", "beta", "gamma", "delta"))
     arguments: dict[str, object] = {}
     for name, schema in tool.parameters.get("properties", {}).items():
@@ -310,7 +310,7 @@ def _limited_parameters(tool: ToolSpec, due: Due) -> Schema:
 
 
 def _choices(due: Due, tool: ToolSpec) -> list[str]:
-    """Return what a short parameter may be: what the instruction quotes, the addresses in it, its words."""
+    """Return the choices for a short parameter: the instruction's quotations, addresses and words."""
     text = due.instruction.text
     quotations = [next(filter(None, match.groups())) for match in _QUOTATION.finditer(text)]
     text = _QUOTATION.sub(" ", text)
@@ -324,7 +324,7 @@ def _choices(due: Due, tool: ToolSpec) -> list[str]:
 
 
 def _addresses(due: Due) -> list[str]:
-    """Return the addresses in the instruction; without one, those that this turn's calls returned."""
+    """Return the addresses in the instruction; if there are none, those in this turn's results."""
     said = _distinct(_ADDRESS.findall(due.instruction.text))
     return said or _distinct(address for result in due.results for address in _ADDRESS.findall(result))
 
@@ -349,7 +349,7 @@ def _is_quoted(name: str, schema: Schema) -> bool:
 
 
 def _limit(schema: Any) -> Any:  # noqa: ANN401 - JSON: an object, a list or a plain value
-    """Return a JSON schema (or a piece of one) whose strings and lists all end."""
+    """Return a JSON schema (or a part of one) in which all strings and lists have limits."""
     if isinstance(schema, list):
         return [_limit(each) for each in schema]
     if not isinstance(schema, dict):
@@ -366,7 +366,7 @@ def _object(properties: Schema, required: list[str]) -> Schema:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-# --- the history as the model sees it -------------------------------------------------------------------------
+# --- the history for the model ---------------------------------------------------------------------------------
 
 
 def _turn_of(history: History) -> tuple[str, list[Step]]:
@@ -380,7 +380,7 @@ def _turn_of(history: History) -> tuple[str, list[Step]]:
 
 
 def _earlier(history: History) -> list[Entry]:
-    """Return the words of earlier turns, oldest first: text, not results of tools."""
+    """Return the text of earlier turns, oldest first, without results of tools."""
     said: list[Entry] = []
     left = EARLIER_CHARS_MAX
     is_current = True

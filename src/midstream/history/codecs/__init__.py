@@ -1,1 +1,1 @@
-"""Provider shapes, one file each: plain values in, plain values out, no SDK, nothing repaired."""
+"""Codecs of provider formats, one file each: plain values in and out, no SDK, no repair."""

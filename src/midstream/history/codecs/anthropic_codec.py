@@ -69,7 +69,7 @@ def _write_own_thought(words: str, signature: str | None, is_withheld: bool) -> 
 
 
 def hosted_answer(call: Part, words: str) -> Part | None:
-    """Make the error result of a hosted tool that was cut, or None for an unknown tool."""
+    """Create the error result of a hosted tool that was cut; None for an unknown tool."""
     raw: Json
     if call.raw.get("type") == "mcp_tool_use":
         content = [{"type": "text", "text": words}]
@@ -84,7 +84,7 @@ def hosted_answer(call: Part, words: str) -> Part | None:
 
 
 class Anthropic:
-    """The Messages API's own dicts."""
+    """Messages of the Messages API."""
 
     name = "anthropic"
     layout = ResultPlacement.GROUPED
@@ -117,7 +117,7 @@ class Anthropic:
         return MessageTurn(role, [_part(block) for block in content], message, at)
 
     def build(self, turn: MessageTurn) -> Json:
-        """Write one turn; a lone new text is written as a string, as people do."""
+        """Write one turn; a single new text is written as a string."""
         first = turn.parts[0] if len(turn.parts) == 1 else None
         if turn.source is None and first is not None and first.kind is PartKind.TEXT and first.is_new:
             return {"role": str(turn.role), "content": first.body}
@@ -125,47 +125,47 @@ class Anthropic:
         return {**(turn.source or {}), "role": str(turn.role), "content": content}
 
     def text(self, words: str, role: Role) -> Part:
-        """Make a text block."""
+        """Create a text block."""
         del role
         return Part(PartKind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
-        """Make a call block."""
+        """Create a call block."""
         raw: Json = {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
         return Part(PartKind.CALL, raw, call_id, name, arguments, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
-        """Make a result block for a call."""
+        """Create a result block for a call."""
         raw: Json = {"type": "tool_result", "tool_use_id": call.id, "content": words}
         if is_failed:
             raw["is_error"] = True
         return Part(PartKind.RESULT, raw, call.id, call.name, words, failed=is_failed, is_new=True)
 
     def rename(self, part: Part, new_id: str) -> None:
-        """Give a call or a result another id."""
+        """Set the id of a call or a result."""
         key = "id" if part.kind in (PartKind.CALL, PartKind.HOSTED_CALL) else "tool_use_id"
         part.id, part.raw = new_id, {**part.raw, key: new_id}
 
     def reargue(self, part: Part, arguments: Json) -> None:
-        """Give a call another input."""
+        """Set the input of a call."""
         part.body, part.raw = arguments, {**part.raw, "input": arguments}
 
     def retool(self, part: Part, name: str) -> None:
-        """Give a call another tool name; results carry none."""
+        """Set the tool name of a call; results have none."""
         if part.kind is PartKind.CALL:
             part.name, part.raw = name, {**part.raw, "name": name}
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the input to send where the call's own is no object."""
+        """Return a valid input if the call's own is no object, else None."""
         return object_of(part.body)
 
     def refill(self, part: Part, words: str) -> None:
-        """Give a text or a result other words."""
+        """Set the content of a text or a result."""
         key = "text" if part.kind is PartKind.TEXT else "content"
         part.body, part.raw = words, {**(part.raw or {"type": "text"}), key: words}
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
-        """Take a result apart: its words and its other blocks, which a user may send too."""
+        """Split a result into its text and its other blocks, which a user may also send."""
         if not isinstance(part.body, list):
             return as_words(part.body), []
         words, others = "", []
@@ -189,7 +189,7 @@ class Anthropic:
             first.failed, first.raw = False, {k: v for k, v in first.raw.items() if k != "is_error"}
 
     def tidy(self, part: Part) -> str | None:
-        """Drop blank text, wrap what is no content, and let no error be without words."""
+        """Drop blank text, wrap invalid content, and give an error without text a message."""
         content = part.body
         if isinstance(content, list):
             kept = [block for block in sound_blocks(content) if not _is_refused(block)]
@@ -221,7 +221,7 @@ def _drop_null(part: Part) -> str:
 
 
 def _is_refused(block: Value) -> bool:
-    """Whether a result may not carry this: blank text."""
+    """Whether a result must not contain this block: blank text."""
     return block.get("type") == "text" and not as_words(block.get("text")).strip()
 
 
@@ -262,7 +262,7 @@ def _part(block: Value) -> Part:
 
 
 def _type_by_keys(block: Value) -> str | None:
-    """Type of a block without one, by the keys that only one type has."""
+    """Return the type of a block without one, by keys that only one type has."""
     if not isinstance(block, dict):
         return None
     if "tool_use_id" in block:
@@ -275,11 +275,11 @@ def _type_by_keys(block: Value) -> str | None:
 
 
 def _block(part: Part) -> Value:
-    """A text read from a plain string has no block yet."""
+    """Return the block of a part; a text that was read from a plain string has none."""
     return {"type": "text", "text": part.body} if part.raw is None else part.raw
 
 
-# A hosted tool's name: the type of its result block and of the error in it.
+# By a hosted tool's name: the type of its result block and of its error.
 HOSTED_ERRORS = {
     "web_search": ("web_search_tool_result", "web_search_tool_result_error"),
     "web_fetch": ("web_fetch_tool_result", "web_fetch_tool_result_error"),

@@ -87,17 +87,17 @@ class Bedrock:
         return {**(turn.source or {}), "role": str(turn.role), "content": [part.raw for part in turn.parts]}
 
     def text(self, words: str, role: Role) -> Part:
-        """Make a text block."""
+        """Create a text block."""
         del role
         return Part(PartKind.TEXT, {"text": words}, body=words, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
-        """Make a call block."""
+        """Create a call block."""
         raw: Json = {"toolUse": {"toolUseId": call_id, "name": name, "input": arguments}}
         return Part(PartKind.CALL, raw, call_id, name, arguments, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
-        """Make a result block for a call."""
+        """Create a result block for a call."""
         inner: Json = {"toolUseId": call.id, "content": [{"text": words}]}
         if is_failed:
             inner["status"] = "error"
@@ -112,27 +112,27 @@ class Bedrock:
         )
 
     def rename(self, part: Part, new_id: str) -> None:
-        """Give a call or a result another id."""
+        """Set the id of a call or a result."""
         part.id = new_id
         _set(part, "toolUseId", new_id)
 
     def reargue(self, part: Part, arguments: Json) -> None:
-        """Give a call another input."""
+        """Set the input of a call."""
         part.body = arguments
         _set(part, "input", arguments)
 
     def retool(self, part: Part, name: str) -> None:
-        """Give a call another tool name; results carry none."""
+        """Set the tool name of a call; results have none."""
         if part.kind is PartKind.CALL:
             part.name = name
             _set(part, "name", name)
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the input to send where the call's own is no object."""
+        """Return a valid input if the call's own is no object, else None."""
         return object_of(part.body)
 
     def refill(self, part: Part, words: str) -> None:
-        """Give a text or a result other words."""
+        """Set the content of a text or a result."""
         if part.kind is PartKind.RESULT:
             part.body = [{"text": words}]
             _set(part, "content", part.body)
@@ -140,7 +140,7 @@ class Bedrock:
             part.body, part.raw = words, {**part.raw, "text": words}
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
-        """Take a result apart: its words and its media."""
+        """Split a result into its text and its media."""
         words, others = "", []
         for block in part.body if isinstance(part.body, list) else [part.body]:
             if isinstance(block, dict) and not _MEDIA.isdisjoint(block):
@@ -162,7 +162,7 @@ class Bedrock:
             _set(first, "status", "success")
 
     def tidy(self, part: Part) -> str | None:
-        """Drop blank text, wrap what is no content, and let no error be without words."""
+        """Drop blank text, wrap invalid content, and give an error without text a message."""
         content = part.body
         blocks = _blocks(content)
         kept = [block for block in blocks if not _is_blank(block)]
@@ -190,7 +190,7 @@ def _is_blank(block: Value) -> bool:
 
 
 def _is_whole(block: Json) -> bool:
-    """Whether a block of a known kind holds the object it must hold."""
+    """Whether a block of a known kind has its required object."""
     for key, value in block.items():  # noqa: SIM110 - for each block: `all` takes three times as long
         if key in _BLOCKS and not isinstance(value, dict):
             return False
@@ -204,7 +204,7 @@ def _blocks(content: Value) -> list[Value]:
 
 
 def _result_block(block: Value) -> Json:
-    """Return what a result may hold: anything unknown is JSON, or the words of it."""
+    """Return a valid block of a result: an unknown one becomes JSON, or text."""
     if not isinstance(block, dict):
         return {"text": as_words(block)}
     if "text" in block:
@@ -240,7 +240,7 @@ def _part(block: Value) -> Part:
             words = as_words(text)
             raw = {"reasoningContent": {"reasoningText": {"text": words}}}
             return Part(PartKind.THINKING, raw, body=words, is_new=True)
-        if "signature" in text and text["signature"] is None:  # no signature is fine, null is none
+        if "signature" in text and text["signature"] is None:  # a missing signature is valid, null is not
             unsigned = {key: value for key, value in text.items() if key != "signature"}
             made = {**block, "reasoningContent": {**thought, "reasoningText": unsigned}}
             return Part(PartKind.THINKING, made, body=text.get("text"), is_new=True)

@@ -1,7 +1,7 @@
-"""The shape every format is read into: turns of parts, each with the object it came from.
+"""The common form of all formats: turns of parts, each with its original object.
 
-A format parses literally and never repairs. A turn that no step changed is written as the very object it was read
-from, so what was valid stays byte for byte: signatures, cache markers, unknown part types and all.
+A format parses literally and never repairs. An unchanged turn is written as its original object, so valid content stays
+the same byte for byte, including signatures, cache markers and unknown part types.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ T = TypeVar("T", bound=str)
 
 
 def with_constants(cls: type[T]) -> type[T]:
-    """Set each annotated name of a class of texts to the one text of this class.
+    """Set each annotated name of a `str` subclass to its interned value.
 
-    An `Enum` reads better and is too slow on Python 3.11: `PartKind.CALL` takes 85 ns there, and 12 ns here. A repair
-    of 10,000 messages reads half a million of them: with enums it takes a third longer, and misses its bars.
+    An `Enum` is too slow on Python 3.11: `PartKind.CALL` takes 85 ns there, and 12 ns here. A repair of 10,000 messages
+    reads half a million of them, and would take a third longer with enums.
     """
     for name in cls.__annotations__:
         setattr(cls, name, cls(name.lower()))
@@ -46,18 +46,18 @@ class PartKind(str):
     CALL: ClassVar[PartKind]
     RESULT: ClassVar[PartKind]
     HOSTED_CALL: ClassVar[PartKind]
-    """A tool the provider runs itself; its result stands in the same response."""
+    """A tool that the provider runs itself; its result is in the same response."""
     HOSTED_RESULT: ClassVar[PartKind]
     SYSTEM: ClassVar[PartKind]
     """A system prompt inside a user's message (pydantic-ai)."""
     MEDIA: ClassVar[PartKind]
     OPAQUE: ClassVar[PartKind]
-    """Anything else: kept as it is, never looked into."""
+    """Any other part, which is kept unchanged and never read."""
 
 
 @with_constants
 class Role(str):
-    """The side whose turn it is."""
+    """The role of a turn."""
 
     __slots__ = ()
     USER: ClassVar[Role]
@@ -73,19 +73,19 @@ class ResultPlacement(str):
 
     __slots__ = ()
     GROUPED: ClassVar[ResultPlacement]
-    """Parts of the next user message (Anthropic, Bedrock, Gemini, pydantic-ai)."""
+    """In the next user message (Anthropic, Bedrock, Gemini, pydantic-ai)."""
     SEPARATE: ClassVar[ResultPlacement]
-    """A message each, after the response (Chat Completions, Mistral, LangChain)."""
+    """One message each, after the response (Chat Completions, Mistral, LangChain)."""
     FLAT: ClassVar[ResultPlacement]
-    """No messages: calls and results are items of one list (Responses)."""
+    """As items of one list, with the calls (Responses)."""
 
 
 class Part(Struct, eq=False, gc=False):
-    """One piece of a turn.
+    """One part of a turn.
 
-    `body` is the text, the arguments of a call (text or object, as the format has them) or the content of a
-    result. `raw` is the provider's object, or None for a part that is not written yet. Not watched by the garbage
-    collector: a call refers to its results, and they refer to it by its identity only.
+    `body` is the text, the arguments of a call (text or object, as the format has them) or the content of a result.
+    `raw` is the provider's object, or None for a part that is not written yet. Not tracked by the garbage collector: a
+    call refers to its results, and they refer to it only by its identity.
     """
 
     kind: PartKind
@@ -96,28 +96,28 @@ class Part(Struct, eq=False, gc=False):
     signature: str | None = None
     failed: bool = False
     owner: int = 0
-    """Of a result: the identity of the call it answers, 0 for none."""
+    """Of a result: the identity of its call; 0 for none."""
     answers: list[Part] | None = None
-    """Of a call: its results, in the order they were found."""
+    """Of a call: its results, in order."""
     response: int = -1
-    """Of a call: the number of the response it stands in. Of a result: that of its call."""
+    """Of a call: the number of its response. Of a result: that of its call."""
     turn: int = -1
-    """Where it was read: the number of its turn."""
+    """The number of its original turn."""
     is_second: bool = False
-    """Of a result: its call has another one already."""
+    """Of a result: whether its call has an earlier one."""
     side: Role | None = None
-    """The only side that may hold it, where the format's parts state that (pydantic-ai's)."""
+    """The only role that may contain it, if the format's parts define that (pydantic-ai)."""
     is_by_name: bool = False
-    """Has no id and needs none: results are found by the tool's name."""
+    """Whether it has no id and needs none: results are found by the tool's name."""
     is_new: bool = False
-    """Made by a repair."""
+    """Whether a repair created it."""
 
 
 class MessageTurn(Struct, eq=False, gc=False):
-    """One message (or item) of a history: who speaks, in parts.
+    """One message (or item) of a history: a role and parts.
 
-    `source` is the object it was read from; it is written back untouched unless `is_changed`. `at` is its place in
-    the input, or -1 for a turn made by a repair. Not watched by the garbage collector: nothing refers back to a turn.
+    `source` is its original object, which is written unchanged unless `is_changed`. `at` is its place in the input, or
+    -1 for a turn of a repair. Not tracked by the garbage collector: nothing refers back to a turn.
     """
 
     role: Role
@@ -126,12 +126,12 @@ class MessageTurn(Struct, eq=False, gc=False):
     at: int = -1
     is_changed: bool = False
     faults: tuple[str, ...] = ()
-    """What only the format's reader can see, such as an empty `tool_calls` list."""
+    """Faults that only the format's reader can see, such as an empty `tool_calls` list."""
     response: int = -1
 
     @property
     def has_calls(self) -> bool:
-        """Whether any part asks for a tool."""
+        """Whether any part requests a tool."""
         for part in self.parts:  # noqa: SIM110 - see `has`
             if part.kind is PartKind.CALL:
                 return True
@@ -153,7 +153,7 @@ class MessageTurn(Struct, eq=False, gc=False):
 
 
 class Media(Struct, frozen=True):
-    """An attachment in no provider's shape: `data` is base64, or `url` is its address. `detail`: see `File`."""
+    """An attachment in a neutral form: `data` is base64, or `url` is its address. `detail`: see `File`."""
 
     media_type: str
     data: str | None = None
@@ -162,151 +162,151 @@ class Media(Struct, frozen=True):
 
 
 PLAIN_NAMES = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Tool names that every provider takes."""
+"""Tool names that every provider accepts."""
 
 
 class CodecSpec(Struct, frozen=True, kw_only=True):
     """The table of one format: its keys, roles and abilities. Each codec has one as `spec`."""
 
     roles: frozenset[str] = frozenset({"user", "assistant", "system"})
-    """The names of roles that a message may have; empty where none is guessed (LangChain)."""
+    """The role names of messages; empty if no missing role is derived (LangChain)."""
     role_key: str = "role"
     user_role: str = "user"
     response_role: str = "assistant"
     system_role: str = "system"
-    """Of a message of instructions; empty where there is no such message (pydantic-ai)."""
+    """The role of a message with instructions; empty if there is no such message (pydantic-ai)."""
     content_key: str = "content"
     system: Literal["list", "apart", "parts"] = "list"
     """Place of the system prompt: a message of the list, a parameter, or a part of a request."""
     system_keys: tuple[str, ...] = ()
-    """Keys of a request that hold a system prompt which stands apart, the usual one first."""
+    """Keys of a request for a separate system prompt, the usual one first."""
     write_system: Callable[[str], Value] = str
-    """Writes a system prompt that stands apart."""
+    """Writes a separate system prompt."""
     names: re.Pattern[str] = PLAIN_NAMES
-    """Tool names that its providers take."""
+    """Tool names that its providers accept."""
     has_tool_messages: bool = False
-    """A message can have `tool_calls`, or a `tool_call_id`."""
+    """Whether a message can have `tool_calls` or a `tool_call_id`."""
     own_shapes: frozenset[str] = frozenset()
-    """The formats whose blocks are at home in this one."""
+    """The formats whose blocks are valid in this one."""
     matches_by_name: bool = False
-    """A result without an id answers the call of its tool's name."""
+    """Whether a result without an id answers the call with its tool's name."""
     stores_responses: bool = False
-    """Each response is stored as one response, which may think several times."""
+    """Whether a response is stored as one message, which may have several thoughts."""
     is_thought_hollow: bool = False
-    """A response of nothing but thinking is an empty one."""
+    """Whether a response that has only thinking counts as empty."""
     signs_thinking: bool = False
-    """Thinking has a signature, and is refused without one."""
+    """Whether thinking has a signature, and is refused without one."""
     reasoning: Literal["no", "read", "written"] = "no"
-    """Whether responses have `reasoning_content`, and whether thinking of others is written there."""
+    """Whether responses have `reasoning_content`, and whether others' thinking is written there."""
     has_text_arguments: bool = False
-    """The arguments of a call are JSON text."""
+    """Whether the arguments of a call are JSON text."""
     arguments_key: str = "arguments"
     """The key of arguments that are JSON text."""
     has_outcomes: bool = False
-    """A result states under `outcome` how its call ended."""
+    """Whether a result has the outcome of its call under `outcome`."""
     claude_profile: str = ""
-    """The profile that is meant for a Claude when none is named: it is reached through a proxy; or empty."""
+    """The default profile for a Claude behind a proxy; or empty."""
     takes_plain: bool = False
-    """A message of one text is `{"role", "content"}`."""
+    """Whether a message of one text is `{"role", "content"}`."""
     takes_addresses: bool = True
-    """Attachments may be given by their web address."""
+    """Whether attachments may be web addresses."""
     takes_any_media: bool = False
-    """Other media are written as images are."""
+    """Whether other media are written like images."""
     typed: Callable[[Json], Json] | None = None
-    """Gives a message the type that only its keys show."""
+    """Adds the type of a message that only its keys show."""
     read_media: Callable[[Json], Media | None] | None = None
     write_media: Callable[[Media], Json | None] | None = None
     write_file: Callable[[File], Json | None] | None = None
-    """Writes an attachment that is more than an image by the common rules."""
+    """Writes an attachment for which the common rules of images are not sufficient."""
     write_thought: Callable[[str, str | None, str], Json | None] | None = None
-    """Writes thinking: its words, its signature, and the format of the provider that signed it, or none."""
+    """Writes thinking, given its text, its signature, and the format of the signing provider, or none."""
     write_own_thought: Callable[[str, str | None, bool], Json | None] | None = None
-    """Writes thinking for the model that thought it: its words, its signature, and whether the words are withheld."""
+    """Writes thinking for its own model, given its text, its signature, and whether the text is withheld."""
     write_signature: Callable[[str], Json] | None = None
-    """Writes the fields of a call that hold its thought signature."""
+    """Writes the fields of a call for its thought signature."""
     hosted_answer: Callable[[Part, str], Part | None] | None = None
     """Writes the result of a hosted call that has none."""
 
 
 class Format(Protocol):
-    """One provider's messages, both ways. `parse` is literal; `build` writes what `parse` would read."""
+    """One provider's messages, in both directions. `parse` is literal; `build` writes what `parse` can read."""
 
     name: str
     layout: ResultPlacement
     spec: CodecSpec
     profile: str
-    """The name of the profile that is meant when none is named."""
+    """The name of the default profile."""
     wire: str
-    """The name, in `profiles.WIRES`, of the rules that come with the format itself, whoever serves it; or empty."""
+    """The name, in `profiles.WIRES`, of the format's own rules, which apply to every server; or empty."""
 
     def parse(self, message: Json, at: int) -> MessageTurn:
-        """Read one message. Never raises for what is in it: the unknown becomes opaque parts."""
+        """Read one message. Never raises for its content: unknown content becomes opaque parts."""
 
     def build(self, turn: MessageTurn) -> Json:
         """Write one turn: a copy of its source with the parts replaced, or a new message."""
 
     def text(self, words: str, role: Role) -> Part:
-        """Make a text part for a turn of this role."""
+        """Create a text part for a turn of this role."""
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
-        """Make a call part."""
+        """Create a call part."""
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
-        """Make a result part for a call."""
+        """Create a result part for a call."""
 
     def rename(self, part: Part, new_id: str) -> None:
-        """Give a call or a result another call id."""
+        """Set the call id of a call or a result."""
 
     def reargue(self, part: Part, arguments: Json) -> None:
-        """Give a call other arguments."""
+        """Set the arguments of a call."""
 
     def refill(self, part: Part, words: str) -> None:
-        """Give a text or a result these words as its whole content."""
+        """Set the whole content of a text or a result."""
 
     def retool(self, part: Part, name: str) -> None:
-        """Give a call or a result another tool name."""
+        """Set the tool name of a call or a result."""
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where a call's own are no JSON object, else None."""
+        """Return valid arguments if a call's own are no JSON object, else None."""
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
-        """Take a result apart: its words, and what else it carries (images) as parts of a user turn."""
+        """Split a result into its text, and its other content (images) as parts of a user turn."""
 
     def join(self, first: Part, second: Part) -> None:
-        """Append the content of a second result of the same call to the first."""
+        """Append the content of a second result of a call to the first."""
 
     def tidy(self, part: Part) -> str | None:
-        """Make a result's content sendable; return the code of what was wrong, or None."""
+        """Make a result's content valid; return the code of its fault, or None."""
 
 
 def role_in(roles: dict[str, Role], named: Value) -> Role:
-    """Look up a role that a message names; anything may stand there."""
+    """Return the role of a message; the value may be anything."""
     return roles.get(named, Role.OTHER) if isinstance(named, str) else Role.OTHER
 
 
 def type_of(raw: Json) -> str:
-    """The type that a block states; it may be any value."""
+    """Return the type of a block; the value may be anything."""
     kind = raw.get("type")
     return kind if isinstance(kind, str) else ""
 
 
 def stated_type(block: Value) -> str | None:
-    """The type of a block with a type, as every provider with typed blocks requires; None for anything else."""
+    """Return the type of a valid typed block; None for anything else."""
     kind = block.get("type") if isinstance(block, dict) else None
     return kind if isinstance(kind, str) else None
 
 
 def name_of(value: Value) -> str:
-    """Read a tool's name; anything may stand there."""
+    """Return a tool's name; the value may be anything."""
     return value if isinstance(value, str) else ""
 
 
 RAW = "_raw"
-"""The argument that carries a text which is no JSON object, so that nothing of it is lost."""
+"""The argument for text that is no JSON object, so that it is not lost."""
 
 
 def object_of(value: Value) -> Json | None:
-    """Read arguments that should have been an object; None if they are one."""
+    """Return an object for arguments that are no object; None if they are one."""
     if isinstance(value, dict):
         return None
     if value is None:
@@ -317,7 +317,7 @@ def object_of(value: Value) -> Json | None:
 
 
 def object_in_text(value: Value) -> Json | None:
-    """Read arguments that should have been the JSON text of an object; None if they are."""
+    """Return an object for arguments that are no JSON text of an object; None if they are."""
     if isinstance(value, str):
         try:
             if isinstance(msgspec.json.decode(value), dict):
@@ -329,7 +329,7 @@ def object_in_text(value: Value) -> Json | None:
 
 
 def _object_in_strict(text: str) -> Json | None:
-    """Accept what `json` reads and msgspec does not: NaN, and escapes of lone surrogates."""
+    """Parse what `json` accepts and msgspec does not: NaN, and escapes of lone surrogates."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -338,7 +338,7 @@ def _object_in_strict(text: str) -> Json | None:
 
 
 def _object_in(text: str, *, depth: int) -> Json:
-    """Find the object in a text, also in a text within the text; keep the text where there is none."""
+    """Find the object in a text, or in a text within the text; without one, keep the text under `RAW`."""
     if not text.strip():
         return {}
     try:
@@ -353,7 +353,7 @@ def _object_in(text: str, *, depth: int) -> Json:
 
 
 def _whole(found: Json) -> Json:
-    """Return the object without the halves of characters that its text spelled as escapes."""
+    """Return the object without lone surrogates, which its text had as escapes."""
     try:
         msgspec.json.encode(found)
     except UnicodeEncodeError:
@@ -367,25 +367,25 @@ _TEXTS = frozenset({"text", "input_text", "output_text"})
 
 
 def is_sound(block: Value) -> bool:
-    """Whether this is a block with a type, and with a valid text."""
+    """Whether this is a block with a type, and with valid text."""
     kind = stated_type(block)
     return kind is not None and (kind not in _TEXTS or isinstance(block.get("text"), str))
 
 
 def sound_blocks(content: list[Value], kind: str = "text") -> list[Value]:
-    """Return a result's blocks with those that are not sound written as text, of the format's own kind."""
+    """Return a result's blocks; invalid ones become text, of the format's own kind."""
     return [block if is_sound(block) else {"type": kind, "text": words_of_block(block)} for block in content]
 
 
 def words_of_block(block: Value) -> str:
-    """The words of a block that is not sound: its text, if it has one, else all of it."""
+    """Return the text of an invalid block: its own text, if it has one, else all of it as JSON."""
     if isinstance(block, dict) and ("text" in block or type_of(block) in _TEXTS):
         return as_words(block.get("text"))
     return as_words(block)
 
 
 def one_each(block: Value, keys: Container[str]) -> list[Value]:
-    """Take apart a block that holds several things where each must hold one; the rest goes with the first."""
+    """Split a block with several contents where each must have one; other keys stay with the first."""
     is_several = isinstance(block, dict) and len(block) > 1
     found = [key for key in block if key in keys] if is_several else []
     if len(found) < 2:  # noqa: PLR2004 - it holds one thing, or none
@@ -395,7 +395,7 @@ def one_each(block: Value, keys: Container[str]) -> list[Value]:
 
 
 def parts_of(blocks: list[Value], keys: Container[str], read: Callable[[Value], Part]) -> list[Part]:
-    """Read blocks in a format where each must hold one thing; one that holds several is that many parts."""
+    """Read blocks of a format where each must have one content; one with several becomes several parts."""
     parts: list[Part] = []
     for block in blocks:
         for piece in one_each(block, keys):
@@ -407,24 +407,24 @@ def parts_of(blocks: list[Value], keys: Container[str], read: Callable[[Value], 
 
 
 def as_json(value: Value) -> str:
-    """Write any JSON value as text, the same way every time."""
+    """Return a JSON value as text; equal values give equal text."""
     return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str)
 
 
 def as_words(value: Value) -> str:
-    """Read any JSON value as words: text as it is, nothing as nothing, the rest as JSON."""
+    """Return a JSON value as text: a text unchanged, null as an empty text, other values as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else as_json(value)
 
 
 def both_words(first: str, second: str) -> str:
-    """Put two texts after one another, each on lines of its own."""
+    """Join two texts with a line break."""
     return f"{first}\n{second}" if first and second else first or second
 
 
 def split_result(body: Value, read: Callable[[Value], Part]) -> tuple[str, list[Part]]:
-    """Return the words of a result and the media in it; `read` makes a part of one of its chunks."""
+    """Split a result into its text and its media; `read` converts one of its chunks to a part."""
     if not isinstance(body, list):
         return as_words(body), []
     words, media = "", []
@@ -438,7 +438,7 @@ def split_result(body: Value, read: Callable[[Value], Part]) -> tuple[str, list[
 
 
 def join_content(first: Value, second: Value, listed: Callable[[Value], list[Value]]) -> Value:
-    """Return the content of two results in one: chunks if either has some, else words."""
+    """Join the content of two results: as chunks if either has some, else as text."""
     if isinstance(first, list) or isinstance(second, list):
         return [*listed(first), *listed(second)]
     return both_words(as_words(first), as_words(second))

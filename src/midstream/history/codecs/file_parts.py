@@ -1,4 +1,4 @@
-"""A user's attachments in each provider's form, or in words where a model cannot be shown them."""
+"""A user's attachments in each provider's form, or as text if a model cannot read them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from midstream.history.codecs.media import media_for
 from midstream.history.messages import File
 
 _IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
-"""What every model that takes images can read."""
+"""Types that every model with images can read."""
 _BY_ADDRESS = ("https://", "http://")
 
 
 def file_part(form: Format, takes: str, file: File) -> Part | None:
-    """Write an attachment for a format, or None where it must be described in words.
+    """Write an attachment for a format; None if it must be described as text.
 
     Args:
         form: The format.
-        takes: What the profile is shown as it is: `any`, `images` or `none`.
+        takes: The attachments that the profile accepts: `any`, `images` or `none`.
         file: The attachment. One without base64 and without a web address cannot be sent.
     """
     is_image = file.media_type.startswith("image/")
@@ -37,7 +37,7 @@ def file_part(form: Format, takes: str, file: File) -> Part | None:
 
 
 def file_words(file: File) -> str:
-    """Describe an attachment in words; a text is included whole."""
+    """Describe an attachment as text; a text file is included completely."""
     name = file.name or file.media_type
     if file.data is None:
         return f"[attached file: {name} at {file.url}]"

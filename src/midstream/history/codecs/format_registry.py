@@ -1,4 +1,4 @@
-"""Every format by its name."""
+"""Registry of the formats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FormatName = Literal[
     "bedrock",
     "pydantic-ai",
     "langchain",
-    # The same by other names.
+    # Aliases.
     "openai",
     "chat",
     "chat-completions",
@@ -54,7 +54,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
         LangChain,
     )
 }
-"""What makes each format, by its name."""
+"""A factory for each format, by its name."""
 
 _ALIASES = {
     "openai": "openai-chat",
@@ -73,10 +73,10 @@ _ALIASES = {
 
 
 def find_format(name: str) -> Format:
-    """Find a format by its name; `_` and `-` are the same, and providers' names are understood.
+    """Return a format by its name; `_` and `-` are equal, and providers' names are accepted.
 
     Raises:
-        UsageError: There is none of this name; the message lists those there are.
+        UsageError: There is none with this name; the message lists all names.
     """
     plain = name.strip().lower().replace("_", "-")
     made = FORMATS.get(plain) or FORMATS.get(_ALIASES.get(plain, ""))

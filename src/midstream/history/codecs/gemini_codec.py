@@ -1,4 +1,4 @@
-"""Gemini: `{"role", "parts"}`, calls and responses found by id where there is one, else by name and place."""
+"""Gemini: `{"role", "parts"}`, with calls and responses matched by id, else by name and place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MEDIA = ("inlineData", "fileData", "inline_data", "file_data")
 _HOSTED = ("executableCode", "executable_code", "codeExecutionResult", "code_execution_result")
 _DATA = frozenset({*_MEDIA, *_HOSTED, "toolCall", "toolResponse", "tool_call", "tool_response"})
 _KEYS = _DATA | {"text", "functionCall", "function_call", "functionResponse", "function_response"}
-"""What a part holds: just one of these."""
+"""The contents of a part: exactly one of these."""
 
 
 def _read_media(raw: Json) -> Media | None:
@@ -76,7 +76,7 @@ class Gemini:
     wire = "gemini"
 
     def parse(self, message: Json, at: int) -> MessageTurn:
-        """Read one content. Without a role it is a user's; `function` and `assistant` are no roles any more."""
+        """Read one content. Without a role it is a user's; `function` and `assistant` are no longer roles."""
         named = message.get("role") or "user"
         role = role_in(_ROLES, named)
         if named == "assistant":
@@ -98,17 +98,17 @@ class Gemini:
         return {**source, "parts": [part.raw for part in turn.parts]}
 
     def text(self, words: str, role: Role) -> Part:
-        """Make a text part."""
+        """Create a text part."""
         del role
         return Part(PartKind.TEXT, {"text": words}, body=words, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
-        """Make a function call with an id."""
+        """Create a function call with an id."""
         raw: Json = {"functionCall": {"id": call_id, "name": name, "args": arguments}}
         return Part(PartKind.CALL, raw, call_id, name, arguments, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
-        """Make a function response; what is no answer of the tool stands under `error`."""
+        """Create a function response; a failure is under `error`."""
         del is_failed
         inner: Json = {"name": call.name, "response": {"error": words}}
         if not call.is_by_name:
@@ -125,27 +125,27 @@ class Gemini:
         )
 
     def rename(self, part: Part, new_id: str) -> None:
-        """Give a call or a response another id."""
+        """Set the id of a call or a response."""
         part.id = new_id
         _set(part, "id", new_id)
 
     def reargue(self, part: Part, arguments: Json) -> None:
-        """Give a call other arguments."""
+        """Set the arguments of a call."""
         part.body = arguments
         _set(part, "args", arguments)
 
     def retool(self, part: Part, name: str) -> None:
-        """Give a call or a response another name."""
+        """Set the name of a call or a response."""
         part.name = name
         _set(part, "name", name)
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where the call's own are no object; none at all are none."""
+        """Return valid arguments if the call's own are no object, else None; missing arguments are valid."""
         inner = part.raw[_key(part.raw)]
         return None if part.body is None and "args" not in inner else object_of(part.body)
 
     def refill(self, part: Part, words: str) -> None:
-        """Give a text or a response other words."""
+        """Set the content of a text or a response."""
         if part.kind is PartKind.RESULT:
             part.body = {"result": words}
             _set(part, "response", part.body)
@@ -153,13 +153,13 @@ class Gemini:
             part.body, part.raw = words, {**part.raw, "text": words}
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
-        """Take a response apart: its words, with the tool's name, and its media."""
+        """Split a response into its text, with the tool's name, and its media."""
         inner = part.raw[_key(part.raw)]
         media = [_part(piece) for piece in inner.get("parts") or () if isinstance(piece, dict)]
         return as_words(part.body), media
 
     def join(self, first: Part, second: Part) -> None:
-        """Put two responses into one: their keys together, or both as texts where keys meet."""
+        """Join two responses: their keys, or both as texts if they share keys."""
         mine, its = first.body, second.body
         if isinstance(mine, dict) and isinstance(its, dict) and not mine.keys() & its.keys():
             response: Json = {**mine, **its}
@@ -169,7 +169,7 @@ class Gemini:
         _set(first, "response", response)
 
     def tidy(self, part: Part) -> str | None:
-        """A response is an object."""
+        """Make a response an object."""
         if isinstance(part.body, dict):
             return None
         is_empty = part.body is None or part.body == ""
@@ -217,7 +217,7 @@ def _part(raw: Value) -> Part:
 
 
 def _thought(raw: Json, signature: Value) -> Part:
-    """Read a thought; one without words is nothing, unless it is signed."""
+    """Read a thought; without text and signature it is empty."""
     words = raw.get("text")
     if isinstance(words, str):
         return Part(PartKind.THINKING, raw, body=words, signature=signature)
@@ -228,7 +228,7 @@ def _thought(raw: Json, signature: Value) -> Part:
 
 
 def _media(raw: Json) -> Part:
-    """Read an attachment; a part without one is described in words."""
+    """Read an attachment; a part without one is described as text."""
     held = next(raw[key] for key in _MEDIA if key in raw)
     if isinstance(held, dict) and any(held.get(key) for key in ("data", "fileUri", "file_uri")):
         return Part(PartKind.MEDIA, raw)

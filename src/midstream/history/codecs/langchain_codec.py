@@ -46,7 +46,7 @@ _ROLES = {
     "SystemMessage": Role.SYSTEM,
 }
 _FIELDS = frozenset({"content", "kwargs", "tool_calls", "role"})
-"""What a message that is not wrapped in `data` has."""
+"""Fields of a message that is not wrapped in `data`."""
 _TYPES = {Role.USER: "human", Role.ASSISTANT: "ai", Role.TOOL: "tool", Role.SYSTEM: "system"}
 _CLASSES = {
     Role.USER: "HumanMessage",
@@ -65,7 +65,7 @@ _KNOWN_TYPES = frozenset(
 
 
 def _with_type(message: Json) -> Json:
-    """Return a LangChain message with a type, by its own data or by what only one type has."""
+    """Return a LangChain message with a type, by its own data or by fields that only one type has."""
     kind = message.get("type")
     is_known = isinstance(kind, str) and kind in _KNOWN_TYPES
     if not is_known and "lc" in message and isinstance(message.get("kwargs"), dict):
@@ -86,9 +86,9 @@ def _write_thought(words: str, signature: str | None, _signer: str) -> Json:
 
 
 class LangChain:
-    """Messages as `messages_to_dict`, `model_dump` or `dumpd` write them.
+    """Messages of `messages_to_dict`, `model_dump` or `dumpd`.
 
-    New messages are written in the shape of the first one read, so that a list stays of one kind.
+    New messages have the form of the first one that was read, so that a list has one form.
     """
 
     name = "langchain"
@@ -136,7 +136,7 @@ class LangChain:
         return turn
 
     def _read_calls(self, turn: MessageTurn, inner: Json, *, is_wrapped: bool) -> None:
-        """Read the calls; a block in the content only mirrors one of the list, if it is there."""
+        """Read the calls; a block in the content only mirrors an entry of the list, if there is one."""
         lists = [inner[key] for key in ("tool_calls", "invalid_tool_calls") if key in inner]
         listed = [call for calls in lists if isinstance(calls, list) for call in calls]
         if not all(map(_is_list, lists)):
@@ -151,7 +151,7 @@ class LangChain:
         turn.parts += calls
 
     def _with_unlisted_calls(self, turn: MessageTurn, calls: list[Part], mirrors: list[Part]) -> list[Part]:
-        """Return the listed calls with those that only the content has."""
+        """Return the listed calls, and those that only the content has."""
         places = {call.id: place for place, call in enumerate(calls) if isinstance(call.id, str)}
         asked: dict[str, list[tuple[Value, int]]] = {}
         for place, call in enumerate(calls):
@@ -213,24 +213,24 @@ class LangChain:
         return fields
 
     def text(self, words: str, role: Role) -> Part:
-        """Make a text, written as a string."""
+        """Create a text, written as a string."""
         del role
         return Part(PartKind.TEXT, None, body=words, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
-        """Make an entry of `tool_calls`."""
+        """Create an entry of `tool_calls`."""
         raw: Json = {"name": name, "args": arguments, "id": call_id, "type": "tool_call"}
         return Part(PartKind.CALL, raw, call_id, name, arguments, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
-        """Make a tool message for a call."""
+        """Create a tool message for a call."""
         fields: Json = {"content": words, "name": call.name or None, "tool_call_id": call.id}
         fields["status"] = "error" if is_failed else "success"
         raw = self._new(Role.TOOL, fields)
         return Part(PartKind.RESULT, raw, call.id, call.name, words, failed=is_failed, is_new=True)
 
     def rename(self, part: Part, new_id: str) -> None:
-        """Give a call or a result another id."""
+        """Set the id of a call or a result."""
         if part.kind is PartKind.CALL:
             part.signature = part.signature or part.id
             part.id, part.raw = new_id, {**part.raw, "id": new_id}
@@ -239,7 +239,7 @@ class LangChain:
             part.raw = _with(part.raw, "tool_call_id", new_id)
 
     def reargue(self, part: Part, arguments: Json) -> None:
-        """Give a call other arguments; an invalid call becomes one that can be sent."""
+        """Set the arguments of a call; an invalid call becomes a valid one."""
         if isinstance(inner := part.raw.get("function"), dict):
             part.body = as_json(arguments)
             part.raw = {**part.raw, "function": {**inner, "arguments": part.body}}
@@ -248,7 +248,7 @@ class LangChain:
         part.body, part.raw = arguments, {**kept, "args": arguments, "type": "tool_call"}
 
     def retool(self, part: Part, name: str) -> None:
-        """Give a call or a result another tool name."""
+        """Set the tool name of a call or a result."""
         part.name = name
         if part.kind is not PartKind.CALL:
             part.raw = _with(part.raw, "name", name)
@@ -258,11 +258,11 @@ class LangChain:
             part.raw = {**part.raw, "name": name}
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where the call's own are no object (in OpenAI's shape: no text of one)."""
+        """Return valid arguments if the call's own are no object (in OpenAI's form: no JSON text of one), else None."""
         return object_in_text(part.body) if "function" in part.raw else object_of(part.body)
 
     def refill(self, part: Part, words: str) -> None:
-        """Give a text or a result other words."""
+        """Set the content of a text or a result."""
         part.body = words
         if part.kind is PartKind.RESULT:
             part.raw = _with(part.raw, "content", words)
@@ -270,7 +270,7 @@ class LangChain:
             part.raw = {**part.raw, "text": words}
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
-        """Take a result apart: its words and its media."""
+        """Split a result into its text and its media."""
         return split_result(part.body, _block)
 
     def join(self, first: Part, second: Part) -> None:
@@ -279,7 +279,7 @@ class LangChain:
         first.body, first.raw = content, _with(first.raw, "content", content)
 
     def tidy(self, part: Part) -> str | None:
-        """A result's content is a text or blocks."""
+        """Make a result's content a text or blocks."""
         if isinstance(part.body, list):
             if all(isinstance(block, str) or is_sound(block) for block in part.body):
                 return None
@@ -294,7 +294,7 @@ class LangChain:
 
 
 def _inside(message: Json) -> tuple[Json, str]:
-    """Find the fields of a message, and how it wraps them."""
+    """Return the fields of a message, and the form of its wrapper."""
     if isinstance(data := message.get("data"), dict):
         return data, "data"
     if isinstance(kwargs := message.get("kwargs"), dict):
@@ -320,7 +320,7 @@ def _is_list(value: Value) -> bool:
 
 
 def _call(call: Json, *, is_wrapped: bool) -> Part:
-    """Read an entry of `tool_calls`; only messages with a role may have it in OpenAI's shape."""
+    """Read an entry of `tool_calls`; in OpenAI's form only for messages with a role."""
     if isinstance(inner := call.get("function"), dict):
         name, body = name_of(inner.get("name")), inner.get("arguments")
         if not is_wrapped:
@@ -332,13 +332,13 @@ def _call(call: Json, *, is_wrapped: bool) -> Part:
 
 
 def _arguments(text: Value) -> Value:
-    """The object in a JSON text, as it is where that is what the text holds."""
+    """Return the object in a JSON text; other text unchanged."""
     found = object_in_text(text)
     return json.loads(text) if found is None else found
 
 
 def _among(calls: list[Part], unlisted: list[tuple[int, Part]]) -> list[Part]:
-    """Put calls that only the content has behind the listed ones that stand before them there."""
+    """Insert calls that only the content has after the listed ones that precede them there."""
     listed = list(enumerate(calls))
     return [call for _, call in sorted([*listed, *unlisted], key=itemgetter(0))]
 
@@ -354,13 +354,13 @@ def _is_mirrored(part: Part) -> bool:
 
 
 def _as_text(part: Part) -> Part:
-    """Describe a call that stands in another side's message."""
+    """Return a call in a message of another role as text."""
     words = as_json(part.raw)
     return Part(PartKind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
 
 
 def _mirror_blocks(before: Value, content: list[Value], calls: list[Part]) -> list[Value]:
-    """Put back the blocks that mirror the calls which are still there, under their new ids."""
+    """Insert the blocks that mirror the remaining calls, under their new ids."""
     by_id = {as_words(part.signature or part.id): part for part in calls}
     if not isinstance(before, list):
         return content

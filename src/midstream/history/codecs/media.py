@@ -1,31 +1,31 @@
-"""Crossing from one format to another, besides words and calls: images and files, and thinking."""
+"""Conversion between formats, except for text and calls: images, files and thinking."""
 
 from __future__ import annotations
 
 from midstream.history.codecs.codec_spec import Format, Json, Media, Part, PartKind
 
-_UNSAID = "auto"
+_DEFAULT_DETAIL = "auto"
 """The default of an image's `detail`."""
 
 
 def media_in(form: Format, part: Part) -> Media | None:
-    """Read an image or file of any format, or None where this one cannot be carried over."""
+    """Read an image or file of any format; None if it cannot be converted."""
     raw = part.raw
     return (form.spec.read_media or _of_url)(raw) if isinstance(raw, dict) else None
 
 
 def media_for(form: Format, media: Media) -> Part | None:
-    """Write an image for a format, or None where it has no place for it."""
+    """Write an image for a format; None if it has no place for it."""
     raw = form.spec.write_media(media) if form.spec.write_media else None
     return None if raw is None else Part(PartKind.MEDIA, raw, name="chunk", is_new=True)
 
 
 def thinking_for(form: Format, signer: str, part: Part) -> Part | None:
-    """Write thinking for a format, or None where it would be refused: a signature is one provider's only.
+    """Write thinking for a format; None if it would be refused, because a signature is valid only for one provider.
 
     Args:
         form: The format.
-        signer: The format of the provider that signed it; empty where signatures are not passed on.
+        signer: The format of the provider that signed it; empty if signatures are not passed on.
         part: The thinking.
     """
     words, signature = part.body, part.signature
@@ -46,7 +46,7 @@ def _of_url(raw: Json) -> Media | None:
     if isinstance(url, dict):
         detail = url.get("detail")
         url = url.get("url")
-    if not isinstance(detail, str) or detail == _UNSAID:
+    if not isinstance(detail, str) or detail == _DEFAULT_DETAIL:
         detail = None
     if not isinstance(url, str):
         return None

@@ -24,5 +24,5 @@ class Mistral(OpenAIChat):
     is_type_needed = False
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where the call's own are neither an object nor its text."""
+        """Return valid arguments if the call's own are neither an object nor its JSON text, else None."""
         return None if isinstance(part.body, dict) else object_in_text(part.body)

@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions, and the many servers that speak it."""
+"""OpenAI Chat Completions, the format of many servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MEDIA = {"image_url", "input_audio", "file", "image", "audio", "document_url"}
 
 
 def image_chunk(media: Media) -> Json | None:
-    """Write an image as a chunk, or None for other media."""
+    """Write an image as a chunk; None for other media."""
     if not media.media_type.startswith("image/"):
         return None
     url = media.url or f"data:{media.media_type};base64,{media.data}"
@@ -81,7 +81,7 @@ class OpenAIChat:
     profile = "openai-chat"
     wire = ""
     is_type_needed = True
-    """A call is marked as one of a function."""
+    """Whether a call has the type `function`."""
 
     def parse(self, message: Json, at: int) -> MessageTurn:
         """Read one message."""
@@ -103,7 +103,7 @@ class OpenAIChat:
         elif content is None or content == []:
             turn.faults = ("null-content",)
         if role is not Role.ASSISTANT and "tool_calls" in message:
-            # With calls in it this would have been read as a response.
+            # With calls, it would have been read as a response.
             turn.faults = (
                 *turn.faults,
                 "empty-calls",
@@ -111,7 +111,7 @@ class OpenAIChat:
         return turn
 
     def _read_response(self, message: Json, turn: MessageTurn) -> None:
-        """Read what only responses have: reasoning before, calls after the words."""
+        """Read the fields of a response: reasoning before the text, calls after it."""
         if message.get("content") == []:
             turn.faults = ("empty-content",)
         reasoning = message.get("reasoning_content")
@@ -197,18 +197,18 @@ class OpenAIChat:
                 message.update(part.raw)
 
     def text(self, words: str, role: Role) -> Part:
-        """Make a text, written as a string."""
+        """Create a text, written as a string."""
         del role
         return Part(PartKind.TEXT, None, body=words, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
-        """Make an entry of `tool_calls`."""
+        """Create an entry of `tool_calls`."""
         body = as_json(arguments)
         raw: Json = {"id": call_id, "type": "function", "function": {"name": name, "arguments": body}}
         return Part(PartKind.CALL, raw, call_id, name, body, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
-        """Make a tool message for a call (a function message for a call of the old kind)."""
+        """Create a tool message for a call (a function message for an old function call)."""
         if call.is_by_name:
             raw: Json = {"role": "function", "name": call.name, "content": words}
         else:
@@ -216,19 +216,19 @@ class OpenAIChat:
         return Part(PartKind.RESULT, raw, call.id, call.name, words, failed=is_failed, is_new=True)
 
     def rename(self, part: Part, new_id: str) -> None:
-        """Give a call or a result another id."""
+        """Set the id of a call or a result."""
         key = "id" if part.kind is PartKind.CALL else "tool_call_id"
         part.id, part.raw = new_id, {**part.raw, key: new_id}
-        if part.is_by_name:  # it was a function's, and answers a tool's call
+        if part.is_by_name:  # it was of a function, and answers a tool's call
             part.is_by_name, part.raw["role"] = False, "tool"
 
     def reargue(self, part: Part, arguments: Json) -> None:
-        """Give a call other arguments, as JSON text."""
+        """Set the arguments of a call, as JSON text."""
         part.body = as_json(arguments)
         part.raw = self._with_call_field(part, "arguments", part.body)
 
     def retool(self, part: Part, name: str) -> None:
-        """Give a call another tool name."""
+        """Set the tool name of a call."""
         part.name = name
         if part.kind is PartKind.CALL:
             part.raw = self._with_call_field(part, "name", name)
@@ -244,11 +244,11 @@ class OpenAIChat:
         return {"type": "function", **raw, "function": {"name": "", **inner, key: value}}
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where the call's own are no JSON text of an object."""
+        """Return valid arguments if the call's own are no JSON text of an object, else None."""
         return None if "custom" in part.raw else object_in_text(part.body)
 
     def refill(self, part: Part, words: str) -> None:
-        """Give a text or a result other words."""
+        """Set the content of a text or a result."""
         part.body = words
         if part.kind is PartKind.RESULT:
             part.raw = {**part.raw, "content": words}
@@ -256,7 +256,7 @@ class OpenAIChat:
             part.raw = {**part.raw, "text": words}
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
-        """Take a result apart: its words and its media."""
+        """Split a result into its text and its media."""
         return split_result(part.body, _chunk)
 
     def join(self, first: Part, second: Part) -> None:
@@ -265,7 +265,7 @@ class OpenAIChat:
         first.body, first.raw = content, {**first.raw, "content": content}
 
     def tidy(self, part: Part) -> str | None:
-        """A result's content is a text or text chunks, and never null."""
+        """Make a result's content a text or text chunks."""
         content = part.body
         if isinstance(content, str):
             return None
@@ -280,14 +280,14 @@ class OpenAIChat:
 
 
 def name_answer(result: Part, name: str) -> None:
-    """Make a tool's result one of a function, which is found by name."""
+    """Turn a tool's result into a function's, which is matched by name."""
     kept = {key: value for key, value in result.raw.items() if key != "tool_call_id"}
     result.raw = {**kept, "role": "function", "name": name}
     result.id, result.name, result.is_by_name = None, name, True
 
 
 def _is_chunk(part: Part) -> bool:
-    """Whether a part stands in the content rather than beside it."""
+    """Whether a part is in the content, and not beside it."""
     if part.raw is None or part.name in ("refusal", "audio"):
         return False
     return part.kind in (PartKind.THINKING, PartKind.OPAQUE)

@@ -1,4 +1,4 @@
-"""OpenAI Responses: one flat list of items; a call and its output find one another by `call_id`."""
+"""OpenAI Responses: one flat list of items, with calls and outputs matched by `call_id`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,
 }
-# A call item's type: the type of its output and the key the output stands under.
+# By a call item's type: the type of its output, and the key of the output.
 OUTPUTS = {
     "function_call": "function_call_output",
     "custom_tool_call": "custom_tool_call_output",
@@ -49,7 +49,7 @@ _USERS = {"mcp_approval_response"}
 
 
 def _with_type(message: Json) -> Json:
-    """Return the item with a type, by the keys that only one type has."""
+    """Return the item with a type, by keys that only one type has."""
     if isinstance(message.get("type"), str):
         return message
     if "role" in message:
@@ -131,24 +131,24 @@ class ResponsesCodec:
         if role_in(_ROLES, source.get("role")) is not turn.role:
             source = {**source, "role": str(turn.role)}
         if first is None and source.get("content") == "":
-            return source  # empty words are a message, an empty list is none
+            return source  # an empty text is a message, an empty list is none
         if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None or _is_plain(turn)):
             return {**source, "content": turn.parts[0].body}
         content = [_text(part.body, turn.role) if part.raw is None else part.raw for part in turn.parts]
         return {**source, "content": content}
 
     def text(self, words: str, role: Role) -> Part:
-        """Make a text chunk."""
+        """Create a text chunk."""
         return Part(PartKind.TEXT, _text(words, role), body=words, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
-        """Make a function call item, without an item id."""
+        """Create a function call item, without an item id."""
         body = as_json(arguments)
         raw: Json = {"type": "function_call", "call_id": call_id, "name": name, "arguments": body}
         return Part(PartKind.CALL, raw, call_id, name, body, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
-        """Make the output item of a call, in the shape that its kind of call requires."""
+        """Create the output item of a call, in the form that its kind requires."""
         kind = call.raw.get("type", "function_call")
         output: Value = words
         if kind == "shell_call":
@@ -160,26 +160,26 @@ class ResponsesCodec:
         return Part(PartKind.RESULT, raw, call.id, call.name, output, failed=is_failed, is_new=True)
 
     def rename(self, part: Part, new_id: str) -> None:
-        """Give a call or an output another call id; the item's own id stays."""
+        """Set the call id of a call or an output; the item's own id stays."""
         part.id, part.raw = new_id, {**part.raw, "call_id": new_id}
 
     def reargue(self, part: Part, arguments: Json) -> None:
-        """Give a call other arguments, as JSON text."""
+        """Set the arguments of a call, as JSON text."""
         part.body = as_json(arguments)
         part.raw = {**part.raw, "arguments": part.body}
 
     def retool(self, part: Part, name: str) -> None:
-        """Give a call another tool name."""
+        """Set the tool name of a call."""
         part.name = name
         if part.kind is PartKind.CALL:
             part.raw = {**part.raw, "name": name}
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where a function call's own are no JSON text of an object."""
+        """Return valid arguments if a function call's own are no JSON text of an object, else None."""
         return object_in_text(part.body) if part.raw.get("type") == "function_call" else None
 
     def refill(self, part: Part, words: str) -> None:
-        """Give a text or an output other words."""
+        """Set the content of a text or an output."""
         part.body = words
         if part.kind is PartKind.RESULT:
             part.raw = {**part.raw, "output": words}
@@ -187,7 +187,7 @@ class ResponsesCodec:
             part.raw = {**part.raw, "text": words}
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
-        """Take an output apart: its words and its media."""
+        """Split an output into its text and its media."""
         return split_result(part.body, _chunk)
 
     def join(self, first: Part, second: Part) -> None:
@@ -196,7 +196,7 @@ class ResponsesCodec:
         first.body, first.raw = output, {**first.raw, "output": output}
 
     def tidy(self, part: Part) -> str | None:
-        """An output is a text or chunks, and never missing."""
+        """Make an output a text or chunks."""
         body = part.body
         if isinstance(body, str) or (isinstance(body, list) and body and all(map(is_sound, body))):
             return None
@@ -211,14 +211,14 @@ class ResponsesCodec:
 
 
 def _is_item(part: Part) -> bool:
-    """Whether a part is an item of its own rather than a chunk of a message."""
+    """Whether a part is an item of its own, and not a chunk of a message."""
     return part.kind in (PartKind.CALL, PartKind.RESULT, PartKind.THINKING) or (
         part.kind is PartKind.OPAQUE and "content" not in part.raw and part.name != "chunk"
     )
 
 
 def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
-    """Read a piece of a message; texts of responses and of other messages have different types."""
+    """Read a chunk of a message; texts of responses and of other messages have different types."""
     wanted = "output_text" if role is Role.ASSISTANT else "input_text"
     kind = stated_type(chunk)
     if kind == wanted:
@@ -230,16 +230,16 @@ def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
 
 
 def _text(words: Value, role: Role) -> Json:
-    """A chunk of text; a response's text has its citations."""
+    """Return a chunk of text; a response's text has its citations."""
     if role is Role.ASSISTANT:
         return {"type": "output_text", "text": words, "annotations": []}
     return {"type": "input_text", "text": words}
 
 
 def _is_plain(turn: MessageTurn) -> bool:
-    """Whether this is a response of one text, read from a chunk of another kind, in an item without an id.
+    """Whether this is a response of one text, from a chunk of another kind, in an item without an id.
 
-    Chunks of output belong into items with an id; without one a response is a plain text to every reader of the API.
+    Output chunks require items with an id; without one, the API reads a response as plain text.
     """
     (part,) = turn.parts
     is_text = turn.role is Role.ASSISTANT and part.kind is PartKind.TEXT and part.is_new

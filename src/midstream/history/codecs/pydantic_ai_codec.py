@@ -26,7 +26,7 @@ _TEXTS = {Role.USER: "user-prompt", Role.ASSISTANT: "text"}
 
 def _write_file(file: File) -> Json:
     if file.data is not None:
-        # pydantic-ai reads its own base64, which has another alphabet
+        # pydantic-ai's own base64 has another alphabet.
         data = file.data.replace("+", "-").replace("/", "_")
         return {"kind": "binary", "data": data, "media_type": file.media_type}
     kind = file.media_type.partition("/")[0]
@@ -86,18 +86,18 @@ class PydanticAI:
         return {**(turn.source or {}), "kind": kind, "parts": [part.raw for part in turn.parts]}
 
     def text(self, words: str, role: Role) -> Part:
-        """Make a text part of a response, or a user prompt."""
+        """Create a text part of a response, or a user prompt."""
         side = Role.ASSISTANT if role is Role.ASSISTANT else Role.USER
         raw: Json = {"content": words, "part_kind": _TEXTS[side]}
         return Part(PartKind.TEXT, raw, body=words, side=side, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
-        """Make a tool call part."""
+        """Create a tool call part."""
         raw: Json = {"tool_name": name, "args": arguments, "tool_call_id": call_id, "part_kind": "tool-call"}
         return Part(PartKind.CALL, raw, call_id, name, arguments, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
-        """Make a tool return for a call."""
+        """Create a tool return for a call."""
         del is_failed
         raw: Json = {
             "tool_name": call.name,
@@ -108,28 +108,28 @@ class PydanticAI:
         return Part(PartKind.RESULT, raw, call.id, call.name, words, side=Role.USER, is_new=True)
 
     def rename(self, part: Part, new_id: str) -> None:
-        """Give a call or a return another id."""
+        """Set the id of a call or a return."""
         part.id, part.raw = new_id, {**part.raw, "tool_call_id": new_id}
 
     def reargue(self, part: Part, arguments: Json) -> None:
-        """Give a call other arguments."""
+        """Set the arguments of a call."""
         part.body, part.raw = arguments, {**part.raw, "args": arguments}
 
     def retool(self, part: Part, name: str) -> None:
-        """Give a call or a return another tool name."""
+        """Set the tool name of a call or a return."""
         part.name, part.raw = name, {**part.raw, "tool_name": name}
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where the call's own are no object and no text of one."""
+        """Return valid arguments if the call's own are no object and no JSON text of one, else None."""
         body = part.body
         return None if body is None or isinstance(body, dict) or body == "" else object_in_text(body)
 
     def refill(self, part: Part, words: str) -> None:
-        """Give a text or a return other words."""
+        """Set the content of a text or a return."""
         part.body, part.raw = words, {**part.raw, "content": words}
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
-        """Take a return apart; files in it stay with its words, as JSON."""
+        """Split a return; its files stay in its text, as JSON."""
         return as_words(part.body), []
 
     def join(self, first: Part, second: Part) -> None:
@@ -137,7 +137,7 @@ class PydanticAI:
         self.refill(first, both_words(as_words(first.body), as_words(second.body)))
 
     def tidy(self, part: Part) -> str | None:
-        """Any JSON value may be returned, but something must be; a retry needs words."""
+        """Make a return valid: any JSON value except null, and a retry needs text."""
         is_blank = isinstance(part.body, str) and not part.body.strip()
         if is_blank or "content" not in part.raw:
             self.refill(part, "(failed without a message)" if part.failed else "(no output)")
@@ -153,7 +153,7 @@ def _is_kind(raw: Value) -> bool:
 
 
 def _kind_by_keys(raw: Value) -> str | None:
-    """Kind of a part without one, by the keys that only one kind has."""
+    """Return the kind of a part without one, by keys that only one kind has."""
     if not isinstance(raw, dict):
         return None
     if "tool_name" in raw and "tool_call_id" in raw:

@@ -1,7 +1,6 @@
-"""Which format messages are in, by what they hold.
+"""Recognition of the format of messages by their content.
 
-Each message speaks for the one format whose marks it bears, or for none: `{"role": "user", "content": "hi"}` is at
-home in many.
+Each message has marks of one format, or none: `{"role": "user", "content": "hi"}` is valid in many formats.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ _CHAT_CHUNKS = {"image_url", "input_audio", "refusal", "file"}
 _CHAT_KEYS = ("tool_calls", "tool_call_id", "function_call", "refusal", "reasoning_content")
 
 ALIKE = {"openai-chat": "chat", "mistral": "chat"}
-"""Formats whose messages look the same: any of them may be named for any other."""
+"""Formats with equal messages: each of them is accepted for the others."""
 _TAKE_PLAIN = ("openai-chat", "anthropic", "openai-responses", "mistral")
-"""Formats in which messages without marks are at home; the first is the one such a list is read as."""
+"""Formats in which messages without marks are valid; the first is the default for such a list."""
 
 
 def candidates_for(
     messages: Iterable[object], *, system: object = None, spoken: str | None = None
 ) -> tuple[str, ...]:
-    """Return the formats that a list of messages may be in, the likeliest first.
+    """Return the possible formats of a list of messages, the likeliest first.
 
-    One name where a mark decides. Several names, where no message bears a mark or the marks disagree.
+    One name if a mark decides. Several names if no message has a mark, or the marks disagree.
 
     Args:
         messages: The list.
-        system: The system prompt beside the list, if there is one: only some APIs have it there.
-        spoken: The format that the provider speaks, if it is known.
+        system: The separate system prompt, if there is one: only some APIs have it.
+        spoken: The provider's format, if it is known.
     """
     votes: dict[str, int] = {}
     excluded: set[str] = set()
@@ -62,7 +61,7 @@ def candidates_for(
             if message.get("role") in ("system", "developer"):
                 excluded.add("anthropic")
             if isinstance(message.get("content"), list):
-                excluded.add("openai-responses")  # its texts bear a mark
+                excluded.add("openai-responses")  # its texts have a mark
     if {ALIKE.get(form, form) for form in votes} == {"chat"}:
         return ("openai-chat",) if "openai-chat" in votes else ("mistral",)
     if votes:
@@ -76,7 +75,7 @@ def candidates_for(
 
 
 def recognize_by_marks(message: object) -> str:
-    """Return the format whose marks a message bears, or an empty string."""
+    """Return the format whose marks a message has, or an empty string."""
     if not isinstance(message, dict):
         return ""
     kind, role, content = _word(message.get("type")), _word(message.get("role")), message.get("content")
@@ -124,5 +123,5 @@ def _of_blocks(content: list[object]) -> str:
 
 
 def _word(value: object) -> str:
-    """Return a text as it is and everything else as none: names are looked up in sets."""
+    """Return a text unchanged and any other value as an empty text, for look-ups in sets."""
     return value if isinstance(value, str) else ""

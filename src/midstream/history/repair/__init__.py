@@ -1,1 +1,1 @@
-"""Repair: one walk over any provider's history, telling every finding, losing nothing."""
+"""Repair of any provider's history in one pass, with a finding for every edit."""

@@ -1,7 +1,7 @@
-"""Call ids: what the profile cannot take gets a new one, call and result together.
+"""Call ids: an id that the profile refuses is replaced, in the call and its result.
 
-New ids follow from the old one, or from the call where there is none, so that the same history always gets the
-same ids, an appended message changes none of them, and it does not matter how many messages a repair put before.
+New ids are derived from the old one, or from the call if there is none. So the same history always gets the same ids,
+and neither appended messages nor those that a repair inserted change them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIGEST_CHARS = 8
 
 
 def settle_ids(turns: list[MessageTurn], calls: list[Part], task: Task) -> None:
-    """Give every call an id its profile takes, and its result the same."""
+    """Give every call an id that its profile accepts, and its result the same."""
     if not calls:
         return
     taken = {call.id for call in calls if isinstance(call.id, str)}
@@ -44,7 +44,7 @@ def settle_ids(turns: list[MessageTurn], calls: list[Part], task: Task) -> None:
 
 
 def _nameless(call: Part) -> str:
-    """An id for a call that came without one: by what it asks for."""
+    """Return an id for a call without one, derived from its content."""
     return f"call_{_digest(f'{call.name} {as_words(call.body)}')[:_DIGEST_CHARS]}"
 
 
@@ -57,7 +57,7 @@ def _rename(turns: list[MessageTurn], call: Part, new_id: str, code: str, task: 
 
 
 def _follow(turns: list[MessageTurn], call: Part, result: Part, task: Task) -> None:
-    """A result bears the id (and, where results have names, the name) of its call."""
+    """Set the id (and, if results have names, the name) of a result to that of its call."""
     spec = task.form.spec
     by_name = spec.matches_by_name
     if call.is_by_name and not result.is_by_name and not by_name:
@@ -73,24 +73,24 @@ def _follow(turns: list[MessageTurn], call: Part, result: Part, task: Task) -> N
 
 
 def _is_misnamed(result: Part, spec: CodecSpec) -> bool:
-    """Whether a result bears a name that no tool can have; none at all is none."""
+    """Whether a result has an invalid tool name; a missing one is valid."""
     if result.name:
         return not takes_name(result.name, spec.names)
     return isinstance(result.raw, dict) and result.raw.get("name") not in (None, "")
 
 
 class Namer:
-    """Makes new ids that no other call has: none of those `taken` or `seen`."""
+    """Creates new ids that no other call has: none of those `taken` or `seen`."""
 
     def __init__(self, profile: Profile, taken: set[str]) -> None:
         self.profile = profile
         self.seen: set[str] = set()
-        """Ids in use, within the response or the list, as the profile asks."""
+        """Used ids in the response or the list, depending on the profile."""
         self.taken = taken
         self.next: dict[str, int] = {}
 
     def new(self, old: object, otherwise: str) -> str:
-        """Return an id for a call that had this one, or none: then one like `otherwise`."""
+        """Return an id for a call with this old one, or without one: then similar to `otherwise`."""
         stem = old if isinstance(old, str) and old.strip() else otherwise
         if self.profile.id_size_exact:
             return self._exact(stem)

@@ -1,4 +1,4 @@
-"""Layout: every result directly after its call, every call with its result, nothing in between."""
+"""Layout: every call has its result, and every result directly follows its call."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from midstream.history.repair.shared_state import Task, are_same, stands_in
 
 
 class LayoutWriter:
-    """Writes the turns in one pass: each response, then its results, then the rest."""
+    """Writes the turns in one pass: each response, its results, the rest."""
 
     def __init__(self, turns: list[MessageTurn], read: list[MessageTurn], task: Task) -> None:
         self.turns = turns
         self.read = read
-        """The turns by the numbers that parts know them by."""
+        """The turns by the numbers in their parts."""
         self.task = task
         self.out: list[MessageTurn] = []
         self.settled: set[int] = set()
-        """Results that stand where they belong."""
+        """Results at their correct place."""
         self.splits = False
         """Whether an earlier response has its results in several user messages."""
         self.taken: list[Part] = []
-        """Attachments of orphans that stood in a response."""
+        """Attachments of orphans in a response."""
 
     def run(self) -> list[MessageTurn]:
         """Return the turns in order."""
@@ -64,14 +64,14 @@ class LayoutWriter:
         return after
 
     def _is_tail(self, end: int, after: int) -> bool:
-        """Whether nothing follows the response and its results; orphans among them will be words of the user."""
+        """Whether nothing follows the response and its results; orphans among them become a user's text."""
         if after < len(self.turns):
             return False
         answers = self.turns[end:after]
         return self.task.is_grouped or all(turn.parts[0].owner for turn in answers)
 
     def _end_of_response(self, here: int) -> int:
-        """A flat list has no messages: the calls in a row are one response."""
+        """Return the end of a response: in a flat list, successive calls are one response."""
         end = here + 1
         if self.task.is_flat:
             look = end
@@ -82,7 +82,7 @@ class LayoutWriter:
         return end
 
     def _write_grouped(self, start: int, mine: set[int]) -> tuple[int, MessageTurn | None]:
-        """Write the user turns that answer; return where they end, and the last of them."""
+        """Write the user turns that answer; return their end, and the last of them."""
         here, last = start, None
         while here < len(self.turns) and (last is None or self.task.profile.joins_users):
             turn = self.turns[here]
@@ -114,7 +114,7 @@ class LayoutWriter:
         )
 
     def _separate(self, start: int, mine: set[int]) -> tuple[int, MessageTurn | None]:
-        """Write the results that follow; what stands between them waits until they are all written."""
+        """Write the results that follow; turns between them are written after all results."""
         here, last, turns = start, None, self.turns
         count = len(turns)
         while here < count and (turn := turns[here]).role is Role.TOOL:
@@ -127,7 +127,7 @@ class LayoutWriter:
         return here, last
 
     def _missing(self, calls: list[Part], *, is_tail: bool) -> list[Part]:
-        """Return the results that stand elsewhere and new ones for the calls that have none, in the calls' order."""
+        """Return the results from elsewhere, and new ones for the calls without a result, in the calls' order."""
         added: list[Part] = []
         settled, read, tell = self.settled, self.read, self.task.report.note
         answer, is_open = self.task.form.answer, is_tail and self.task.is_live
@@ -151,9 +151,9 @@ class LayoutWriter:
     def _with_stand_ins(
         self, calls: list[Part], added: list[Part], last: MessageTurn | None, start: int
     ) -> tuple[list[Part], MessageTurn | None]:
-        """Take out what stands in and put it among the late results, in the calls' order.
+        """Move stand-ins among the late results, in the calls' order.
 
-        An earlier repair wrote it there: now it stands where it would if the results had never been late.
+        An earlier repair wrote them: now they are where they would be without late results.
         """
         here = {id(part) for part in added}
         late = [call.answers[0] for call in calls if call.answers and id(call.answers[0]) not in here]
@@ -184,7 +184,7 @@ class LayoutWriter:
         return NOT_STARTED if was_cut else UNKNOWN
 
     def _add(self, added: list[Part], last: MessageTurn | None) -> None:
-        """Write results that were missing, after those that were there."""
+        """Write results that were missing, after the existing ones."""
         if not self.task.is_grouped:
             for result in added:
                 turn = self.read[result.turn] if _is_moved(result) else None
@@ -205,11 +205,11 @@ class LayoutWriter:
         self.out.append(whole or MessageTurn(Role.USER, added, is_changed=True))
 
     def _is_of_results(self, last: MessageTurn) -> bool:
-        """Whether another user message of results may follow this one: both are read as one turn."""
+        """Whether another user message of results may follow this one, because both are one turn."""
         return self.task.profile.joins_users and last.has_only(PartKind.RESULT)
 
     def _is_split(self, last: MessageTurn) -> bool:
-        """Whether this response's results stand in several user messages: a new one changes none of them."""
+        """Whether this response's results are in several user messages: a new one changes none of them."""
         if not self._is_of_results(last):
             return False
         before = self.out[-2]
@@ -218,16 +218,16 @@ class LayoutWriter:
         return before.has_only(PartKind.RESULT)
 
     def _whole_turn(self, moved: list[Part]) -> MessageTurn | None:
-        """The turn that holds just these results: it moves as it is."""
+        """Return the turn that has exactly these results, which is moved unchanged."""
         turn = self.read[moved[0].turn]
         if not are_same(turn.parts, moved):
             return None
-        # A response's role is no place for results.
+        # A response cannot contain results.
         is_changed = turn.is_changed or turn.role is not Role.USER
         return MessageTurn(Role.USER, turn.parts, turn.source, turn.at, is_changed=is_changed)
 
     def _other(self, turn: MessageTurn) -> None:
-        """Write a turn that answers nothing: results in it are moved elsewhere or were orphaned."""
+        """Write a turn that answers nothing: its results are moved elsewhere, or are orphans."""
         if not turn.has(PartKind.RESULT):
             self.out.append(turn)
             return
@@ -241,7 +241,7 @@ class LayoutWriter:
         self.out.append(turn)
 
     def _without_results(self, parts: list[Part], turn: MessageTurn) -> list[Part]:
-        """Take out the results that belong elsewhere; turn orphans into words where they stood."""
+        """Remove the results that belong elsewhere; replace orphans by text."""
         kept: list[Part] = []
         for part in parts:
             if part.kind is not PartKind.RESULT:
@@ -261,7 +261,7 @@ class LayoutWriter:
 
 
 def _is_moved(result: Part) -> bool:
-    """Whether a result was read somewhere, and not made."""
+    """Whether a result was in the input."""
     return result.turn >= 0
 
 

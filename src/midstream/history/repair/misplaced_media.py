@@ -1,4 +1,4 @@
-"""Attachments: what a response or a result may not carry is shown by the user behind it."""
+"""Attachments that a response or a result must not have are moved to a user message after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from midstream.history.repair.shared_state import Task
 
 
 def take_out(turn: MessageTurn, task: Task) -> list[Part]:
-    """Take out of a turn's results, and out of a response, what they may not carry; return it for a user's turn."""
+    """Remove attachments that a turn's results or a response must not have; return them for a user's turn."""
     taken: list[Part] = []
     allowed = task.profile.result_files
     shows_files = turn.role is not Role.ASSISTANT or task.profile.responses_show_files
@@ -32,7 +32,7 @@ def take_out(turn: MessageTurn, task: Task) -> list[Part]:
 
 
 def _may_carry(result: Part, allowed: str) -> bool:
-    """Whether a result may hold what it holds; see `Profile.result_files`."""
+    """Whether a result may have its content; see `Profile.result_files`."""
     if allowed == "any" or (allowed == "unless-failed" and not result.failed):
         return True
     return not isinstance(result.body, list) or all(map(_is_words, result.body))

@@ -1,7 +1,7 @@
-"""Foreign messages: one list, several providers' shapes, as a switch of providers in mid-session leaves it.
+"""Lists with messages of several formats, such as after a change of providers during a session.
 
-A message that its own format cannot read is read in the format whose shape it has, and written in its own; one of an
-unknown shape is kept as words. So no content is lost because of the key it stands under.
+A message that its own format cannot read is read in the format of its shape, and written in its own. One of an unknown
+shape is kept as text, so that no content is lost.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _ABOUT = frozenset(
     }
     | {"stop_sequence", "parent_id", "state", "index", "refusal", "annotations", "audio", "function_call"}
 )
-"""Keys with data about a message that are no part of it."""
+"""Keys for metadata of a message."""
 
 
 def read_as_foreign(message: Json, at: int, form: Format) -> list[MessageTurn]:
-    """Read a message of another provider's shape; nothing where it is this format's own."""
+    """Read a message of another format; an empty list if it is of this format."""
     other = shape_of(message, form)
     if other is None:
         return []
@@ -76,7 +76,7 @@ def read_as_foreign(message: Json, at: int, form: Format) -> list[MessageTurn]:
 
 
 def shape_of(message: Json, form: Format) -> str | None:
-    """Name the format whose shape a message has, if it is not the one of its list."""
+    """Return the format of a message's shape if it is another than that of its list."""
     content, spec = message.get("content"), form.spec
     has_content = spec.content_key == "content"
     if content is None and has_content and isinstance(message.get("parts"), list):
@@ -109,7 +109,7 @@ def _shape_of_content(content: Value) -> str | None:
 
 
 def foreign_words(message: Json, form: Format) -> str:
-    """The words of a message that hold none where its format looks for them."""
+    """Return the text of a message that has none at the places of its format."""
     if form.layout is ResultPlacement.FLAT and "role" not in message:
         return ""
     inner = message.get("data") if isinstance(message.get("data"), dict) else message

@@ -1,4 +1,4 @@
-"""Other answers to a broken history than repairing it: refuse it, leave out, or go back."""
+"""Modes besides the repair of a history: refuse it, drop parts, or roll back."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Mode = Literal["repair", "strict", "drop", "sanitize", "rollback"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 PASSES_MAX = 10
-"""Of `sanitize`, as in the original; two are nearly always enough."""
+"""Greatest number of passes of `sanitize`, as in the original; two are nearly always enough."""
 RUN_KEYS = ("run_id",)
-"""Keys that bind a message to a run that has ended (pydantic-ai)."""
+"""Keys with the id of a finished run (pydantic-ai)."""
 
 
 class CallerKnowledge(Struct, frozen=True, kw_only=True):
-    """Facts that the caller has beside the messages."""
+    """Facts that the caller has in addition to the messages."""
 
     system: Value = None
     model: str | None = None
@@ -48,9 +48,9 @@ class CallerKnowledge(Struct, frozen=True, kw_only=True):
     outcomes: dict[str, str] | None = None
     prefill: bool = False
     own: Container[int] = ()
-    """Places of messages whose system prompts and run ids belong to the request that is being sent."""
+    """Places of messages whose system prompts and run ids belong to the current request."""
     has_prompt: bool = False
-    """The list is a request on its way: its last message is the new prompt and stays."""
+    """Whether the list is a request whose last message is the new prompt, and stays."""
 
 
 Settle = Callable[..., Repaired]
@@ -60,7 +60,7 @@ def require_mode(mode: str) -> None:
     """Check the name of a mode.
 
     Raises:
-        UsageError: There is none of this name; the message lists those there are.
+        UsageError: There is none with this name; the message lists all names.
     """
     if mode not in MODES:
         raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
@@ -69,12 +69,12 @@ def require_mode(mode: str) -> None:
 def repair_in_mode(
     mode: Mode, messages: list[Value], form: Format, profile: Profile, given: CallerKnowledge | None = None
 ) -> Repaired:
-    """Answer a history in one of the modes; return the same list where nothing is wrong.
+    """Process a history in one of the modes; return the same list if it is valid.
 
     Raises:
-        InvalidHistoryError: A message is no JSON value.
-        HistoryRefusedError: In mode `strict`, something would be refused.
-        UsageError: There is no such mode.
+        InvalidHistoryError: A message is not a JSON value.
+        HistoryRefusedError: In mode `strict`, the provider would refuse the history.
+        UsageError: The mode is unknown.
     """
     require_mode(mode)
     given = given or CallerKnowledge()
@@ -96,7 +96,7 @@ def repair_in_mode(
 
 
 def _settling(form: Format, profile: Profile, given: CallerKnowledge) -> Settle:
-    """Return the repair of a list that something may have been left out of."""
+    """Return the repair for a list from which parts may have been removed."""
 
     def settle(some: list[Value], *, is_whole: bool = True) -> Repaired:
         return repair_messages(
@@ -115,18 +115,18 @@ def _settling(form: Format, profile: Profile, given: CallerKnowledge) -> Settle:
 
 
 def finding_of(edit: Edit) -> Finding:
-    """Return what an edit found, with the rule it breaks."""
+    """Return the finding of an edit, with its rule."""
     return Finding(edit.code, edit.at, REFUSALS[edit.code].rule, edit.part, edit.call_id)
 
 
-# --- go back --------------------------------------------------------------------------------------------------
+# --- roll back ------------------------------------------------------------------------------------------------
 
 
 def _roll_back(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
-    """Cut a history before the first thing a provider would refuse, at the end of a complete step.
+    """Cut a history before the first refused message, at the end of a complete step.
 
-    The rest is the longest such beginning in which nothing is wrong; it is a new list of the same objects. The new
-    prompt of a request on its way stays behind it.
+    The result is the longest valid beginning of this kind, as a new list of the same objects. The new prompt of a
+    current request follows it.
     """
     tail = messages[-1:] if given.has_prompt and _is_prompt(messages[-1], form) else []
     last = end = len(messages) - len(tail)
@@ -146,16 +146,16 @@ def _is_prompt(message: Value, form: Format) -> bool:
     return turn is not None and turn.role is Role.USER and not _has_results(turn)
 
 
-# --- leave out ------------------------------------------------------------------------------------------------
+# --- drop -----------------------------------------------------------------------------------------------------
 
 
 class _Entry(Struct, eq=False):
-    """One message, as far as it can be read."""
+    """One message as far as it can be read."""
 
     at: int
     source: Value
     turn: MessageTurn
-    """Without parts where the message is no object: that is left to the repair."""
+    """Without parts if the message is not an object, which the repair handles."""
     is_foreign: bool = False
 
     @property
@@ -167,7 +167,7 @@ class _Entry(Struct, eq=False):
 
 
 class _Filter:
-    """The messages of one history, and what is left out of them."""
+    """The messages of one history, and the removed ones."""
 
     def __init__(self, messages: list[Value], form: Format, code: str) -> None:
         self.messages = messages
@@ -177,7 +177,7 @@ class _Filter:
         self._code = code
 
     def leave_out(self, entry: _Entry, what: str, parts: list[Part] | None = None) -> None:
-        """Leave out some parts of a message, or all of it."""
+        """Remove some parts of a message, or all."""
         gone = entry.turn.parts if parts is None else parts
         lost = "\n".join(filter(None, map(_words_of, gone)))
         self.edits.append(Edit(self._code, entry.at, f"left out {what}", lost=lost))
@@ -186,7 +186,7 @@ class _Filter:
         entry.turn.is_changed = True
 
     def unbind(self, entry: _Entry) -> None:
-        """Leave out the id of a run that has ended."""
+        """Remove the id of a finished run."""
         if not isinstance(entry.source, dict):
             return
         bound = [str(entry.source[key]) for key in RUN_KEYS if entry.source.get(key)]
@@ -197,7 +197,7 @@ class _Filter:
         entry.turn.source = entry.source
 
     def finish(self, settle: Settle, *, is_whole: bool) -> Repaired:
-        """Repair what is left: `at` in its edits is the place in the list that was given."""
+        """Repair the rest: `at` in its edits is the place in the original list."""
         if not self.edits:
             return settle(self.messages)
         kept: list[Value] = []
@@ -233,10 +233,10 @@ def _entries(messages: list[Value], form: Format) -> Iterator[_Entry]:
 
 
 def _drop_incomplete(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
-    """Leave out steps that are not complete: rustey-shelley's `filter_complete_exchanges`.
+    """Remove incomplete steps, like rustey-shelley's `filter_complete_exchanges`.
 
-    A response with calls goes unless the next message has the results of all of them; results whose response is gone go
-    with it. Everything else stays, every word of a user above all.
+    A response with calls is removed unless the next message has all results; the results of a removed response are
+    removed, too. Everything else stays, in particular all text of users.
     """
     work = _Filter(messages, form, "dropped")
     entries, is_flat = work.entries, form.layout is ResultPlacement.FLAT
@@ -286,7 +286,7 @@ def _is_answer(entry: _Entry) -> bool:
 def _sanitize_until_stable(
     messages: list[Value], form: Format, profile: Profile, given: CallerKnowledge
 ) -> Repaired:
-    """Take the passes again until they find nothing: what a repair made of a stray result may be a request too many."""
+    """Repeat the passes until they find nothing: the repair of a stray result may add a surplus request."""
     done = _sanitize(messages, form, _settling(form, profile, given), given)
     for _ in range(PASSES_MAX - 1):
         if not done.edits:
@@ -304,7 +304,7 @@ def _sanitize_until_stable(
 
 
 def _places_of(messages: list[Value], origin: list[Value]) -> list[int]:
-    """Return where messages stood in the list that they come from; a new one counts as the one before it."""
+    """Return the original places of messages; a new one has that of the message before it."""
     known = {id(message): at for at, message in enumerate(origin)}
     places: list[int] = []
     for message in messages:
@@ -313,11 +313,11 @@ def _places_of(messages: list[Value], origin: list[Value]) -> list[int]:
 
 
 def _sanitize(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
-    """Make what an aborted run left ready for the next run: tunacode's passes.
+    """Prepare the rest of an aborted run for the next run, with tunacode's passes.
 
-    Drop calls without a result, by id, and results without a call; other content of their messages stays. Then
-    responses that hold nothing, system prompts, ids of earlier runs, and all but the last of requests in a row. A
-    request that holds results is no such request: it belongs to a complete step.
+    Drop calls without a result, by id, and results without a call; other content of their messages stays. Then drop
+    empty responses, system prompts, ids of earlier runs, and all but the last of successive requests. A request with
+    results belongs to a complete step, and stays.
     """
     work = _Filter(messages, form, "sanitized")
     asked: set[str] = set()
@@ -345,7 +345,7 @@ def _sanitize(messages: list[Value], form: Format, settle: Settle, given: Caller
         if entry.turn.is_changed and not entry.turn.parts:
             continue
         if _is_answer(entry) and all(part.kind is PartKind.RESULT for part in entry.turn.parts):
-            continue  # it belongs to its call, wherever it stands
+            continue  # it belongs to its call
         is_request = entry.role is Role.USER and not _has_results(entry.turn)
         if is_request and before is not None:
             work.leave_out(before, "a request before another one")
@@ -384,7 +384,7 @@ def _words_in_message(message: Value, form: Format) -> str:
 
 
 def _words_of(part: Part) -> str:
-    """The content of a part as text: words, a call with its arguments, a result's content."""
+    """Return the content of a part as text: text, a call with its arguments, a result's content."""
     if part.kind in (PartKind.CALL, PartKind.HOSTED_CALL):
         return f"{part.name}({as_words(part.body)})"
     if part.kind in (PartKind.TEXT, PartKind.THINKING, PartKind.SYSTEM, PartKind.RESULT):

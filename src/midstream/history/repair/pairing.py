@@ -1,8 +1,7 @@
-"""Pairing: one ordered walk in which a call arms its id and a result consumes it.
+"""Pairing of calls and results: one pass in which a call opens its id and a result closes it.
 
-Ids are unique only while a call is open: providers give every call one constant id, or start again at zero
-with each response. So a result belongs to the latest response that still waits for this id, and in it to the first
-call that does.
+Ids are unique only while a call is open: some providers use one constant id, or start again at zero in each response.
+So a result belongs to the latest response with an open call of this id, and there to the first such call.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Rol
 from midstream.history.repair.shared_state import Task, stands_in
 
 Key = str | tuple[str, str]
-"""The id of a call and its result, or that there is none and the tool's name."""
+"""The id of a call and its result; or the tool's name, if there is no id."""
 Waiting = list[Part] | deque[Part]
-"""The calls of one response that wait for one id: almost always one, and a deque is a costly thing to hold one."""
+"""The calls of one response that wait for one id: almost always one, for which a deque would be too expensive."""
 
 _COPY_DISTANCE_MAX = 8
-"""In messages. A retry writes its copy next to the first; a bound keeps the walk linear."""
+"""In messages. The copy of a retry is close to the original; the limit keeps the pass linear."""
 
 
 class Pairing:
-    """The walk's memory: which calls wait for which id."""
+    """State of the pass: the calls that wait for each id."""
 
     def __init__(self, turns: list[MessageTurn], task: Task) -> None:
         self.turns = turns
@@ -31,24 +30,24 @@ class Pairing:
         self.goes_by_name = task.form.spec.matches_by_name
         self.calls: list[Part] = []
         self.waiting: dict[Key, list[Waiting]] = {}
-        """Per id, the responses with calls that wait for it, the latest last."""
+        """By id, the responses with waiting calls, the latest last."""
         self.done: dict[Key, Part] = {}
-        """Per id, the call that was answered last."""
+        """By id, the call that was answered last."""
         self.by_item: dict[Value, Part] = {}
-        """Calls by the provider's item id, which some put where the call id belongs."""
+        """Calls by the provider's item id, which some programs use as the call id."""
         self.strays: list[tuple[int, bool, Part]] = []
-        """Results without a waiting call: the response before them, whether words came between, the result."""
+        """Results without a waiting call: the response before them, whether text came between, the result."""
         self.copies: set[int] = set()
         self.named: dict[str, deque[Part]] = {}
-        """Calls of the present response that have an id, by name: Gemini's responses may lack theirs."""
+        """Calls of the current response with an id, by name: Gemini's function responses may lack theirs."""
         self.named_response = -1
         self.thinking: dict[int, bool] = {}
-        """By a turn's identity, whether it thinks."""
+        """By a turn's identity, whether it has thinking."""
         self.forgotten: set[int] = set()
-        """Calls that turned out to be the copy of a later one."""
+        """Calls that were copies of a later one."""
 
     def run(self) -> list[MessageTurn]:
-        """Give each result its call (`owner`) and each call its results (`answers`)."""
+        """Set each result's call (`owner`) and each call's results (`answers`)."""
         response, is_responding, is_near, is_flat = 0, False, True, self.task.is_flat
         for number, turn in enumerate(self.turns):
             role = turn.role
@@ -77,7 +76,7 @@ class Pairing:
         return self._without_copies()
 
     def _has_no_id(self, result: Part) -> bool:
-        """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
+        """Whether a result may be matched by the tool's name; Gemini's may have an id that its call lacks."""
         return result.is_by_name or (self.goes_by_name and _key(result) not in self.borne)
 
     def _find_replacements(self) -> None:
@@ -124,7 +123,7 @@ class Pairing:
             self.by_item[item] = call
 
     def _arm_again(self, call: Part, turn: MessageTurn, responses: list[Waiting]) -> bool:
-        """Arm an id that had calls before; false if the last of them waits and this is its copy."""
+        """Open an id that earlier calls have used; False if the last of them waits and this is its copy."""
         if responses and not call.is_by_name and call.id and self._is_copy(call, responses[-1][-1], turn):
             if not self._has_more_thinking(turn, responses[-1][-1]):
                 self.copies.add(id(call))
@@ -139,7 +138,7 @@ class Pairing:
         return True
 
     def _is_copy(self, call: Part, other: Part, turn: MessageTurn) -> bool:
-        """Whether a call was written twice: the same in all, with only responses between."""
+        """Whether a call is a copy: equal, with only responses between."""
         if call.name != other.name or call.body != other.body:
             return False
         if call.turn - other.turn > _COPY_DISTANCE_MAX:
@@ -152,14 +151,14 @@ class Pairing:
         return True
 
     def _has_more_thinking(self, turn: MessageTurn, other: Part) -> bool:
-        """Whether this response has the signed thinking that its copy before it lost: then that one goes."""
+        """Whether this response has signed thinking that its earlier copy lost: then the earlier one is dropped."""
         if not self.task.profile.is_thinking_signed or not self._has_thinking(turn):
             return False
         before = self.turns[other.turn]
         return before is not turn and not self._has_thinking(before)
 
     def _has_thinking(self, turn: MessageTurn) -> bool:
-        """Whether a turn holds thinking; what was not signed is gone already. Asked once for each of its calls."""
+        """Whether a turn has thinking; unsigned thinking was already removed. Computed once for each turn."""
         known = self.thinking.get(id(turn))
         if known is None:
             known = turn.has(PartKind.THINKING)
@@ -167,7 +166,7 @@ class Pairing:
         return known
 
     def _drop_armed(self, responses: list[Waiting]) -> None:
-        """Take the call that was armed last for this id for the copy."""
+        """Drop the last call that opened this id, as the copy."""
         other = responses[-1].pop()
         if not responses[-1]:
             responses.pop()
@@ -209,7 +208,7 @@ class Pairing:
         return call
 
     def _waiting_by_name(self, result: Part) -> Part | None:
-        """Find a call of the present response when only one side has an id."""
+        """Find a call of the current response when only one of both has an id."""
         if not result.is_by_name:
             return None if _key(result) in self.borne else self._waiting_for(("name", result.name))
         calls = self.named.get(result.name)
@@ -222,12 +221,12 @@ class Pairing:
 
     @cached_property
     def borne(self) -> set[Value]:
-        """The ids that calls have, anywhere: a result with one of them belongs to no call without an id."""
+        """All ids of calls: a result with one of them never belongs to a call without an id."""
         parts = (part for turn in self.turns for part in turn.parts)
         return {part.id for part in parts if part.kind is PartKind.CALL and isinstance(part.id, str)}
 
     def _take(self, call: Part) -> None:
-        """A call is answered by another way than its id: it waits no longer."""
+        """Close a call that was answered in another way than by its id."""
         responses = self.waiting.get(_key(call), [])
         for place in range(len(responses) - 1, -1, -1):
             if call in responses[place]:
@@ -245,7 +244,7 @@ class Pairing:
         self.done[_key(call)] = call
 
     def _find_early(self) -> None:
-        """A result that came before its call answers it, if nothing else does."""
+        """Match a result before its call, if nothing else answers it."""
         left: list[tuple[int, bool, Part]] = []
         for response, is_near, result in self.strays:
             responses = self.waiting.get(_key(result)) if not result.is_by_name and result.id else None
@@ -259,7 +258,7 @@ class Pairing:
         self.strays = left
 
     def _relink(self) -> None:
-        """A result under a foreign id answers the one call of the response before it that is still open."""
+        """Match a result under an unknown id with the only open call of the response before it."""
         if not self.strays:
             return
         open_calls: dict[int, list[Part]] = {}
@@ -301,7 +300,7 @@ class Pairing:
         )
 
     def _settle_repeats(self) -> None:
-        """Keep one of several results of a call: drop copies, join the others to it or keep them as words."""
+        """Keep one result of each call: drop copies, and join the others to it or keep them as text."""
         for call in self.calls:
             if call.answers is None or len(call.answers) == 1:
                 continue
@@ -313,7 +312,7 @@ class Pairing:
             call.answers = [first]
 
     def _join(self, results: list[Part]) -> None:
-        """Join results to the first, neighbours by neighbours: thousands of them stay near linear."""
+        """Join results to the first, pairwise: thousands of them take nearly linear time."""
         while len(results) > 1:
             for place in range(0, len(results) - 1, 2):
                 self.task.form.join(results[place], results[place + 1])
@@ -325,7 +324,7 @@ class Pairing:
         if other.turn != first.turn and not (
             stands_in(first) or stands_in(other) or first.body == other.body
         ):
-            other.owner, other.is_second = 0, True  # joining would change what came before it
+            other.owner, other.is_second = 0, True  # joining would change an earlier message
             return first
         self.copies.add(id(other))
         if stands_in(other) or first.body == other.body:
@@ -358,28 +357,28 @@ class Pairing:
 
 
 def _first(calls: Waiting) -> Part:
-    """Take out the call that waits longest."""
+    """Remove and return the call that has waited longest."""
     return calls.pop(0) if isinstance(calls, list) else calls.popleft()
 
 
 def _has_calls(parts: list[Part]) -> bool:
-    """Whether a call is left: one without an id is never taken for a copy, and may have a result."""
+    """Whether a call is left: one without an id never counts as a copy, and may have a result."""
     return any(part.kind is PartKind.CALL for part in parts)
 
 
 def _is_copy_of(turn: MessageTurn, before: MessageTurn) -> bool:
-    """Whether this response was written twice; two pieces of one message are no copies."""
+    """Whether this response is a copy; two parts of one message are not."""
     is_other = turn.source is not before.source
     return turn.role is Role.ASSISTANT and is_other and turn.source == before.source
 
 
 def _has_content(parts: list[Part]) -> bool:
-    """Whether there is more than thinking."""
+    """Whether there is content besides thinking."""
     return any(part.kind is not PartKind.THINKING for part in parts)
 
 
 def _is_open(call: Part) -> bool:
-    """Whether a call has no result, or only what stands in for one."""
+    """Whether a call has no result, or only a stand-in."""
     return call.answers is None or all(map(stands_in, call.answers))
 
 

@@ -1,4 +1,4 @@
-"""Reading: from any list to turns, with everything that can never be sent (lone surrogates) made sendable."""
+"""Parsing of any list into turns; content that can never be sent (lone surrogates) is replaced."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from midstream.json_depth import DEPTH_MAX, TOO_DEEP, is_text_too_deep, is_too_d
 
 
 def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value]:
-    """Return the list with every lone surrogate replaced; the same list where there is none.
+    """Return the list with every lone surrogate replaced; the same list if there is none.
 
     Args:
-        messages: All of them, or a piece of the list.
+        messages: All messages, or a part of the list.
         task: Receives the findings.
         first: The number of the first of them.
 
     Raises:
-        InvalidHistoryError: A message is no JSON: cyclic, too deep or holding other objects.
+        InvalidHistoryError: A message is not JSON: cyclic, too deep, or with other objects.
     """
     if all(_is_sendable(message) for message in messages):
         return messages
@@ -42,10 +42,10 @@ def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value
 
 
 def turns_of(messages: list[Value], task: Task) -> list[MessageTurn]:
-    """Read every message; what is no message at all becomes a user's words."""
+    """Read every message; a value that is no message becomes a user's text."""
     turns: list[MessageTurn] = []
     if messages and isinstance(messages[-1], dict) and messages[-1]:
-        # LangChain writes new ones in the shape of the first it read.
+        # LangChain's codec writes new messages in the form of the first one.
         task.form.parse(messages[-1], len(messages) - 1)
     for at, message in enumerate(messages):
         if isinstance(message, dict) and message:
@@ -83,7 +83,7 @@ def _read(message: Json, at: int, task: Task) -> list[MessageTurn]:
             task.report.note("content-shape", at, "kept what it holds as words")
     elif not turn.parts and (words := foreign_words(named, task.form)):
         if turn.role is Role.OTHER:
-            turn.role = Role.USER  # no new message can be written for an unknown role
+            turn.role = Role.USER  # no new message can have an unknown role
         turn.parts, turn.source, turn.is_changed = [task.form.text(words, turn.role)], None, True
         task.report.note("content-shape", at, "kept what it holds as words")
     return [turn]
@@ -98,9 +98,7 @@ def _has_new(turn: MessageTurn) -> bool:
 
 def _is_sendable(value: Value) -> bool:
     try:
-        return not is_text_too_deep(
-            msgspec.json.encode(value)
-        )  # its text is checked in half the time of its value
+        return not is_text_too_deep(msgspec.json.encode(value))  # checking the text takes half the time
     except (UnicodeEncodeError, TypeError, ValueError, RecursionError):
         return False
 
@@ -114,7 +112,7 @@ def _is_json(value: Value) -> bool:
 
 
 def has_surrogates(value: Value, depth: int = DEPTH_MAX) -> bool:
-    """Whether any text in a value holds half a character."""
+    """Whether any text in a value has a lone surrogate."""
     if isinstance(value, str):
         return mend_text(value) is not value
     if depth and isinstance(value, dict):
@@ -123,7 +121,7 @@ def has_surrogates(value: Value, depth: int = DEPTH_MAX) -> bool:
 
 
 def mend_text(text: str) -> str:
-    """Join surrogates that form a pair, replace the others; the same text where there is none."""
+    """Join surrogates that form a pair, and replace the others; the same text if there is none."""
     if text.isascii():
         return text
     try:
@@ -134,7 +132,7 @@ def mend_text(text: str) -> str:
 
 
 def _mend(value: Value, depth: int) -> Value:
-    """Copy a value with its texts mended; signed thinking whose text changes loses its signature."""
+    """Copy a value with repaired texts; signed thinking with a changed text loses its signature."""
     if depth == 0:
         raise RecursionError("too deep")
     if isinstance(value, str):
@@ -144,7 +142,9 @@ def _mend(value: Value, depth: int) -> Value:
         if value.get("thinking") != mended.get("thinking") and "signature" in mended:
             mended["signature"] = ""
         elif value.get("text") != mended.get("text"):
-            mended.pop("signature", None)  # Bedrock's: thinking without one is fine to models that sign none
+            mended.pop(
+                "signature", None
+            )  # for Bedrock: models that sign nothing accept thinking without a signature
         return mended
     if isinstance(value, list | tuple):
         return [_mend(item, depth - 1) for item in value]

@@ -1,7 +1,7 @@
-"""Texts that a repair writes into a history.
+"""Texts that repairs write into histories.
 
-Constant, short and true: no clock, no id, no count. Each resume writes the same bytes, so that the provider's
-prefix cache stays warm, and the model reads exactly what it may assume.
+They are constant, so that each repair writes the same bytes and the provider's prefix cache stays valid, and true, so
+that the model may rely on them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ NO_REASON = "(failed without a message)"
 NO_REASONING = "(the reasoning of this step was not recorded)"
 
 ANSWERS = frozenset({UNKNOWN, DENIED, NOT_STARTED})
-"""Results that only stand in for one: a real result that turns up later takes their place."""
+"""Stand-ins for results: a real result that is found later replaces them."""
 
 OUTCOMES = {"unknown": UNKNOWN, "interrupted": UNKNOWN, "denied": DENIED, "not-started": NOT_STARTED}
-"""How a call without a result ended, where the caller can provide it, and the text for the model."""
+"""Outcomes of calls without a result that a caller may know, each with its text for the model."""
 
 SENTINEL = "skip_thought_signature_validator"
 """Google's documented stand-in for a lost thought signature."""

@@ -1,4 +1,4 @@
-"""Reasoning that must travel with what it led to: item pairs, call signatures, reasoning content."""
+"""Reasoning that must stay with its consequence: item pairs, call signatures, reasoning content."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ITEM_ID_SIZE_MAX = 64
 """Characters of an item id (Responses)."""
 _REASONING_MODELS = ("o1", "o3", "o4", "gpt-5", "codex")
 UNNAMED = "rs_unnamed_"
-"""Begins the id that stands for one which a reasoning item lacks: its followers need none."""
+"""Prefix of the replacement for a missing id of a reasoning item, whose followers need none."""
 _PREFIXES = {"function_call": "fc_", "reasoning": "rs_"}
 
 
 def settle_reasoning(turns: list[MessageTurn], task: Task, *, thinking: bool | None) -> list[MessageTurn]:
-    """Apply the rules of the profile or format about reasoning, if it has any."""
+    """Apply the profile's or format's rules about reasoning."""
     if task.is_flat:
         return _item_pairs(turns, task)
     if task.profile.signs_calls and task.form.spec.matches_by_name:
@@ -35,7 +35,7 @@ def settle_reasoning(turns: list[MessageTurn], task: Task, *, thinking: bool | N
 
 
 def _item_pairs(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Item ids stand once; reasoning is followed by the item it led to, or goes with that item's id."""
+    """Make item ids unique; make each reasoning item precede its follower, or drop it and the follower's id."""
     kept: list[MessageTurn] = []
     seen: set[str] = set()
     for turn in turns:
@@ -59,7 +59,7 @@ def _item_pairs(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _drop_lone_call_ids(turns: list[MessageTurn], task: Task) -> None:
-    """A reasoning model's call is known by its item id: the server asks for the reasoning it came with."""
+    """Drop the item id of a reasoning model's call without its reasoning, which the server would require."""
     is_thought = False
     for turn in turns:
         if turn.role is not Role.ASSISTANT:
@@ -72,7 +72,7 @@ def _drop_lone_call_ids(turns: list[MessageTurn], task: Task) -> None:
 
 
 def _drop_unfollowed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Leave out reasoning that no item of its response follows."""
+    """Drop reasoning items that no item of their response follows."""
     kept: list[MessageTurn] = []
     for turn in reversed(turns):
         if _is_reasoning(turn) and not (kept and kept[-1].role is Role.ASSISTANT):
@@ -85,7 +85,7 @@ def _drop_unfollowed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _with_named_followers(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Leave out reasoning before a message without an id: the server finds by that id what the reasoning led to."""
+    """Drop reasoning before a message without an id: the server uses that id to find the reasoning's follower."""
     kept: list[MessageTurn] = []
     is_nameless = False
     for turn in reversed(turns):
@@ -121,7 +121,7 @@ def _item_fault(turn: MessageTurn, item_id: Value, seen: set[str]) -> str | None
 
 
 def _drop_item_id(turn: MessageTurn) -> None:
-    """Write an item without its id; a message that came as output is then written as plain input."""
+    """Write an item without its id; an output message then becomes plain input."""
     kept = {key: value for key, value in turn.source.items() if key != "id"}
     first = turn.parts[0] if turn.parts else None
     if first is not None and first.kind in (PartKind.CALL, PartKind.RESULT) and isinstance(first.raw, dict):
@@ -141,7 +141,7 @@ def _drop_item_id(turn: MessageTurn) -> None:
 def _without_lost_partners(
     turns: list[MessageTurn], kept: list[MessageTurn], task: Task
 ) -> list[MessageTurn]:
-    """An item whose reasoning was dropped goes without its id, or the server asks for the reasoning."""
+    """Drop the ids of items whose reasoning was dropped, because the server would require the reasoning."""
     if len(kept) == len(turns):
         return kept
     remaining = {id(turn) for turn in kept}
@@ -159,7 +159,7 @@ def _without_lost_partners(
 
 
 def _is_left_blank(turn: MessageTurn, task: Task) -> bool:
-    """Whether a response that lost its id has no words either: then nothing speaks for keeping it."""
+    """Whether a response that lost its id has no text either, so that it can be dropped."""
     if turn.role is not Role.ASSISTANT or not turn.is_changed:
         return False
     is_blank = all(part.kind is PartKind.TEXT and not part.body for part in turn.parts)
@@ -177,7 +177,7 @@ def _summary(item: Json) -> str:
 
 
 def _sign_calls(turns: list[MessageTurn], task: Task) -> None:
-    """Give the first call of each step of the turn in progress the documented stand-in for its signature."""
+    """Give the first call of each step of the current turn the documented stand-in for its signature."""
     if not turns or turns[-1].role is not Role.USER:
         return  # the answer is complete: the next prompt begins a new turn
     start = len(turns) - 1
@@ -193,14 +193,14 @@ def _sign_calls(turns: list[MessageTurn], task: Task) -> None:
 
 
 def _has_user_content(turn: MessageTurn) -> bool:
-    """Whether a user's turn has more than tool results."""
+    """Whether a user's turn has content besides tool results."""
     if turn.role is not Role.USER:
         return False
     return not turn.has_only(PartKind.RESULT)
 
 
 def _fill_reasoning(turns: list[MessageTurn], task: Task, *, thinking: bool | None) -> None:
-    """Give responses with calls the reasoning that was lost, as a placeholder that is accepted."""
+    """Give responses with calls a valid placeholder for lost reasoning."""
     is_every = task.profile.wants_reasoning == "every"
     is_thinking = thinking
     if thinking is None and not is_every:

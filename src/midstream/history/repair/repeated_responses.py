@@ -1,4 +1,4 @@
-"""Retries: a response with calls that was written again together with its results, as it stood."""
+"""Retries: exact copies of a response with calls and its results."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from midstream.history.repair.shared_state import Task, is_silent
 
 
 def without_retries(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Leave out an exact copy of a step directly behind it, where ids are unique over the list.
+    """Drop an exact copy directly after a step, if ids must be unique in the list.
 
-    Elsewhere such a copy is accepted. What is not the same in every byte is no copy: its calls get new ids.
+    Otherwise such a copy is accepted. The calls of a copy with any difference get new ids.
     """
     if task.profile.ids_are_unique != "list" or _are_distinct(turns):
         return turns
@@ -30,13 +30,13 @@ def without_retries(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _are_distinct(turns: list[MessageTurn]) -> bool:
-    """Whether no two calls have the same id: then none is a copy."""
+    """Whether no two calls have the same id: then there is no copy."""
     ids = [part.id for turn in turns for part in turn.parts if part.kind is PartKind.CALL]
     return all(type(each) is str for each in ids) and len(set(ids)) == len(ids)
 
 
 def _end_of_step(turns: list[MessageTurn], here: int) -> int:
-    """Return where the step that begins here ends; one turn, where none does."""
+    """Return the end of the step that begins here; one turn if none does."""
     end = here
     if turns[here].role is not Role.ASSISTANT:
         return here + 1

@@ -8,10 +8,10 @@ from midstream.history.codecs.codec_spec import Value
 
 
 class Edit(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One finding and the change that made it right.
+    """One finding and its correction.
 
-    `at` is the place in the input: message number from 0, and the part in it (-1: the whole message). `lost` is what
-    the output no longer holds, or empty: only unsendable thinking, blank text and exact copies are ever lost.
+    `at` is the place in the input: message number from 0, and the part in it (-1: the whole message). `lost` is the
+    removed content, or empty: only thinking that cannot be sent, blank text and exact copies are ever lost.
     """
 
     code: str
@@ -23,7 +23,7 @@ class Edit(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Finding(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One thing a provider would refuse: its place and the rule it breaks."""
+    """One fault that a provider would refuse: its place and its rule."""
 
     code: str
     at: int
@@ -36,9 +36,9 @@ class Advice(Struct, frozen=True, omit_defaults=True):
     """Settings for the coming request. None: no advice."""
 
     thinking: bool | None = None
-    """False: the tool loop in progress lost its thinking, send this request with thinking off."""
+    """False: the running tool loop has lost its thinking, so send this request with thinking off."""
     tools: bool | None = None
-    """True: the history holds calls, so the request must declare tools (Bedrock's `toolConfig`)."""
+    """True: the history has calls, so the request must declare tools (Bedrock's `toolConfig`)."""
 
 
 class Repaired(Struct, frozen=True):
@@ -54,12 +54,12 @@ class Repaired(Struct, frozen=True):
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything had to be repaired: then store the result, or it comes back on every resume."""
+        """Whether there was any repair: then store the result, so that it is not repeated."""
         return bool(self.edits)
 
     @property
     def is_lossy(self) -> bool:
-        """Whether anything of the input is no longer there."""
+        """Whether any content of the input was removed."""
         return any(edit.lost for edit in self.edits)
 
 
@@ -72,6 +72,6 @@ class EditLog:
     def note(
         self, code: str, at: int, did: str, *, part: int = -1, call_id: Value = None, lost: str = ""
     ) -> None:
-        """Note one edit. `call_id` may be whatever stood there: only a text names a call."""
+        """Record one edit. `call_id` may be any value: only a text identifies a call."""
         known = call_id if isinstance(call_id, str) else None
         self.edits.append(Edit(code, at, did, part, known, lost))

@@ -1,4 +1,4 @@
-"""Roles of messages that name none, or one that their provider rejects."""
+"""Missing or invalid roles of messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUEST_PARTS = frozenset({"user-prompt", "system-prompt", "tool-return", "retr
 
 
 def with_known_role(message: Json, spec: CodecSpec) -> Json:
-    """Return the message with a role that its provider accepts; the same message where it has one."""
+    """Return the message with a valid role; the same message if it has one."""
     if spec.typed is not None:
         message = spec.typed(message)
         if not spec.roles or message.get("type", "message") != "message":
@@ -33,7 +33,7 @@ def with_known_role(message: Json, spec: CodecSpec) -> Json:
 
 
 def _is_misnamed(message: Json, role: str) -> bool:
-    """Whether this asks for tools or thinks, as only responses do, or answers a call by its id, as only tools do."""
+    """Whether this has calls or thinking, as only responses have, or a call id, as only results have."""
     if "tool_calls" in message and message["tool_calls"] and "tool_call_id" not in message:
         return role != "assistant"
     if role in _SYSTEMS:
@@ -42,7 +42,7 @@ def _is_misnamed(message: Json, role: str) -> bool:
 
 
 def _guess(message: Json, role: str, spec: CodecSpec) -> str:
-    """Derive the role of a message: by parts that only one side has, else by what its role resembles."""
+    """Derive the role of a message: from parts that only one role has, else from the given role."""
     has_tools = spec.has_tool_messages
     if has_tools and "tool_call_id" in message:
         return "tool"
@@ -58,7 +58,7 @@ def _guess(message: Json, role: str, spec: CodecSpec) -> str:
 
 
 def _parts_of(message: Json) -> list[Any]:
-    """Return the parts of a message; a part that is in no list is put into one later."""
+    """Return the parts of a message; a single part becomes a list."""
     parts: Any = message.get("content", message.get("parts"))
     if isinstance(parts, list):
         return parts

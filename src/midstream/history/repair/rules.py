@@ -1,4 +1,4 @@
-"""Each finding's rule, and how providers word their refusal."""
+"""The rule of each finding, and providers' texts of their refusals."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from midstream.history.repair.tool_names import names_of
 
 
 class Task:
-    """One repair: how to read and write, what is accepted, what was found so far."""
+    """One repair: the format, the profile, and the findings so far."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class Task:
         self.model = model
         self.outcomes = outcomes or {}
         self.is_prefill = is_prefill
-        """Whether the last response is one that the model is to continue."""
+        """Whether the model must continue the last response."""
         self.odd_signatures: frozenset[str] = frozenset()
         self.report = EditLog()
         self.names = names_of(form, profile)
-        """The names of tools that are accepted."""
+        """The valid tool names."""
 
     @property
     def is_grouped(self) -> bool:
@@ -55,17 +55,17 @@ class Task:
         return self.form.layout is ResultPlacement.FLAT
 
     def turn_of(self, role: Role, words: str) -> MessageTurn:
-        """Make a new turn of one text."""
+        """Create a turn of one text."""
         return MessageTurn(role, [self.form.text(words, role)], is_changed=True)
 
     def drop(self, turn: MessageTurn, gone: set[int]) -> None:
-        """Take parts (by identity) out of a turn."""
+        """Remove parts (by identity) from a turn."""
         turn.parts = [part for part in turn.parts if id(part) not in gone]
         turn.is_changed = True
 
 
 def is_silent(turn: MessageTurn) -> bool:
-    """Whether a turn is part of the talk with tools and not of that between user and assistant."""
+    """Whether a turn has calls or only results, so that it does not count as a user's or assistant's."""
     if turn.role is Role.TOOL:
         return True
     if turn.role is Role.ASSISTANT:
@@ -74,12 +74,12 @@ def is_silent(turn: MessageTurn) -> bool:
 
 
 def are_same(parts: list[Part], others: list[Part]) -> bool:
-    """Whether these are the same objects in the same order."""
+    """Whether both lists have the same objects in the same order."""
     return len(parts) == len(others) and all(map(is_, parts, others))
 
 
 def words_in(part: Part) -> str:
-    """The words of a text or thinking part, or nothing."""
+    """Return the text of a text or thinking part, or an empty text."""
     return part.body if isinstance(part.body, str) else ""
 
 
@@ -89,7 +89,7 @@ def is_text(value: Value) -> bool:
 
 
 def stands_in(result: Part) -> bool:
-    """Whether a result is only what a repair wrote in place of one."""
+    """Whether a result is only a stand-in of a repair."""
     body = result.body
     if isinstance(body, dict):
         body = body.get("error")

@@ -1,8 +1,8 @@
-"""Signatures that cannot be this provider's, judged by how they look beside the others of the same history.
+"""Detection of signatures that another provider made, by comparison with the others of the history.
 
 Only the provider can verify a signature. But Claude's are the base64 of a message that begins with a field and its
-length (since Opus 5 after a version number), and what was cut at capture or came from another provider does not look
-so. A history that has no such signature at all (a test, a proxy) is left alone.
+length (since Opus 5 after a version number). A truncated one, or one of another provider, has another form. If a
+history has no signature in Claude's form at all (a test, a proxy), all are kept.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from midstream.history.codecs.codec_spec import Value
 
 _LIKE_CLAUDE = re.compile(r"(?:E|CAIS)[A-Za-z0-9+/]{15,}={0,2}").fullmatch
 _VERSION = b"\x08\x02"
-"""What newer signatures begin with: field 1, the number two."""
+"""Beginning of newer signatures: field 1, the number two."""
 _FIELD_2 = 0x12
-"""The byte after it, or the first: field 2, a length and that many bytes."""
+"""The byte after it, or the first byte: field 2, a length and so many bytes."""
 _MORE = 0x80
 _HEADER_MAX = 6
 """Bytes: the field and a length of up to five."""
 _HEAD_DIGITS = 12
-"""Of base64: nine bytes, a version and a header; whatever looks like Claude's has more."""
+"""Base64 digits of nine bytes, a version and a header; every signature of Claude has more."""
 
 
 def odd_signatures(messages: Iterable[Value]) -> frozenset[str]:
-    """Return the signatures of thinking in these messages that do not look like the rest."""
+    """Return the signatures of thinking in these messages whose form differs from the rest."""
     every: set[str] = set()
     for message in messages:
         content = message.get("content") if type(message) is dict else None
@@ -50,7 +50,7 @@ def _in_block(block: Value) -> list[str]:
 
 
 def _is_whole(signature: str) -> bool:
-    """Whether the outer length in a signature is the length that follows it; only its head is decoded."""
+    """Whether the outer length in a signature is the actual length; only its beginning is decoded."""
     digits = len(signature.rstrip("="))
     if digits % 4 and len(signature) % 4:
         return False

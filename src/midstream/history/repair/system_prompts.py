@@ -1,4 +1,4 @@
-"""System prompts: placed as the profile requires, each once."""
+"""Placement of system prompts as the profile requires, without copies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from midstream.history.repair.tidy import is_refused_empty
 def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[list[MessageTurn], Value]:
     """Move, merge or mark the system prompts in a list; return it with the system parameter.
 
-    Before the first other message they go to the top (or into the parameter); later ones stay in their place, as
-    marked words of the user: their place matters, and the prefix before them stays cached.
+    System prompts before the first other message are moved to the top (or into the parameter). Later ones become marked
+    text of the user at their place, so that the prefix before them stays cached.
     """
     profile = task.profile
     if not profile.repeats_system and task.form.spec.system == "parts":
@@ -57,7 +57,7 @@ def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[
         elif profile.system == "after-user" and _may_stand(kept):
             kept.append(turn)
         elif not is_top and _takes_later(task):
-            kept.append(turn)  # if it stands well in the end: `settle_systems`
+            kept.append(turn)  # `settle_systems` decides later
         else:
             kept.append(_as_note(turn, words, task))
         said.add(words)
@@ -67,11 +67,11 @@ def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[
 
 
 def place_system_parts(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """The same for pydantic-ai, whose system prompts are parts of requests.
+    """Place the system prompts of pydantic-ai, which are parts of requests.
 
-    It writes them into the parameter itself where there is one, so that only the other profiles concern us. A request
-    of nothing but system prompts at the top of the list is no user's turn. Requires tidied turns: the turn before a
-    system prompt decides, and tidying may drop it.
+    pydantic-ai writes them into the parameter itself if there is one, so that only the other profiles matter. A request
+    that has only system prompts, at the top of the list, is not a user's turn. Requires tidied turns, because tidying
+    may drop the turn before a system prompt.
     """
     if task.form.spec.system != "parts":
         return turns
@@ -93,7 +93,7 @@ def place_system_parts(turns: list[MessageTurn], task: Task) -> list[MessageTurn
 
 
 def _note_parts(turn: MessageTurn, before: Role | None, said: set[str], task: Task) -> Role | None:
-    """Mark the system prompts of a request that may not stand where they do; return who spoke last."""
+    """Mark the misplaced system prompts of a request; return the role of the last part."""
     is_first = task.profile.system == "first"
     parts: list[Part] = []
     for place, part in enumerate(turn.parts):
@@ -122,7 +122,7 @@ def _note_parts(turn: MessageTurn, before: Role | None, said: set[str], task: Ta
 
 
 def _notes(turn: MessageTurn) -> list[str]:
-    """The system prompts that an earlier repair kept as marked words."""
+    """Return the system prompts that an earlier repair kept as marked text."""
     if turn.role is not Role.USER:
         return []
     return [
@@ -133,7 +133,7 @@ def _notes(turn: MessageTurn) -> list[str]:
 
 
 def _drop_copies(turns: list[MessageTurn], task: Task) -> None:
-    """Leave out system prompts inside a user's message that stand earlier already: agents insert them again."""
+    """Drop repeated system prompts inside user messages, which some agents insert again."""
     said: set[str] = set()
     for turn in turns:
         systems = [part for part in turn.parts if part.kind is PartKind.SYSTEM]
@@ -147,7 +147,7 @@ def _drop_copies(turns: list[MessageTurn], task: Task) -> None:
 
 
 def settle_systems(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Mark the system prompts that a model takes in mid-list, but not where they stand."""
+    """Mark the system prompts that a model accepts within the list, but not at their place."""
     if task.profile.system != "apart" or task.form.spec.system == "parts":
         return turns
     if not any(turn.role is Role.SYSTEM for turn in turns):
@@ -165,15 +165,15 @@ def settle_systems(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _takes_later(task: Task) -> bool:
-    """Whether the model that will be asked takes system prompts in mid-list."""
+    """Whether the requested model accepts system prompts within the list."""
     pattern = task.profile.system_models
     return bool(pattern and task.model and re.fullmatch(pattern, task.model))
 
 
 def _may_stand(before: list[MessageTurn]) -> bool:
-    """Whether a system prompt may follow these: nothing, another one, or a user."""
+    """Whether a system prompt may follow these turns: none, another one, or a user's."""
     for turn in reversed(before):
-        if turn.parts:  # an empty one will be dropped
+        if turn.parts:  # an empty one is dropped later
             return turn.role in (Role.SYSTEM, Role.USER)
     return True
 
@@ -193,7 +193,7 @@ def _words(parts: list[Part]) -> str:
 
 
 def words_of_system(system: Value) -> str:
-    """The words of a system parameter of any shape."""
+    """Return the text of a system parameter of any form."""
     if isinstance(system, dict):
         system = system.get("parts")
     if isinstance(system, list):
@@ -205,7 +205,7 @@ def words_of_system(system: Value) -> str:
 
 
 def with_words(system: Value, words: str, write: Callable[[str], Value] = str) -> Value:
-    """Add words to a system parameter, in the shape it has, or else the format's own."""
+    """Add text to a system parameter, in its form or the format's default."""
     if system is None or system == "":
         return write(words)
     if isinstance(system, str):

@@ -1,4 +1,4 @@
-"""Tidying: what one turn can be judged by alone, before calls and results are matched."""
+"""Repairs of single turns, before calls and results are matched."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _RESPONSE_KINDS = _HOSTED_KINDS | {PartKind.CALL, PartKind.THINKING}
 
 
 _FOREIGN_STARTS = ("gAAAA", SENTINEL)
-"""How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in."""
+"""Beginnings of other providers' signatures: OpenAI's encrypted reasoning, Google's stand-in."""
 _DID = {"unlisted-call": "put into the list of calls", "null-content": "made a text"}
 
 
 def tidy_turns(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Return the turns with every part sendable by itself, and none of them empty."""
+    """Return the turns with every part valid by itself, and without empty ones."""
     tidied: list[MessageTurn] = []
     taken: list[Part] = []
     is_grouped, is_thinking_signed = task.is_grouped, task.profile.is_thinking_signed
@@ -66,7 +66,7 @@ def tidy_turns(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _place_behind_results(turn: MessageTurn, taken: list[Part], task: Task) -> list[Part]:
-    """Put what was taken out behind the results where these are parts; return what is to be shown later."""
+    """Insert removed parts after the results if results are parts; return the parts to show later."""
     if not task.is_grouped or turn.role is Role.ASSISTANT:
         return taken
     end = max(place for place, part in enumerate(turn.parts) if part.kind is PartKind.RESULT) + 1
@@ -75,20 +75,20 @@ def _place_behind_results(turn: MessageTurn, taken: list[Part], task: Task) -> l
 
 
 def _answers(turn: MessageTurn) -> bool:
-    """Whether a turn only answers calls: what was taken out of their response waits until it has."""
+    """Whether a turn only answers calls: removed parts of their response are shown after it."""
     if turn.role is Role.TOOL:
         return True
     return turn.role is Role.USER and turn.has_only(PartKind.RESULT)
 
 
 def _show_to_user(taken: list[Part], tidied: list[MessageTurn]) -> list[Part]:
-    """Let a user show what was taken out."""
+    """Add a user's turn with removed parts."""
     tidied.append(MessageTurn(Role.USER, taken, is_changed=True))
     return []
 
 
 def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
-    """Take apart what two speakers, or two responses, were merged into, in a format whose results are parts."""
+    """Split merged turns of two roles, or of two responses, in a format whose results are parts."""
     if turn.role is Role.USER:
         code, sides = "response-in-user-turn", list(map(_is_responses, turn.parts))
     elif turn.role is Role.ASSISTANT:
@@ -110,7 +110,7 @@ def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
         parts = turn.parts[start:end]
         role = turn.role
         if pieces and code == "spliced-thinking" and not pieces[-1].has_calls:
-            pieces.append(task.turn_of(Role.USER, GO_ON))  # providers join responses that stand in a row
+            pieces.append(task.turn_of(Role.USER, GO_ON))  # providers join successive responses
         if role is Role.USER and _is_responses(parts[0]):
             role = Role.ASSISTANT
         elif role is Role.ASSISTANT and parts[0].side is Role.USER:
@@ -128,15 +128,15 @@ def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
 
 
 def _is_responses(part: Part) -> bool:
-    """Whether only a response may hold this part."""
+    """Whether only a response may have this part."""
     return part.kind in _RESPONSE_KINDS or part.side is Role.ASSISTANT
 
 
 def _splice_cuts(turn: MessageTurn, task: Task) -> list[int]:
-    """Indexes where a second response begins: thinking after a call, or after other thinking and words.
+    """Return the indexes at which a second response begins: thinking after a call, or after other thinking and text.
 
-    Beside hosted tools a response thinks several times, and withheld thinking stands next to other thinking.
-    pydantic-ai stores one response in each of its own, so that only a call counts there.
+    With hosted tools, a response has thinking several times, and withheld thinking may follow other thinking.
+    pydantic-ai stores each response separately, so that only a call counts there.
     """
     cuts, has_call, signature = [], False, ""
     for place, part in enumerate(turn.parts):
@@ -160,7 +160,7 @@ def _may_think_often(turn: MessageTurn, task: Task) -> bool:
 
 
 def _is_signed(part: Part) -> bool:
-    """Whether this is thinking in words, signed."""
+    """Whether this is signed thinking with text."""
     return part.kind is PartKind.THINKING and isinstance(part.body, str) and is_text(part.signature)
 
 
@@ -232,7 +232,7 @@ def _tidy_hosted_call(turn: MessageTurn, place: int, part: Part, task: Task) -> 
 
 
 def _is_white(part: Part, task: Task) -> bool:
-    """Whether a result is nothing but white space, for providers who count that as a blank text."""
+    """Whether a result has only white space, for providers that count this as blank."""
     body = part.body
     return task.profile.is_white_result_refused and isinstance(body, str) and body.isspace()
 
@@ -276,7 +276,7 @@ _TIDIED: dict[PartKind, Callable[[MessageTurn, int, Part, Task], bool]] = {
     PartKind.SYSTEM: _tidy_system,
     PartKind.OPAQUE: _tidy_opaque,
 }
-"""How a part of each kind is made sendable by itself; the function returns whether the part goes."""
+"""Functions that make a part of each kind valid by itself; they return whether to drop the part."""
 
 
 def _tidy_thinking(turn: MessageTurn, task: Task) -> None:
@@ -304,7 +304,7 @@ def _tidy_thinking(turn: MessageTurn, task: Task) -> None:
 
 
 def _is_redacted(part: Part) -> bool:
-    """Whether this is thinking that has no words by design."""
+    """Whether this is thinking whose text is withheld."""
     return part.body is None and (part.signature == "redacted" or part.raw.get("type") == "redacted_thinking")
 
 
@@ -318,7 +318,7 @@ def _is_foreign(signature: str, turn: MessageTurn, task: Task) -> bool:
 
 
 def _continues(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
-    """Whether this response is the rest of the one before it: one response, stored in pieces."""
+    """Whether this response continues the previous one: one response, stored in several messages."""
     profile = task.profile
     if not before.parts or not turn.parts:
         return False
@@ -330,7 +330,7 @@ def _continues(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
 
 
 def _ends_with_thinking(turn: MessageTurn) -> bool:
-    """Return whether thinking stands last, but for results, which are moved out of a response later."""
+    """Whether thinking is last, not counting results, which are moved later."""
     for part in reversed(turn.parts):
         if part.kind is not PartKind.RESULT:
             return part.kind is PartKind.THINKING
@@ -353,7 +353,8 @@ def _is_kept(turn: MessageTurn, task: Task) -> bool:
             if fault != "null-content" or turn.parts:
                 task.report.note(fault, turn.at, _DID.get(fault, "left out"))
     if turn.parts:
-        return _is_hollow_kept(turn, task)
+        _fill_hollow(turn, task)
+        return True
     is_refused = is_refused_empty(turn, task)
     if is_refused:
         task.report.note("empty-message", turn.at, "dropped: it is empty")
@@ -361,7 +362,7 @@ def _is_kept(turn: MessageTurn, task: Task) -> bool:
 
 
 def is_refused_empty(turn: MessageTurn, task: Task) -> bool:
-    """Whether a turn without parts cannot be sent."""
+    """Whether a turn without parts is refused."""
     if task.is_flat and turn.role is not Role.ASSISTANT:
         content = turn.source.get("content") if turn.source else None
         return not isinstance(content, str) or task.profile.blank != "ok"
@@ -372,24 +373,22 @@ def is_refused_empty(turn: MessageTurn, task: Task) -> bool:
     return turn.source is not None and turn.source.get("content") != ""
 
 
-def _is_hollow_kept(turn: MessageTurn, task: Task) -> bool:
-    """A response of thoughts alone gets a word, so that the thoughts can stay."""
-    is_hollow = (
+def _fill_hollow(turn: MessageTurn, task: Task) -> None:
+    """Add a text to a response of only thinking, where it is refused, so that the thinking is kept."""
+    if (
         turn.role is Role.ASSISTANT
         and turn.has_only(PartKind.THINKING)
         and not task.is_flat
         and task.profile.is_hollow_refused
         and (task.form.spec.is_thought_hollow or task.profile.alternates == "spoken")
-    )
-    if is_hollow:
+    ):
         turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
         turn.is_changed = True
         task.report.note("empty-message", turn.at, "kept its thinking and added a word")
-    return True
 
 
 def _close_thinking(turn: MessageTurn, task: Task) -> None:
-    """Thinking may not stand at the end of a response: a cut response gets a word after it."""
+    """Add a text after thinking at the end of a response, where it is refused."""
     if not task.profile.is_thinking_signed or not _ends_with_thinking(turn):
         return
     turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
@@ -398,7 +397,7 @@ def _close_thinking(turn: MessageTurn, task: Task) -> None:
 
 
 def _close_hosted(turn: MessageTurn, task: Task) -> None:
-    """A hosted call and its result stand in one response, in this order, once each."""
+    """Make each hosted call and its result adjacent in one response, once each."""
     if not task.profile.pairs_hosted:
         return
     if not turn.has(PartKind.HOSTED_CALL) and not turn.has(PartKind.HOSTED_RESULT):

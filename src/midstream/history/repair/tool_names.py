@@ -1,4 +1,4 @@
-"""Tool names: what no provider takes gets the nearest name that all take."""
+"""Tool names: an invalid one is replaced by the nearest name that all providers accept."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SIZE_MAX = 64
 
 @lru_cache(maxsize=4096)
 def takes_name(name: object, names: re.Pattern[str]) -> bool:
-    """Whether a provider that takes these names takes a tool of this one."""
+    """Whether a provider with this pattern accepts a tool of this name."""
     return isinstance(name, str) and names.fullmatch(name) is not None
 
 
 def names_of(form: Format, profile: Profile) -> re.Pattern[str]:
-    """Return the names a profile takes in this format: only providers who speak it take its longer or dotted ones."""
+    """Return the tool names of a profile in this format: longer or dotted ones only for providers with this format."""
     return form.spec.names if profile.speaks == form.name else PLAIN_NAMES
 
 

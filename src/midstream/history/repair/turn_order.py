@@ -1,4 +1,4 @@
-"""Edges: who may begin, who may follow whom."""
+"""Rules about the first message, and about successive messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from midstream.history.repair.system_prompts import settle_systems
 
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
 _ITEMS = (PartKind.THINKING, PartKind.OPAQUE)
-"""What stands for itself in a flat list: reasoning, and what a hosted tool did."""
+"""Independent items of a flat list: reasoning, and results of hosted tools."""
 
 
 def settle_edges(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Return the turns with a first one that may be first and no two neighbours that may not be."""
+    """Return the turns with a valid first one, and without invalid neighbours."""
     profile = task.profile
     turns = settle_systems(_begin_with_user(turns, task), task)
     if not profile.mixes_results and task.is_grouped:
@@ -32,7 +32,7 @@ def settle_edges(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _begin_with_user(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Let a user begin where a response may not."""
+    """Insert a user's turn before a response that must not be first."""
     place = 0
     while place < len(turns) and turns[place].role is Role.SYSTEM:
         place += 1
@@ -62,7 +62,7 @@ def _calls_at_once(turns: list[MessageTurn], task: Task) -> bool:
 
 
 def _split_mixed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Part results from a user's words where they may not share a message."""
+    """Separate results from a user's text where both must not share a message."""
     out: list[MessageTurn] = []
     for turn in turns:
         may_mix = turn.role is Role.USER
@@ -80,7 +80,7 @@ def _split_mixed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _join_neighbours(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Join neighbours of one role, or part them where they cannot be joined."""
+    """Join neighbours of one role, or separate them if they cannot be joined."""
     out: list[MessageTurn] = []
     start, count = 0, len(turns)
     while start < count:
@@ -94,7 +94,7 @@ def _join_neighbours(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _is_refused_run(run: list[MessageTurn], task: Task) -> bool:
-    """Whether these may not follow one another; a response with calls is always the last of its run."""
+    """Whether these must not follow one another; a response with calls is always the last of its run."""
     if len(run) == 1 or run[0].role not in _SPEAKERS or task.is_flat:
         return False
     return task.profile.alternates != "no" or run[-1].has_calls
@@ -122,10 +122,10 @@ def _source(before: MessageTurn, turn: MessageTurn) -> object:
 
 
 def _can_join(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
-    """Only stand-ins are joined with what follows them.
+    """Whether a turn can be joined with the next: only stand-ins can.
 
-    Joining anything else would change a message that came before the fault, and with it the provider's cached
-    prefix: a constant filler between the two changes nothing.
+    Any other join would change a message before the fault, and the provider's cached prefix. A constant filler between
+    the two does not.
     """
     if not all(part.kind is PartKind.RESULT and stands_in(part) for part in before.parts):
         return False
@@ -133,7 +133,7 @@ def _can_join(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
 
 
 def _one_prompt_each(turn: MessageTurn) -> list[MessageTurn]:
-    """Take a request with several prompts apart: pydantic-ai sends each as a message of its own."""
+    """Split a request with several prompts: pydantic-ai sends each as a message."""
     if turn.role is not Role.USER:
         return [turn]
     prompts = [place for place, part in enumerate(turn.parts) if part.kind is PartKind.TEXT]
@@ -147,7 +147,7 @@ def _one_prompt_each(turn: MessageTurn) -> list[MessageTurn]:
 
 
 def _add_responses(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Let a response stand between results and a user's words."""
+    """Insert a response between results and a user's text."""
     out: list[MessageTurn] = []
     for turn in turns:
         is_behind_results = out and out[-1].role is not Role.ASSISTANT and is_silent(out[-1])
@@ -159,7 +159,7 @@ def _add_responses(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _is_uncounted(turn: MessageTurn, task: Task) -> bool:
-    """Whether a template does not count this: the talk with tools, and items that are no message."""
+    """Whether a template does not count this turn: calls, results, and items that are no message."""
     if is_silent(turn):
         return True
     if not task.is_flat or turn.role is not Role.ASSISTANT:
@@ -168,7 +168,7 @@ def _is_uncounted(turn: MessageTurn, task: Task) -> bool:
 
 
 def _alternate(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Let user and assistant take turns, not counting calls and results."""
+    """Make user and assistant alternate, not counting calls and results."""
     out: list[MessageTurn] = []
     expected = Role.USER
     for turn in turns:
@@ -185,7 +185,7 @@ def _alternate(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def trim_prefill(turns: list[MessageTurn], task: Task) -> None:
-    """Take the white space off the end of a response that the model is to continue."""
+    """Remove the white space at the end of a response that the model must continue."""
     last = turns[-1] if turns else None
     part = last.parts[-1] if last is not None and last.role is Role.ASSISTANT and last.parts else None
     if last is None or part is None or part.kind is not PartKind.TEXT or not isinstance(part.body, str):

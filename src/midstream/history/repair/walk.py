@@ -1,4 +1,4 @@
-"""The one walk: read, tidy, pair, lay out, settle the edges, write."""
+"""The repair in one pass: parse, tidy, pair, lay out, order, write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from midstream.history.repair.tidy import tidy_turns
 from midstream.history.repair.turn_order import settle_edges, trim_prefill
 
 Thinking = Literal[True, False, "every"] | None
-"""Whether the coming request has thinking on, if known; `every`: and needs the reasoning of every response."""
+"""Whether the coming request has thinking on, if known; `every`: and requires the reasoning of every response."""
 
 
 def repair_messages(
@@ -37,10 +37,10 @@ def repair_messages(
     outcomes: dict[str, str] | None = None,
     prefill: bool = False,
 ) -> Repaired:
-    """Make a history acceptable to a profile; return the same list where it already is.
+    """Repair a history for a profile; return the same list if it is valid.
 
     Raises:
-        InvalidHistoryError: A message is no JSON value. Nothing was changed: input never is.
+        InvalidHistoryError: A message is not a JSON value.
     """
     if thinking == "every":
         profile, thinking = replace(profile, wants_reasoning="every"), True
@@ -81,9 +81,9 @@ def advice_for(
 
 
 def _has_lost_thinking(turns: list[MessageTurn]) -> bool:
-    """Whether the tool loop in progress began without a thought: then thinking cannot go on in it."""
+    """Whether the running tool loop began without a thought, so that thinking must be off."""
     opening: MessageTurn | None = None
-    is_tail = True  # a user's message behind the last results is read as one turn with them
+    is_tail = True  # a user's message after the last results belongs to the same turn
     for turn in reversed(turns):
         if turn.role is Role.ASSISTANT:
             if not turn.has_calls:

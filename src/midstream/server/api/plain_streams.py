@@ -42,7 +42,7 @@ from midstream.errors import (
     StoreDamagedError,
     UnavailableError,
 )
-from midstream.retries import HAND_OVER_S, Backoff
+from midstream.retries import FORWARDED_WITHIN_S, Backoff
 from midstream.session.records import Sync
 from midstream.store.contract import STREAM_READS, Batch, SessionListing, StoredRecord
 
@@ -430,7 +430,7 @@ class PlainStreams:
                 del self._writing[journal]
 
     async def _claim(self, journal: str) -> int:
-        until = self._world.monotonic() + HAND_OVER_S + self._store.death_noticed_s
+        until = self._world.monotonic() + FORWARDED_WITHIN_S + self._store.death_noticed_s
         failures = 0
         while True:
             try:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from midstream.engine.escrow_locks import Held
+from midstream.engine.escrow_locks import SessionHold
 from midstream.engine.host import Host
 from midstream.environment import World
 from midstream.errors import AccessError, WrongSecretError
@@ -61,7 +61,7 @@ def secrets_in(connection: HTTPConnection, opening: Open | None = None) -> Prese
 
 async def unlock(
     host: Host, session: str, shown: PresentedSecrets, action: Action, *, begins: bool = False
-) -> AbstractContextManager[Held | None]:
+) -> AbstractContextManager[SessionHold | None]:
     """Open a session for as long as what this returns is entered; where no client holds a key, do nothing.
 
     Args:
@@ -87,7 +87,7 @@ async def wait_for_refusal_interval(world: World, asked_at: float) -> None:
 
 async def unlock_at_once(
     host: Host, session: str, shown: PresentedSecrets, action: Action, *, begins: bool = False
-) -> AbstractContextManager[Held | None]:
+) -> AbstractContextManager[SessionHold | None]:
     """As `unlock`; the time of a refusal may reveal what was found."""
     if host.locks is None:
         return nullcontext()
@@ -98,12 +98,12 @@ async def unlock_at_once(
     return held
 
 
-def stream_digest_of(held: Held | None) -> str | None:
+def stream_digest_of(held: SessionHold | None) -> str | None:
     """Return what stands for the secret in the streams of a session; None where it is a digest of the stream's own."""
     return None if held is None or held.opened is None else held.opened.stream_digest
 
 
-async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[Held | None]:
+async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[SessionHold | None]:
     """Open the session of a request, unless its secret comes later.
 
     Raises:

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from midstream.engine.escrow_locks import Held
+from midstream.engine.escrow_locks import SessionHold
 from midstream.engine.host import Host
 from midstream.server.auth.access_routes import Issued, owner_of
 from midstream.server.auth.caller import visit_of
@@ -70,5 +70,5 @@ class ViewerRoutes:
 
 
 def _is_encrypted(request: Request) -> bool:
-    held: Held | None = request.scope.get(HELD)
+    held: SessionHold | None = request.scope.get(HELD)
     return held is not None and held.opened is not None

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from starlette.requests import HTTPConnection
 
-from midstream.engine.escrow_locks import Held
+from midstream.engine.escrow_locks import SessionHold
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
 from midstream.environment import Cancellable, Fault
@@ -582,7 +582,7 @@ class Connection:
     async def _keep_door(self) -> None:
         self.end(await self._visitor.until_unwelcome())
 
-    async def _keep_lock(self, held: Held) -> None:
+    async def _keep_lock(self, held: SessionHold) -> None:
         self.end(await held.until_withdrawn())
 
     def _next_check_at(self, now: float) -> float:

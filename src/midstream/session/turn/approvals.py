@@ -1,12 +1,11 @@
-"""Permissions that an upstream's agent requests in the middle of its answer: asked, answered, given to the agent.
+"""Permission requests of an upstream's agent during its answer: asked, answered, used.
 
     asked ──answered──▶ (the agent waits) ──used──▶ sent
       │                        │
     closed: expired,    its attempt was cut: the answer is kept for the first question
     withdrawn           like it that a later attempt of the same response asks
 
-An answer is used up by a record that is written before the agent receives it; so it is never used twice, and after a
-crash in between it counts as used.
+A record uses the answer up before the agent receives it, so it is never used twice; a crash in between wastes it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from midstream.session.turn.several_people import require_another_person
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 
 QUESTIONS_MAX = 64
-"""Questions of one attempt that may wait for a person at once; the next one is refused, which the agent sees."""
+"""Questions of one attempt that may wait for a person; the next one is refused, and the agent gets the refusal."""
 
 _KIND = QuestionKind.APPROVAL
 
@@ -58,9 +57,7 @@ def decide(
     *,
     at: float,
 ) -> tuple[Record, ...]:
-    """Return the records that follow when an agent requests a permission, withdraws it, receives the answer or gets
-    none in time.
-    """
+    """Return the records when an agent requests a permission, withdraws it, or gets an answer or none in time."""
     match command:
         case PermissionRequested():
             return _open_questions(state, command, at=at)
@@ -82,7 +79,7 @@ def decide(
 
 
 def open_question(state: AwaitingModel, ref: CallRef) -> AgentQuestion | None:
-    """Return the question of this id that a person may answer, or None."""
+    """Return the question with this id that a person may answer, or None."""
     if (ref.turn, ref.response_no) != (state.turn, state.response_no):
         return None
     return next((each for each in state.questions if each.id == ref.call_id and each.is_open), None)
@@ -91,10 +88,10 @@ def open_question(state: AwaitingModel, ref: CallRef) -> AgentQuestion | None:
 def take_answer(
     state: AwaitingModel, question: AgentQuestion, answer: Answer, *, at: float
 ) -> tuple[Record, ...]:
-    """Store a person's decision; the agent receives it next.
+    """Return the records of a person's decision; the agent receives it next.
 
     Raises:
-        Refused: It is about other arguments, no choice of such a question, or has arguments that cannot be given.
+        Refused: The answer is for other arguments, has an impossible choice, or has invalid arguments.
     """
     if answer.digest != question.digest:
         raise Refused(AnswerMismatchError("the answer is for other arguments than those of this question"))
@@ -122,7 +119,7 @@ def take_answer(
 
 
 def _ask_others(state: AwaitingModel, question: AgentQuestion, answered: QuestionAnswered) -> QuestionAsked:
-    """Return the question once more, for the other people who must allow it, about the arguments of now."""
+    """Return the question for the other people who must allow it, with the current arguments."""
     arguments = question.arguments if question.edited is None else question.edited
     done = f"{answered.by} allowed this."
     if answered.arguments is not None:
@@ -146,17 +143,17 @@ def _ask_others(state: AwaitingModel, question: AgentQuestion, answered: Questio
 
 
 def close_open_questions(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
-    """Return the ends of all open questions: their answers are not awaited any more."""
+    """Return the ends of all open questions, whose answers are not awaited any more."""
     return tuple(_close_question(state, each, at=at) for each in state.questions if each.is_open)
 
 
 def undelivered_decisions(state: AwaitingModel) -> tuple[AgentQuestion, ...]:
-    """Return the decisions that outlive an attempt: those that no agent has received."""
+    """Return the decisions that no agent has received, which outlive the attempt."""
     return tuple(each for each in state.questions if each.choice is not None)
 
 
 def closed_error(command: Answer | UseAnswer) -> Refused:
-    """Return the refusal of what comes after a question was closed."""
+    """Return the refusal of an answer after a question was closed."""
     name = command.ref.call_id if isinstance(command, Answer) else command.question_id
     message = (
         f"call {name!r} of turn {command.ref.turn} has no open question: it was answered, or the turn ended"
@@ -165,7 +162,7 @@ def closed_error(command: Answer | UseAnswer) -> Refused:
 
 
 def too_late(command: PermissionRequested) -> Refused:
-    """Return the refusal of a question of an attempt that has ended."""
+    """Return the refusal of a question whose attempt has ended."""
     message = (
         f"attempt {command.ref.attempt} of turn {command.ref.turn} has ended; it accepts no more questions"
     )
@@ -199,7 +196,7 @@ def evolve(
     after = replace(state, questions=questions, touched_at=record.at)
     if after.is_waiting_for_person or not after.waits_since:
         return after
-    # Nobody's time ran while a person was being waited for (TURN-78).
+    # The time during which a person was asked does not count (TURN-78).
     waited_s = max(0.0, record.at - after.waits_since)
     deadline_at = after.deadline_at + waited_s if after.deadline_at else 0.0
     return replace(after, waits_since=0.0, deadline_at=deadline_at)
@@ -247,10 +244,10 @@ def _open_questions(state: AwaitingModel, asked: PermissionRequested, *, at: flo
 
 
 def _find_given_answer(state: AwaitingModel, digest: str, approvers: int) -> AgentQuestion | None:
-    """Return the answer to the same question of an attempt that was cut before its agent received it.
+    """Return an unused answer to the same question of an earlier attempt.
 
-    An approval holds where as many people must allow the act now, and of several people only for the agent's own
-    arguments: those of a change were shown to some of them only after it.
+    An approval is valid if the same number of people must allow the act now. Approvals by several people are valid only
+    for the agent's own arguments, because not all of them saw a change.
     """
     return next(
         (
@@ -270,7 +267,7 @@ def _is_allowed_by(question: AgentQuestion, approvers: int) -> bool:
 
 
 def _answered(question: AgentQuestion, record: QuestionAnswered) -> AgentQuestion:
-    """Return a question after an answer: decided, or allowed by one more of the people who must allow it."""
+    """Return a question after an answer: decided, or allowed by one more of the necessary people."""
     is_edited = record.arguments is not None
     edited = record.arguments if is_edited else question.edited
     if record.choice is not Choice.ALLOW:

@@ -1,6 +1,6 @@
-"""The calls of one response: which start, which ask a person, what each outcome leads to, how a batch is closed.
+"""The calls of one response: their starts, questions, outcomes, and the end of the batch.
 
-Every function returns records and none acts; `and_then_settle` is where a batch goes on after any of them.
+Every function returns records; `and_then_settle` adds their consequences for the batch.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ Batch = RunningCalls | Cancelling
 def and_then_settle(
     state: TurnState, records: tuple[Record, ...], *, epoch: int, at: float
 ) -> tuple[Record, ...]:
-    """Return `records` and what follows from them at once: questions, starts, or the step's commit."""
+    """Return `records` and their immediate consequences: questions, starts, or the step's commit."""
     after = state
     for record in records:
         after = evolve(after, record, epoch=epoch)
@@ -99,21 +99,21 @@ def and_then_settle(
 
 
 def end_record(state: Batch | AwaitingModel, result: ToolResult, *, at: float) -> CallEnded:
-    """Return the record of a call's one outcome."""
+    """Return the record of a call's only outcome."""
     return CallEnded(state.turn, state.response_no, result, at)
 
 
 def end_call(state: RunningCalls, result: ToolResult, *, epoch: int, at: float) -> tuple[Record, ...]:
-    """Take the outcome of a call that ran."""
+    """Return the records of the outcome of a call that ran."""
     taken = (end_record(state, _with_notice(state, result), at=at),)
     others = [call.runs for call in state.calls if call.result is None and call.call.id != result.call_id]
     if others and 0 not in others:
-        return taken  # no question is due, nothing to be started: most results of a large batch
+        return taken  # nothing to ask or to start, as for most results of a large batch
     return and_then_settle(state, taken, epoch=epoch, at=at)
 
 
 def end_with_suspect(state: RunningCalls, result: ToolResult, *, at: float) -> tuple[Record, ...]:
-    """Take the outcome of a sub-agent that killed its servers, and end the turn: it would start another one."""
+    """Return the records of a sub-agent that killed its servers, and end the turn, which would start another one."""
     last = end_record(state, _with_notice(state, result), at=at)
     *closed, _ = close(
         replace(state, calls=with_result(state.calls, last.result)), TurnStatus.INTERRUPTED, at=at
@@ -122,7 +122,7 @@ def end_with_suspect(state: RunningCalls, result: ToolResult, *, at: float) -> t
 
 
 def end_call_while_stopping(state: Cancelling, result: ToolResult, *, at: float) -> tuple[Record, ...]:
-    """Take an outcome that came during a cancel; the last one of a tool that ran here closes the step."""
+    """Return the records of an outcome during a cancellation; the last one of a server's tool closes the step."""
     last = end_record(state, _with_notice(state, result), at=at)
     after = with_result(state.calls, last.result)
     if has_running_tools(after):
@@ -131,7 +131,7 @@ def end_call_while_stopping(state: Cancelling, result: ToolResult, *, at: float)
 
 
 def show_child(state: Batch, spoke: ChildStreamed) -> tuple[Record, ...]:
-    """Show the readers of this session what a sub-agent did, each record once."""
+    """Return each record of a sub-agent once, for the readers of this session."""
     call = _find(state, spoke.ref)
     shown = call.child_position if call else 0
     return tuple(
@@ -147,8 +147,8 @@ def give_up_client(state: RunningCalls, call_id: str, *, epoch: int, at: float) 
 
 
 def close(state: Batch, status: TurnStatus, *, at: float, is_lost: bool = False) -> tuple[Record, ...]:
-    """End a turn in the middle of a batch: real results stay, the others become `unknown` or `not started`. With
-    `is_lost` the running calls died with their node; else they were stopped.
+    """End a turn during a batch: real results stay, the others become `unknown` or `not started`. With `is_lost`, the
+    running calls died with their node; else they were stopped.
     """
     running = UNKNOWN_CONTENT if is_lost else STOPPED_CONTENT
     results = (closing_result(call, running=running) for call in state.calls if call.is_open)
@@ -166,7 +166,7 @@ def _end_suspected(state: Batch, *, at: float) -> TurnEnded:
 def _after_closing(state: Batch, status: TurnStatus, *, at: float) -> Record:
     if status is not TurnStatus.FAILED:
         return TurnEnded(state.turn, status, at)
-    if state.terms.has_grace:  # its time is over, and it may hand in what it has
+    if state.terms.has_grace:  # its time is over, and the model may hand in its result
         return AttemptStarted(state.turn, state.response_no + 1, 1, at, is_last=True)
     return TurnEnded(state.turn, status, at, TURN_TIMEOUT_CODE, timeout_message(state))
 
@@ -177,7 +177,7 @@ def timeout_message(state: Batch | AwaitingModel) -> str:
 
 
 def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> tuple[Record, ...]:
-    """Judge every call that an older node left. One that waits for a person goes on waiting, however long."""
+    """Decide about every call of an older node. One that waits for a person keeps waiting."""
     if command.is_suspect:
         *closed, _ = close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
         return (*closed, _end_suspected(state, at=at))
@@ -202,7 +202,7 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
 
 
 def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float) -> tuple[Record, ...]:
-    """Go on after the outside world was asked about a call in doubt."""
+    """Continue after the probe of a call in doubt."""
     call = _find(state, probed.ref)
     if call is None or not call.is_in_doubt or call.asked is not None:
         return ()  # TURN-9
@@ -211,7 +211,7 @@ def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float
     if not probed.may_run or call.runs > RERUNS_MAX:
         unknown = ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         return end_call(state, unknown, epoch=epoch, at=at)
-    if call.plan.needs_approval:  # its permission was used up by the start
+    if call.plan.needs_approval:  # a start uses its permission up
         asked = _question_record(state, call, QuestionKind.APPROVAL, at=at)
         return and_then_settle(state, (asked,), epoch=epoch, at=at)
     return and_then_settle(state, (_start_record(state, call, at=at),), epoch=epoch, at=at)
@@ -229,7 +229,7 @@ def find_asking_call(state: RunningCalls, ref: CallRef) -> CallState | None:
 def take_answer(
     state: RunningCalls, call: CallState, answer: Answer, *, epoch: int, at: float
 ) -> tuple[Record, ...]:
-    """Do what a person decided; their answer and what follows of it are one append."""
+    """Return the records of a person's decision and its consequences, for one append."""
     kind = call.asked
     assert kind is not None
     if answer.digest != call.plan.digest:
@@ -254,7 +254,7 @@ def take_answer(
         return and_then_settle(
             state, (answered, end_record(state, _with_notice(state, result), at=at)), epoch=epoch, at=at
         )
-    if call.runs:  # in doubt until now; the question stated that
+    if call.runs:  # it was in doubt until now, and the question contained this
         edited = evolve(state, answered, epoch=epoch)
         assert isinstance(edited, RunningCalls)
         again = next(each for each in edited.calls if each.call.id == call.call.id)
@@ -283,7 +283,7 @@ def expire_question(
 
 
 def _result_of(call: CallState, answer: Answer) -> ToolResult | None:
-    """Return the outcome that an answer itself gives to a call, or None where the call goes on."""
+    """Return the outcome that an answer itself gives to a call, or None if the call continues."""
     call_id = call.call.id
     match answer.choice:
         case Choice.RESPOND:
@@ -321,7 +321,7 @@ def _question_record(state: Batch, call: CallState, kind: QuestionKind, *, at: f
 
 
 def has_running_tools(calls: Iterable[CallState]) -> bool:
-    """Whether a tool of the server runs, so that a cancel must wait for it."""
+    """Whether a tool of the server is running, so that a cancellation must wait for it."""
     return any(call.is_running and call.plan.site in (Site.SERVER, Site.CHILD) for call in calls)
 
 
@@ -331,7 +331,7 @@ def with_result(calls: tuple[CallState, ...], result: ToolResult) -> tuple[CallS
 
 
 def has_children(state: Batch) -> bool:
-    """Whether a sub-agent works; its own turn has the limits of time and waits for people."""
+    """Whether a sub-agent is running; its own turn has time limits and waits for people."""
     return any(call.is_running and call.plan.site is Site.CHILD for call in state.calls)
 
 
@@ -343,13 +343,13 @@ def _find(state: Batch, ref: CallRef) -> CallState | None:
 
 def _start_record(state: Batch, call: CallState, *, at: float) -> CallStarted:
     arguments = call.call.arguments if call.is_edited else None
-    # An effect in the transaction of its outcome cannot be there without it: a start that a power cut loses, too.
+    # An effect in the transaction of its outcome cannot exist without it, so its start need not be synced.
     has_effects = call.plan.has_effects and call.plan.on_doubt is not OnDoubt.IN_TRANSACTION
     return CallStarted(state.turn, state.response_no, call.call.id, call.runs + 1, at, has_effects, arguments)
 
 
 def _with_notice(state: Batch, result: ToolResult) -> ToolResult:
-    """Return a result that informs the model that a call did not run with its arguments."""
+    """Return a result with a notice to the model that a call ran with other arguments."""
     for call in state.calls:
         if call.is_edited and call.runs and call.call.id == result.call_id:
             changed = EDITED_CONTENT.format(arguments=call.call.arguments)

@@ -18,7 +18,7 @@ from midstream.timing import StalledOn
 
 
 class Refused(Exception):  # noqa: N818 - not an error of ours but the wrapped answer to a command
-    """A command that cannot be taken now; `error` is the reason. Nothing was decided."""
+    """A command that is not possible now; `error` is the reason. No record was decided."""
 
     def __init__(self, error: MidstreamError) -> None:
         super().__init__(error.message)
@@ -26,20 +26,20 @@ class Refused(Exception):  # noqa: N818 - not an error of ours but the wrapped a
 
 
 class WhenBusy(StrEnum):
-    """Outcome of a message that comes while a turn runs."""
+    """The handling of a message that arrives while a turn is running."""
 
     QUEUE = "queue"
-    """It waits in the journal and opens a turn of its own when those before it have ended."""
+    """It waits in the journal and opens a turn of its own after the earlier ones."""
     REFUSE = "refuse"
-    """It is refused with `session_busy`; nothing of it is kept."""
+    """It is refused with `session_busy`, and not stored."""
 
 
 WhenBusyName = Literal["queue", "refuse"]
-"""The values of `WhenBusy` as a program writes them."""
+"""The values of `WhenBusy` as literals."""
 
 
 class SendMessage(Struct, frozen=True, gc=False):
-    """A user speaks. `timeout_s` bounds the whole turn, people's answers not counted (0: no bound)."""
+    """A user sends a message. `timeout_s` limits the turn, without the time for people's answers (0: no limit)."""
 
     message: UserMessage
     tools: tuple[ClientTool, ...] = ()
@@ -47,15 +47,15 @@ class SendMessage(Struct, frozen=True, gc=False):
     when_busy: WhenBusy = WhenBusy.REFUSE
     timeout_s: float = 0.0
     responses_max: int = 0
-    """Responses before the model is asked to hand in what it has; 0 for the general limit."""
+    """Responses before the model is requested to hand in its result; 0 for the general limit."""
     parent: Parent | None = None
     keep: int | None = None
-    """Entries of the history that stay, where the client changed the conversation; None for all. Only where no turn
-    runs: such a message is not queued."""
+    """Number of the history's entries that stay, if the client changed the conversation; None for all. Only without a
+    running turn: such a message is not queued."""
     before: tuple[Entry, ...] = ()
-    """Entries that follow those, before the message."""
+    """Entries after those, before the message."""
     turns: int | None = None
-    """How many turns the session had when `keep` was found; with another number it is refused. None for any."""
+    """Number of the session's turns when `keep` was computed; with another number it is refused. None for any."""
 
 
 class SendTranscript(Struct, frozen=True, gc=False):
@@ -63,11 +63,11 @@ class SendTranscript(Struct, frozen=True, gc=False):
 
     Args:
         request: The request, without the conversation.
-        count: How many transcripts the session had accepted when `keep` was found; another number is refused.
-        keep: How many entries of the history the transcript begins with, those of `results` included.
+        count: Number of accepted transcripts when `keep` was computed; with another number it is refused.
+        keep: Number of the history's entries at the beginning of the transcript, including that of `results`.
         tail: The entries that follow them.
         instructions, tools: The system prompt and the application's tools.
-        results: The results of all open calls, where the transcript answers them.
+        results: The results of all open calls, if the transcript has them.
     """
 
     request: ApplicationRequest
@@ -80,7 +80,7 @@ class SendTranscript(Struct, frozen=True, gc=False):
 
 
 class Withdraw(Struct, frozen=True, gc=False):
-    """Take a queued message back; `number` None takes back all that wait."""
+    """Withdraw a queued message; `number` None withdraws all."""
 
     number: int | None = None
 
@@ -93,7 +93,7 @@ class ModelStreamed(Struct, frozen=True, gc=False):
 
 
 class ModelResumable(Struct, frozen=True, gc=False):
-    """The provider keeps the response it is making, under `token`."""
+    """The provider keeps the running response, under `token`."""
 
     ref: AttemptRef
     token: str
@@ -116,10 +116,10 @@ class ModelResponded(Struct, frozen=True, gc=False):
 
 
 class ModelFailed(Struct, frozen=True, gc=False):
-    """The attempt gave no usable response. `chance` in [0, 1) spreads the next try.
+    """The attempt gave no usable response. `chance` in [0, 1) is the jitter of the next try.
 
-    Where the conversation was too long, `cut` is how many entries to leave out, or None where none can be. With
-    `is_cut` only the connection ended, or our time limit: the provider may have the response.
+    If the conversation was too long, `cut` is the number of entries to omit, or None if none can be omitted. With
+    `is_cut` only the connection ended, or midstream's time limit: the provider may have the response.
     """
 
     ref: AttemptRef
@@ -133,7 +133,7 @@ class ModelFailed(Struct, frozen=True, gc=False):
 
 
 class Stalled(Struct, frozen=True, gc=False):
-    """A model (`call_id` is empty) or a tool has been silent for `silent_s` seconds, and is still waited for."""
+    """A model (`call_id` is empty) or a tool has been silent for `silent_s` seconds, and still runs."""
 
     turn: int
     response_no: int
@@ -143,7 +143,7 @@ class Stalled(Struct, frozen=True, gc=False):
 
 
 class StallFinished(Struct, frozen=True, gc=False):
-    """End of a stall: the silent part continues, after `silent_s` seconds."""
+    """A stall has ended: the model or tool continues, after `silent_s` seconds."""
 
     turn: int
     response_no: int
@@ -161,7 +161,7 @@ class CallProgress(Struct, frozen=True, gc=False):
 
 
 class ChildStreamed(Struct, frozen=True, gc=False):
-    """The session that does the work of a call has new records, each with its position there."""
+    """The child session of a call has new records, each with its position there."""
 
     ref: CallRef
     child: str
@@ -171,7 +171,7 @@ class ChildStreamed(Struct, frozen=True, gc=False):
 class CallFinished(Struct, frozen=True, gc=False):
     """A tool ended, here or at a client.
 
-    `is_suspect`: it was a sub-agent that was interrupted because its server died again and again (TURN-87).
+    `is_suspect`: it was a sub-agent that was interrupted because its servers died repeatedly (TURN-87).
     """
 
     turn: int
@@ -192,9 +192,9 @@ class CallExpired(Struct, frozen=True, gc=False):
 
 
 class CallProbed(Struct, frozen=True, gc=False):
-    """The outside world was asked about a call in doubt.
+    """The probe of a call in doubt has ended.
 
-    `result` is what the call gave if it is known to have happened; `may_run` is True where it certainly did not happen.
+    `result` is the call's result if it took effect; `may_run` is True if it certainly did not.
     """
 
     ref: CallRef
@@ -206,10 +206,10 @@ class Answer(Struct, frozen=True, gc=False):
     """A person answers the open question of a call.
 
     Args:
-        digest: Digest of the arguments the person was shown; an answer to others is refused.
-        choice: What they decided.
-        text: Their words: the answer to a question, the reason of a denial, the outcome of what happened.
-        arguments: For an approval, the arguments to run instead (JSON text); None leaves them.
+        digest: Digest of the shown arguments; an answer for others is refused.
+        choice: The decision.
+        text: The answer to a question, the reason of a denial, or the outcome of a call that took effect.
+        arguments: For an approval, other arguments (JSON text); None keeps the model's.
         by: The principal who answered.
     """
 
@@ -228,16 +228,16 @@ class QuestionExpired(Struct, frozen=True, gc=False):
 
 
 class PermissionRequested(Struct, frozen=True, gc=False):
-    """An upstream agent requests a permission in the middle of its answer, and waits.
+    """An upstream agent requests a permission during its answer, and waits.
 
     Args:
         question_id: A new id of the question.
         name, arguments: The requested act; the arguments are JSON text.
-        text: What to show beside it.
-        answer_s: Seconds a person has to answer; 0 for no limit.
-        is_fixed: The arguments cannot be changed by the answer.
-        is_vague: The agent does not show what it is about to do, so that no answer to another question fits this one.
-        approvers: How many different people must allow it.
+        text: The text beside it.
+        answer_s: Seconds for the answer; 0 for no limit.
+        is_fixed: Whether the answer cannot change the arguments.
+        is_vague: Whether the request does not describe the act, so that no earlier answer applies.
+        approvers: Number of different people who must allow it.
     """
 
     ref: AttemptRef
@@ -252,15 +252,15 @@ class PermissionRequested(Struct, frozen=True, gc=False):
 
 
 class PermissionWithdrawn(Struct, frozen=True, gc=False):
-    """An upstream's agent waits no more for the answer to its question, and goes on."""
+    """An upstream's agent no longer waits for the answer to its question, and continues."""
 
     ref: AttemptRef
     question_id: str
 
 
 class UseAnswer(Struct, frozen=True, gc=False):
-    """The agent is about to receive the decision about its question: from here on the decision is used up. Refused
-    with `question_closed` where its attempt has ended.
+    """The agent is about to receive the decision about its question, which is then used up. Refused with
+    `question_closed` if its attempt has ended.
     """
 
     ref: AttemptRef
@@ -268,32 +268,32 @@ class UseAnswer(Struct, frozen=True, gc=False):
 
 
 class Cancel(Struct, frozen=True, gc=False):
-    """Stop the turn `turn`, or whichever runs where it is None."""
+    """Stop the turn `turn`; None: whichever is running."""
 
     turn: int | None = None
 
 
 class CancelExpired(Struct, frozen=True, gc=False):
-    """The grace of a cancel is over: close the step without the tools that still run."""
+    """The grace of a cancellation has ended: close the step without the tools that still run."""
 
     turn: int
 
 
 class TurnExpired(Struct, frozen=True, gc=False):
-    """The turn took longer than it may."""
+    """The turn has exceeded its time limit."""
 
     turn: int
 
 
 class Resume(Struct, frozen=True, gc=False):
-    """Go on with the last turn, which was interrupted or failed; `turn` guards against resuming another."""
+    """Continue the last turn, which was interrupted or failed; `turn` protects from resuming another one."""
 
     turn: int | None = None
     stream: str = ""
 
 
 class Recover(Struct, frozen=True, gc=False):
-    """A new node takes up what an older one left, in the epoch it just started."""
+    """A new node continues the work of an older one, in the epoch that it has just begun."""
 
     look_back_s: float = LOOK_BACK_S
     is_suspect: bool = False

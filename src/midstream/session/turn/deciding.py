@@ -1,4 +1,4 @@
-"""decide: judge a command in a state and return the records to append. One function for each state."""
+"""Decision of commands: one function for each state, which returns the records to append."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ from midstream.session.turn.states import (
 
 
 def decide(state: TurnState, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
-    """Return what must be appended because of `command`; nothing, where it changes nothing.
+    """Return the records of a command; none if it changes nothing.
 
     Args:
         epoch: The epoch under which the records will be appended.
-        at: Now, in seconds since 1970.
+        at: The current time, in seconds since 1970.
 
     Raises:
-        Refused: The command cannot be taken in this state.
+        Refused: The command is not possible in this state.
     """
     match state:
         case Idle():
@@ -149,7 +149,7 @@ def _decide_idle(state: Idle, command: Command, *, at: float) -> tuple[Record, .
         case PermissionRequested():
             raise approvals.too_late(command)
         case _:
-            return ()  # TURN-9: the turn this is about has ended
+            return ()  # TURN-9: its turn has ended
 
 
 def _decide_awaiting_model(
@@ -176,12 +176,12 @@ def _decide_awaiting_model(
             return approvals.decide(state, command, at=at)
         case _:
             did = _end_attempt(state, command, epoch=epoch, at=at)
-            # Nothing waits any more for an answer to the attempt's questions (TURN-80).
+            # No agent waits for answers to the attempt's questions any more (TURN-80).
             return (*approvals.close_open_questions(state, at=at), *did) if did else did
 
 
 def _end_attempt(state: AwaitingModel, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
-    """Take what ends the attempt that runs: its response, its failure, a stop, a new node."""
+    """Return the records of the end of the running attempt: its response, its failure, a stop, a new node."""
     match command:
         case ModelResponded():
             return _take_response(state, command, epoch=epoch, at=at) if _is_current(state, command) else ()
@@ -270,12 +270,12 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
 
 
 def is_open(state: RunningCalls | Cancelling, ref: CallRef) -> bool:
-    """Return whether a call runs, so that its outcome can still come."""
+    """Whether a call is running, so that its outcome can still come."""
     return open_call(state, ref) is not None
 
 
 def open_call(state: RunningCalls | Cancelling, ref: CallRef) -> CallState | None:
-    """Return a call that runs, so that its outcome can still come; None where it does not, or not any more."""
+    """Return a running call, whose outcome can still come; else None."""
     if (ref.turn, ref.response_no) != (state.turn, state.response_no):
         return None
     for call in state.calls:
@@ -305,7 +305,7 @@ def _is_current(
 
 
 def _stop(state: RunningCalls, status: TurnStatus, *, at: float) -> tuple[Record, ...]:
-    """Stop a batch: at once where nothing runs here, else within the grace."""
+    """Stop a batch: at once if no tool runs here, else within the grace."""
     grace_s = CANCEL_GRACE_S + (CHILD_GRACE_S if call_batches.has_children(state) else 0.0)
     requested = CancelRequested(state.turn, at, at + grace_s, status)
     if call_batches.has_running_tools(state.calls):
@@ -345,7 +345,7 @@ def _take_response(
 
 
 def _take_timeout(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
-    """End a turn whose time is over, or let it hand in what it has, once."""
+    """End a turn whose time is over, or let the model hand in its result, once."""
     if not state.terms.has_grace or state.is_last:
         message = call_batches.timeout_message(state)
         return _end_without_response(state, TurnStatus.FAILED, at=at, code=TURN_TIMEOUT_CODE, message=message)
@@ -367,14 +367,14 @@ def _take_token(state: AwaitingModel, command: ModelResumable) -> tuple[Record, 
 
 def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
     failed = AttemptFailed(state.turn, state.response_no, state.attempt, command.code, command.message, at)
-    if state.terms.request is not None:  # its application retries, and shortens its conversation, by itself
+    if state.terms.request is not None:  # its application retries and shortens its conversation itself
         failed = replace(failed, retry_after_s=command.retry_after_s)
         status, code, message = TurnStatus.FAILED, command.code, command.message
         return (failed, *_end_without_response(state, status, at=at, code=code, message=message))
     if command.code == ContextOverflowError.code:
         return (failed, *_after_overflow(state, command, at=at))
     if command.code == ModelForgotError.code and state.continued:
-        # TURN-61: taking it up was worth a try, and what cut it was counted.
+        # TURN-61: resuming it was worth a try, and its cut was counted.
         return _retry_attempt(state, at=at)
     failures = state.failures + 1
     if not command.is_retriable or failures >= MODEL_ATTEMPTS_MAX:
@@ -383,7 +383,7 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
         )
         return (failed, *ended)
     if command.code == ModelRestartedError.code:
-        # The agent dropped what it had sent: nothing of it is to be kept.
+        # The agent dropped its output: none of it is kept.
         return (failed, AttemptStarted(state.turn, state.response_no, state.attempt + 1, at))
     not_before = at + max(
         MODEL_BACKOFF.wait_s(failures, chance=command.chance), pause_s(command.retry_after_s)
@@ -394,7 +394,7 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
 
 
 def _retry_attempt(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> tuple[Record, ...]:
-    """Ask the model again. What a stateful agent did in the cut attempt enters the history first (TURN-83)."""
+    """Call the model again. Acts of a stateful agent in the cut attempt enter the history first (TURN-83)."""
     partial = partial_response(state)
     if partial is None or not _has_acted(state, partial):
         return (AttemptStarted(state.turn, state.response_no, state.attempt + 1, at, not_before),)
@@ -406,9 +406,9 @@ def _retry_attempt(state: AwaitingModel, *, at: float, not_before: float = 0.0) 
 
 
 def _has_acted(state: AwaitingModel, partial: Response) -> bool:
-    """Whether a repetition would do something twice, or contradict the memory of an agent. Thinking is neither."""
+    """Whether a repetition would do something twice, or contradict an agent's memory. Thinking alone is neither."""
     has_called = any(isinstance(part, UpstreamCall) for part in partial.parts)
-    is_shown = state.is_upstream or state.terms.request is not None  # no dialect takes text back
+    is_shown = state.is_upstream or state.terms.request is not None  # dialects cannot withdraw text
     return has_called or (is_shown and bool(partial.text.strip()))
 
 
@@ -418,7 +418,7 @@ def _continue_attempt(state: AwaitingModel, *, at: float, not_before: float = 0.
 
 
 def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
-    """Ask again with less to read, once for each model call (TURN-25)."""
+    """Call the model again with a shorter history, once for each model call (TURN-25)."""
     if command.cut is not None and not state.is_compacted:
         return (
             HistoryCompacted(state.turn, state.response_no, command.cut, at),
@@ -432,7 +432,7 @@ def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) ->
 def _end_without_response(
     state: AwaitingModel, status: TurnStatus, *, at: float, code: str = "", message: str = ""
 ) -> tuple[Record, ...]:
-    """End a turn whose response never ended; the text readers were shown is kept as an interrupted response."""
+    """End a turn whose response is incomplete; the text that readers have is kept as an interrupted response."""
     ended = TurnEnded(state.turn, status, at, code, message)
     partial = partial_response(state)
     if partial is None:
@@ -468,13 +468,13 @@ def text_so_far(state: AwaitingModel) -> dict[int, Words]:
 
 
 def response_so_far(state: AwaitingModel) -> Response | None:
-    """Return the response of the running attempt so far, or None if it is empty. Calls upstream may still run."""
+    """Return the response of the running attempt so far, or None if it is empty. Upstream calls may be running."""
     parts = [_part(words) for words in text_so_far(state).values()]
     return Response(tuple(parts), Finish.INTERRUPTED) if parts else None
 
 
 def partial_response(state: AwaitingModel) -> Response | None:
-    """Return the interrupted response that the running attempt leaves, or None if it is empty."""
+    """Return the interrupted response of the running attempt, or None if it is empty."""
     said = response_so_far(state)
     if said is None:
         return None
@@ -492,7 +492,7 @@ def _recover_awaiting_model(
     state: AwaitingModel, command: Recover, *, epoch: int, at: float
 ) -> tuple[Record, ...]:
     if state.epoch == epoch:
-        return ()  # TURN-17: our own attempt was not cut
+        return ()  # TURN-17: this node's own attempt was not cut
     is_old = at - state.touched_at > command.look_back_s and not state.is_waiting_for_person
     if command.is_suspect:
         code, message = SUSPECTED_CODE, SUSPECTED_MESSAGE

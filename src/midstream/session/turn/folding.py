@@ -1,4 +1,4 @@
-"""evolve: fold one record into the state of a turn. A record is a fact: nothing is refused here."""
+"""The fold of one record into the state of a turn. A record is a fact: none is refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
     Args:
         epoch: The epoch under which the record was appended.
     """
-    # Each case costs a check: what every step has comes first.
+    # Each case costs a check, so the records of every step come first.
     match record:
         case Delta():
             if not isinstance(state, AwaitingModel):
@@ -99,7 +99,9 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
         case HistoryCompacted():
             if not isinstance(state, AwaitingModel):
                 return state
-            return replace(state, is_compacted=True, failures=0)  # what failed was about more to read
+            return replace(
+                state, is_compacted=True, failures=0
+            )  # the failure was that it had too much to read
         case OutcomeDamaged():
             return _evolve_damaged(state, record)
         case CancelRequested():
@@ -125,7 +127,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
 
 
 def step_of(state: TurnState) -> Step | None:
-    """Return the step that a `StepCommitted` puts into history from this state."""
+    """Return the step that a `StepCommitted` adds to the history."""
     if not isinstance(state, RunningCalls | Cancelling):
         return None
     ended = (call for call in state.calls if call.result is not None or call.is_outcome_lost)
@@ -283,7 +285,7 @@ def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnS
 
 
 def _evolve_damaged(state: TurnState, record: OutcomeDamaged) -> TurnState:
-    """Leave a call open whose outcome cannot be read; a commit that follows closes it as unknown (TURN-72)."""
+    """Keep a call with a damaged outcome open; a later commit closes it as unknown (TURN-72)."""
     if not isinstance(state, RunningCalls | Cancelling) or (record.turn, record.response) != (
         state.turn,
         state.response_no,

@@ -1,4 +1,4 @@
-"""owed: what the world owes a turn. The runner starts what is new and stops what is gone."""
+"""Pending work of a turn. The runner starts new work, and stops work that is no longer pending."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from midstream.session.turn.states import (
 
 
 class CallModel(Struct, frozen=True, gc=False):
-    """Call the model and journal its output; `continued` counts how often this attempt was taken up again."""
+    """Call the model and journal its output; `continued` counts the continuations of this attempt."""
 
     ref: AttemptRef
     not_before: float = 0.0
@@ -37,47 +37,47 @@ class RunCall(Struct, frozen=True, gc=False):
 
 
 class RunChild(Struct, frozen=True, gc=False):
-    """Let a session of its own do the work of a call, and take its outcome from there."""
+    """Run the child session of a call, and take the outcome from there."""
 
     ref: CallRef
 
 
 class ProbeCall(Struct, frozen=True, gc=False):
-    """Ask the outside world whether a call in doubt happened."""
+    """Find out whether a call in doubt took effect."""
 
     ref: CallRef
 
 
 class AwaitClient(Struct, frozen=True, gc=False):
-    """A client owes the outcome of a call; at `deadline_at` it has expired."""
+    """Wait for a client's outcome of a call; it expires at `deadline_at`."""
 
     ref: CallRef
     deadline_at: float
 
 
 class AwaitPerson(Struct, frozen=True, gc=False):
-    """A person owes the answer to a question; at `deadline_at` it has expired. One without a deadline is no work."""
+    """Wait for a person's answer; it expires at `deadline_at`. A question without a deadline is no work."""
 
     ref: CallRef
     deadline_at: float
 
 
 class AnswerAgent(Struct, frozen=True, gc=False):
-    """An upstream's agent waits for what was decided about its question."""
+    """Give an upstream's agent the decision about its question."""
 
     ref: AttemptRef
     question_id: str
 
 
 class AwaitCancelled(Struct, frozen=True, gc=False):
-    """Stopped tools owe their end; at `deadline_at` the cancel goes on without them."""
+    """Wait for the end of stopped tools; at `deadline_at` the cancellation proceeds without them."""
 
     turn: int
     deadline_at: float
 
 
 class AwaitEnd(Struct, frozen=True, gc=False):
-    """The turn as a whole must have ended at `deadline_at`."""
+    """Wait until `deadline_at`, when the whole turn must have ended."""
 
     turn: int
     deadline_at: float
@@ -97,13 +97,13 @@ PendingWork = (
 
 
 def pending_work(state: TurnState) -> tuple[PendingWork, ...]:
-    """Return what the world owes this state, each thing once; calls in their order."""
+    """Return the pending work of a state, without duplicates; calls in order."""
     match state:
         case Idle():
             return ()
         case AwaitingModel():
             if state.attempt == 0:
-                return ()  # the announcement stands in the same append
+                return ()  # the announcement is in the same append
             asked = CallModel(state.ref, state.not_before, state.continued)
             if not state.questions:
                 return (asked, *_end_of(state))
@@ -113,7 +113,7 @@ def pending_work(state: TurnState) -> tuple[PendingWork, ...]:
             return ()
         case RunningCalls():
             each = [_pending_call(state, call) for call in state.calls if call.result is None]
-            # Nobody's time runs while a person is being waited for.
+            # Time does not count while a person is asked.
             end = () if not state.deadline_at or state.is_waiting_for_person else _end_of(state)
             return (*[one for one in each if one is not None], *end)
         case Cancelling():
@@ -123,7 +123,7 @@ def pending_work(state: TurnState) -> tuple[PendingWork, ...]:
 
 
 def is_pending_for_client(state: TurnState, finished: CallFinished) -> bool:
-    """Return whether a client may send this outcome: the call runs, and it runs at a client."""
+    """Whether a client may send this outcome: the call runs at a client."""
     if not isinstance(state, RunningCalls | Cancelling):
         return False
     call = open_call(state, finished.ref)
@@ -137,7 +137,7 @@ def _end_of(state: AwaitingModel | RunningCalls) -> tuple[AwaitEnd, ...]:
 def _pending_questions(state: AwaitingModel) -> Iterator[PendingWork]:
     for question in state.questions:
         if question.attempt != state.attempt:
-            continue  # no agent waits for it; its answer may fit a question that is still to come
+            continue  # no agent waits for it; its answer may apply to a later question
         if not question.is_open:
             yield AnswerAgent(state.ref, question.id)
         elif question.expires_at:
@@ -145,7 +145,7 @@ def _pending_questions(state: AwaitingModel) -> Iterator[PendingWork]:
 
 
 def _pending_call(state: RunningCalls, call: CallState) -> PendingWork | None:
-    """Return what is owed for an open call. Each attribute is looked at once: a result is one of many calls'."""
+    """Return the pending work of an open call. Each attribute is read once: a batch may have many calls."""
     ref = CallRef(state.turn, state.response_no, call.call.id)
     if call.asked is not None:
         return AwaitPerson(ref, call.expires_at) if call.expires_at else None

@@ -8,15 +8,15 @@ from midstream.session.turn.commands import Answer, Refused
 
 
 def require_another_person(answer: Answer, approvers: int, approved_by: tuple[str, ...]) -> None:
-    """Require that an act which several people must allow is allowed by one who has not done so.
+    """Check that an approval by several people comes from a person who has not approved yet.
 
     Args:
-        answer: The answer that came; only an approval is checked.
-        approvers: How many different people must allow the act.
-        approved_by: The principals who did so far.
+        answer: The answer; only an approval is checked.
+        approvers: Number of different people who must allow the act.
+        approved_by: The principals that have allowed it.
 
     Raises:
-        Refused: The answer names no principal, or one who allowed the act before.
+        Refused: The answer has no principal, or one that has already allowed the act.
     """
     if answer.choice is not Choice.ALLOW or approvers == 1:
         return

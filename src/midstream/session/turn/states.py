@@ -1,4 +1,4 @@
-"""States of a turn, and the limits that hold there. Each state has what is *not yet* in the history."""
+"""States of a turn, and their limits. A state contains only what is not yet in the history."""
 
 from __future__ import annotations
 
@@ -11,76 +11,76 @@ from midstream.session.records import ClientTool, TurnStatus
 from midstream.session.references import AttemptRef
 
 MODEL_CALLS_MAX = 1000
-"""Responses in one turn; an agent that loops ends here."""
+"""Responses in one turn: a limit for an agent that loops."""
 MODEL_CALLS_MAX_CODE = "model_calls_max"
-"""The code of a turn that ended there. It cannot be resumed: the next message opens a turn of its own."""
+"""The code of a turn that reached this limit. It cannot be resumed: the next message opens a turn of its own."""
 TURN_TIMEOUT_CODE = "turn_timeout"
-"""The code of a turn that took longer than it may."""
+"""The code of a turn that exceeded its time limit."""
 SUSPECTED_MAX = 2
-"""Deaths of its nodes that a turn may be suspected of and is still resumed; the next one interrupts it. The first
-makes it a suspect, the others count where it was the only one."""
+"""Deaths of nodes that a turn may be suspected of and still be resumed; the next one interrupts it. The first makes it
+a suspect, the others count if it was the only suspect."""
 SUSPECTED_CODE = "server_died"
-"""The code of a turn that was interrupted because its tools killed the server, as far as can be determined."""
+"""The code of a turn that was interrupted because its tools have probably killed the server."""
 SUSPECTED_MESSAGE = "the server died again and again while a tool of this turn ran"
 LOOK_BACK_S = 2 * 60 * 60.0
-"""A turn untouched for longer is ended as `interrupted` by a new node (the seed's two hours)."""
+"""A new node ends a turn that was not changed for longer as `interrupted`."""
 CANCEL_GRACE_S = 5.0
-"""Seconds a running tool has to end after a cancel before its call is closed without it."""
+"""Seconds for a running tool to end after a cancellation, before its call is closed without it."""
 CHILD_GRACE_S = 2.0
-"""Seconds more where a sub-agent has to stop its own tools first."""
+"""Additional seconds for a sub-agent, which has to stop its own tools first."""
 HANDED_IN_CODE = "handed_in"
-"""The code of a turn that completed because a limit was reached: its last response is what the model had by then."""
+"""The code of a turn that completed because a limit was reached: its last response is the model's result by then."""
 HANDED_IN_CONTENT = "This tool was not started: the turn had reached its limit."
 CLIENT_CALL_S = 2 * 60 * 60.0
-"""Seconds a call waits for a client that is away: the resume window; longer where its tool takes longer."""
+"""Seconds that a call waits for an absent client: the resume window; longer if its tool takes longer."""
 
 
 HAND_IN_S = 60.0
-"""Seconds for the one response in which a model hands in what it has, after the time of its turn is over."""
+"""Seconds for the hand-in of a turn whose time is over."""
 
 
 class Terms(Struct, frozen=True, gc=False):
-    """Terms that a turn was opened with, and keeps until its end."""
+    """Terms of a turn, which apply until its end."""
 
     tools: tuple[ClientTool, ...] = ()
     timeout_s: float = 0.0
-    """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
+    """Seconds for the whole turn, without the time that people need to answer; 0 for no limit."""
     responses_max: int = 0
-    """Responses before the model must hand in what it has; 0 where no own limit was set."""
+    """Responses before the model must hand in its result; 0 for the general limit."""
     request: ApplicationRequest | None = None
-    """The request that the turn answers, where a client application resends its conversation."""
+    """The request that the turn answers, if a client application resends its conversation."""
 
     @property
     def has_grace(self) -> bool:
-        """Whether a limit that is reached leaves one response to hand in."""
+        """Whether the model may hand in its result after a limit is reached."""
         return self.responses_max > 0
 
     def deadline(self, at: float) -> float:
-        """Return when a turn that begins now must have ended; 0 where it has no limit."""
+        """Return the latest end of a turn that begins at `at`; 0 without a limit."""
         return at + self.timeout_s if self.timeout_s else 0.0
 
 
 class UnfinishedTurn(Struct, frozen=True, gc=False):
-    """A turn that ended before its work was done, and where it can be taken up again on request."""
+    """A turn that ended before its work was done, and can be resumed on request."""
 
     turn: int
     response_no: int
-    """The response that would come next."""
+    """The number of the next response."""
     terms: Terms = Terms()
 
 
 class Idle(Struct, frozen=True, gc=False, tag="idle"):
-    """No turn. No work is pending: everything is in the history."""
+    """No turn is open. No work is pending: everything is in the history."""
 
     left: UnfinishedTurn | None = None
-    """Where the last turn stopped, if it was interrupted or failed."""
+    """The place at which the last turn stopped, if it was interrupted or failed."""
 
 
 class AgentQuestion(Struct, frozen=True, gc=False):
-    """Permission that an upstream's agent requests in the middle of its answer; see `QuestionAsked` for the fields.
+    """A permission request of an upstream's agent during its answer; see `QuestionAsked` for the fields.
 
-    Once a person has answered, it is stored until the agent receives the answer. If the attempt is cut before, the
-    answer holds for the first equal question of a later attempt.
+    An answered question is kept until the agent receives the answer. If the attempt is cut before, the answer applies
+    to the first equal question of a later attempt.
     """
 
     id: str
@@ -94,15 +94,15 @@ class AgentQuestion(Struct, frozen=True, gc=False):
     is_fixed: bool = False
     is_expired: bool = False
     choice: Choice | None = None
-    """What a person decided; None before."""
+    """The decision of a person; None before it."""
     words: str = ""
     edited: str | None = None
-    """The arguments as that person changed them."""
+    """The arguments after that person's change."""
     by: str = ""
     approvers: int = 1
-    """How many different people must allow it."""
+    """Number of different people who must allow it."""
     approved_by: tuple[str, ...] = ()
-    """Who allowed it so far, where several must."""
+    """The principals that have allowed it, if several must."""
 
     @property
     def is_open(self) -> bool:
@@ -111,41 +111,41 @@ class AgentQuestion(Struct, frozen=True, gc=False):
 
 
 class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
-    """A response is owed. The response enters history whole or not at all.
+    """A model call is pending. Its response enters history as a whole or not at all.
 
-    `said` is a linked list of the attempt's deltas, newest first, so that a long response costs the same per token
-    as a short one.
+    `said` is a linked list of the attempt's deltas, newest first, so that the cost of a token does not grow with the
+    response.
     """
 
     turn: int
     response_no: int
     terms: Terms = Terms()
     attempt: int = 0
-    """0: not yet announced."""
+    """0 before the first announcement."""
     epoch: int = 0
-    """The epoch that announced it; an attempt of an older one was cut."""
+    """The epoch of the announcement; an attempt of an older one was cut."""
     failures: int = 0
     is_compacted: bool = False
-    """Whether older steps were left out for this model call already."""
+    """Whether older steps were already omitted for this model call."""
     not_before: float = 0.0
     touched_at: float = 0.0
     deadline_at: float = 0.0
-    """When the turn must have ended (seconds since 1970); 0 where it has no limit."""
+    """The latest end of the turn (seconds since 1970); 0 without a limit."""
     is_last: bool = False
-    """It was asked to hand in what it has; the turn ends with this response."""
+    """Whether the model was requested to hand in its result; the turn ends with this response."""
     said: tuple[object, ...] = ()
     token: str = ""
-    """How to take this attempt's response up again at its provider; "" where it cannot be."""
+    """The provider's token for resuming this attempt's response; "" if that is not possible."""
     continued: int = 0
-    """How often this attempt was taken up again."""
+    """Number of continuations of this attempt."""
     is_mute: bool = False
-    """It was taken up again and has produced nothing new since."""
+    """Whether it was continued and has produced nothing new since."""
     questions: tuple[AgentQuestion, ...] = ()
-    """What the upstream's agent waits to be allowed, and answers that no agent received yet."""
+    """The agent's open questions, and answers that no agent has received."""
     waits_since: float = 0.0
-    """When the first of the open questions was asked; 0 while there is none."""
+    """Time of the first open question; 0 if there is none."""
     is_upstream: bool = False
-    """Whether a stateful agent answers this attempt: what it has done, the next attempt must not repeat."""
+    """Whether a stateful agent answers this attempt: the next attempt must not repeat its acts."""
 
     @property
     def ref(self) -> AttemptRef:
@@ -154,21 +154,21 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
 
     @property
     def is_waiting_for_person(self) -> bool:
-        """Whether a question to a person is open; time does not count against the turn meanwhile."""
+        """Whether a question to a person is open; the turn's time does not count meanwhile."""
         return any(question.is_open for question in self.questions)
 
 
 class Cut(Struct, frozen=True, gc=False):
-    """Parts that a response takes over from the attempts at one that was cut."""
+    """Parts of cut attempts that become parts of the response."""
 
     failures: int = 0
     questions: tuple[AgentQuestion, ...] = ()
 
 
 class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
-    """The model asked for tools; some outcomes may be in. Nothing of this step is in the history yet.
+    """The model requested tools; some outcomes may exist. Nothing of this step is in the history yet.
 
-    A call may run, wait for its place in the order, or wait for a person: see `CallState`.
+    A call may run, wait for earlier calls, or wait for a person: see `CallState`.
     """
 
     turn: int
@@ -183,12 +183,12 @@ class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
 
     @property
     def is_waiting_for_application(self) -> bool:
-        """Whether the calls are those of a client application, which brings their results when it likes, or never."""
+        """Whether the calls belong to a client application, which may send their results at any time, or never."""
         return self.terms.request is not None
 
     @property
     def is_waiting_for_person(self) -> bool:
-        """Whether a question to a person is open; time does not count against the turn meanwhile."""
+        """Whether a question to a person is open; the turn's time does not count meanwhile."""
         for call in self.calls:  # noqa: SIM110 - called after each record: a generator takes three times as long
             if call.asked is not None and call.result is None:
                 return True
@@ -196,7 +196,7 @@ class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
 
 
 class Cancelling(Struct, frozen=True, gc=False, tag="cancelling"):
-    """The turn was cancelled while tools ran. The step is still out of the history; nothing more starts."""
+    """The turn was cancelled while tools ran. The step is not in the history yet, and no more calls start."""
 
     turn: int
     response_no: int
@@ -206,7 +206,7 @@ class Cancelling(Struct, frozen=True, gc=False, tag="cancelling"):
     terms: Terms = Terms()
     touched_at: float = 0.0
     status: TurnStatus = TurnStatus.CANCELLED
-    """How the turn will end: `failed` where its own deadline stopped it."""
+    """The status at the end of the turn: `failed` if its own deadline stopped it."""
 
 
 TurnState = Idle | AwaitingModel | RunningCalls | Cancelling

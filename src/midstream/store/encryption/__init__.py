@@ -1,1 +1,1 @@
-"""Encryption in front of any store."""
+"""Encryption for any store."""

@@ -1,9 +1,9 @@
 """Encryption at rest: data keys that encrypt, and the operator's keys that wrap them.
 
-AES-256-GCM throughout. A data key is drawn by one process for one epoch of one session and never written but wrapped,
-so that its nonces, which count from 1, are never given twice, whatever crashes. What is encrypted names its place in
-the associated data: moved elsewhere, it cannot be read. The cipher does not commit to its key by itself, so what is
-kept of a data key begins with a commitment, which is compared before anything is decrypted.
+AES-256-GCM throughout. A process draws a data key for one epoch of one session, and stores it only wrapped. So its
+nonces, which count from 1, are never used twice, even after a crash. The associated data contain the place of the
+ciphertext, so that it cannot be decrypted elsewhere. The cipher does not commit to its key. A stored data key therefore
+begins with a commitment, which is compared before decryption.
 
     encrypted = 1 | key id (8) | number (8) | ciphertext and tag       under a key that is kept apart, see `Kept`
     alone     = 2 | size (2) | kept key | ciphertext and tag           under a key of its own
@@ -46,52 +46,51 @@ NAME_CHARS_MAX = 64
 """Characters of the name of an operator's key."""
 
 SHARED = 1
-"""First byte of what is encrypted under a key that is kept apart; the JSON of a record begins with another one."""
+"""First byte of data that are encrypted under a separate key; no JSON record begins with it."""
 ALONE = 2
-"""First byte of what has a key of its own."""
+"""First byte of data with a key of their own."""
 _HEAD = 1 + ID_BYTES + 8
 _FIRST_NONCE = bytes(NONCE_BYTES)
 
 
 class OperatorKeys(Protocol):
-    """Keeper of the keys that open everything: a file, or a key management service behind two calls."""
+    """Operator's keys, which wrap all other keys: a file, or a key management service."""
 
     generation: str = ""
-    """Name of the key that wraps now; "" where its keeper does not name it. Another name wraps the store's secret
-    again."""
+    """Name of the current wrapping key; "" if unknown. After a change, the store's secret is wrapped again."""
 
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
         """Return a data key encrypted, and bound to `context`.
 
         Raises:
-            MidstreamError: The keys cannot be had.
+            MidstreamError: The keys are unavailable.
         """
 
     async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
-        """Return what `wrap` was given.
+        """Return the key that was passed to `wrap`.
 
         Raises:
-            KeyMissingError: It was wrapped under a key that is not here.
-            StoreDamagedError: It is not what `wrap` returned for this context.
+            KeyMissingError: It was wrapped under an unknown key.
+            StoreDamagedError: It is not a result of `wrap` for this context.
         """
 
 
 @runtime_checkable
 class UnwrapsMany(Protocol):
-    """An ability of `OperatorKeys` where each request costs time: lists need a key for each session."""
+    """An ability of `OperatorKeys` with slow requests: listings need a key for each session."""
 
     async def unwrap_many(self, wrapped: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
-        """Return the keys of pairs of a wrapped key and its context, in their order; None for one that is refused.
+        """Unwrap pairs of a wrapped key and its context, in order; None for a refused one.
 
         Raises:
-            MidstreamError: The keys cannot be had.
+            MidstreamError: The keys are unavailable.
         """
 
 
 class ForkedKeys:
-    """Ciphers by name, which a forked child of the process does not keep.
+    """Ciphers by name, which are not available in a forked child.
 
-    A child that went on with them would encrypt other content under the same nonces.
+    A child that used them would encrypt different content under the same nonces.
     """
 
     def __init__(self, ciphers: dict[str, AESGCM]) -> None:
@@ -103,8 +102,8 @@ class ForkedKeys:
         """Return a cipher.
 
         Raises:
-            KeyError: There is none of this name.
-            UsageError: The process was forked from the one that opened the store.
+            KeyError: There is none with this name.
+            UsageError: This process was forked after the store was opened.
         """
         if not self._is_parent:
             raise UsageError(
@@ -113,13 +112,13 @@ class ForkedKeys:
         return self._ciphers[name]
 
     def drop(self) -> None:
-        """Drop the ciphers: nothing can be encrypted or decrypted with them any more."""
+        """Delete the ciphers."""
         self._ciphers = {}
         self._is_parent = False
 
 
 class DataKey:
-    """A key of one process for one epoch of one session. Safe to use from several threads."""
+    """A data key of one process, one session and one epoch. Thread-safe."""
 
     def __init__(self, key: bytes) -> None:
         self.commitment = HKDFExpand(SHA256(), COMMITMENT_BYTES, b"midstream commitment").derive(key)
@@ -128,15 +127,15 @@ class DataKey:
         self._numbers = count(1)
 
     def encrypt(self, body: bytes, place: bytes) -> bytes:
-        """Return a body encrypted, for this place only."""
+        """Encrypt a body for one place."""
         number = next(self._numbers).to_bytes(NONCE_BYTES)
         return b"%c%b%b%b" % (SHARED, self.id, number[4:], self._ciphers[""].encrypt(number, body, place))
 
     def decrypt(self, encrypted: bytes, place: bytes) -> bytes:
-        """Return what was encrypted under this key for this place.
+        """Decrypt data of this key and place.
 
         Raises:
-            StoreDamagedError: It was not: changed, moved or cut.
+            StoreDamagedError: The data were changed, moved or cut, or have another key.
         """
         nonce = b"\0\0\0\0" + encrypted[1 + ID_BYTES : _HEAD]
         try:
@@ -145,7 +144,7 @@ class DataKey:
             raise StoreDamagedError("the stored data was changed, moved or truncated") from error
 
     def decrypt_alone(self, encrypted: bytes, place: bytes) -> bytes:
-        """Return what `encrypt_alone` encrypted under this key; raises as `decrypt` does."""
+        """Decrypt data of `encrypt_alone`, under this key; raises as `decrypt` does."""
         end = 3 + int.from_bytes(encrypted[1:3])
         try:
             return self._ciphers[""].decrypt(_FIRST_NONCE, encrypted[end:], place)
@@ -154,7 +153,7 @@ class DataKey:
 
 
 class OneKey(OperatorKeys):
-    """A single key that wraps others, as `OperatorKeys` do."""
+    """A single key that wraps others."""
 
     def __init__(self, key: bytes, world: World) -> None:
         self._ciphers = ForkedKeys({"": AESGCM(key)})
@@ -181,33 +180,33 @@ def fresh_key(world: World) -> bytes:
 
 
 def derive_key(secret: str, share: bytes, place: bytes) -> tuple[bytes, bytes]:
-    """Return the key that a secret and a share of ours make for one place, and what shows that it is that key."""
+    """Derive a key from a secret and the server's share for one place; return it with its commitment."""
     both = HKDF(SHA256(), 2 * KEY_BYTES, share, place).derive(secret.encode("utf-8", "surrogatepass"))
     return both[:KEY_BYTES], both[KEY_BYTES:]
 
 
 def digest_from(key: bytes, purpose: bytes) -> str:
-    """Derive a digest from a key and a purpose; the key cannot be derived from it."""
+    """Derive a digest from a key for a purpose."""
     return HKDFExpand(SHA256(), KEY_BYTES, purpose).derive(key).hex()
 
 
 async def wrap_key(key: bytes, keys: OperatorKeys, *, context: bytes) -> bytes:
-    """Return a data key as it may be written down: its commitment, and it itself wrapped."""
+    """Return a data key for storage: its commitment, and the wrapped key."""
     return DataKey(key).commitment + await keys.wrap(key, context=context)
 
 
 async def unwrap_key(kept: bytes, keys: OperatorKeys, *, context: bytes) -> DataKey:
-    """Return the data key that `wrap_key` returned.
+    """Unwrap a data key of `wrap_key`.
 
     Raises:
-        KeyMissingError: The operator's key is not here.
+        KeyMissingError: The operator's key is missing.
         StoreDamagedError: It is another key, or was changed or moved.
     """
     return committed_key(kept, await keys.unwrap(kept[COMMITMENT_BYTES:], context=context))
 
 
 async def unwrap_keys(kept: Sequence[tuple[bytes, bytes]], keys: UnwrapsMany) -> list[DataKey | None]:
-    """Return the data keys of pairs of what `wrap_key` returned and its context; None for one that is refused."""
+    """Unwrap pairs of a result of `wrap_key` and its context; None for a refused one."""
     found = await keys.unwrap_many([(each[COMMITMENT_BYTES:], context) for each, context in kept])
     opened: list[DataKey | None] = [None] * len(kept)
     for place, ((each, _), key) in enumerate(zip(kept, found, strict=True)):
@@ -217,10 +216,10 @@ async def unwrap_keys(kept: Sequence[tuple[bytes, bytes]], keys: UnwrapsMany) ->
 
 
 def committed_key(kept: bytes, key: bytes) -> DataKey:
-    """Return an unwrapped data key.
+    """Return an unwrapped data key, after comparing it with its commitment.
 
     Raises:
-        StoreDamagedError: It is another key than the one that was committed to.
+        StoreDamagedError: The commitment is of another key.
     """
     if len(key) != KEY_BYTES:
         raise StoreDamagedError("a data key has another length")
@@ -231,7 +230,7 @@ def committed_key(kept: bytes, key: bytes) -> DataKey:
 
 
 async def encrypt_alone(body: bytes, place: bytes, keys: OperatorKeys, world: World) -> bytes:
-    """Return a body encrypted under a key of its own, which comes with it wrapped."""
+    """Encrypt a body under a new key, which is stored with it, wrapped."""
     key = fresh_key(world)
     kept = await wrap_key(key, keys, context=place)
     encrypted = AESGCM(key).encrypt(_FIRST_NONCE, body, place)
@@ -239,21 +238,21 @@ async def encrypt_alone(body: bytes, place: bytes, keys: OperatorKeys, world: Wo
 
 
 async def decrypt_alone(encrypted: bytes, place: bytes, keys: OperatorKeys) -> bytes:
-    """Return what `encrypt_alone` was given for this place.
+    """Decrypt data of `encrypt_alone` for this place.
 
     Raises:
-        KeyMissingError: The operator's key is not here.
-        StoreDamagedError: It was changed, moved or cut.
+        KeyMissingError: The operator's key is missing.
+        StoreDamagedError: The data were changed, moved or cut.
     """
     key = await unwrap_key(wrapped_of(encrypted), keys, context=place)
     return key.decrypt_alone(encrypted, place)
 
 
 def wrapped_of(encrypted: bytes) -> bytes:
-    """Return the wrapped key (as of `wrap_key`) that came with a body of `encrypt_alone`.
+    """Return the wrapped key in data of `encrypt_alone`.
 
     Raises:
-        StoreDamagedError: It has none.
+        StoreDamagedError: There is none.
     """
     kept = encrypted[3 : 3 + int.from_bytes(encrypted[1:3])]
     if encrypted[:1] != b"%c" % ALONE or len(kept) <= COMMITMENT_BYTES:
@@ -264,14 +263,14 @@ def wrapped_of(encrypted: bytes) -> bytes:
 class FileKeys(OperatorKeys):
     """The operator's keys in a file: a line `name base64` each. The first one wraps, all of them unwrap.
 
-    To rotate, put a new line before the others. An old line may go when nothing written under it is left.
+    To rotate, insert a new line before the others. Remove an old line when no data under its key are left.
 
     Args:
-        path: Made by `make`, readable by its node only.
-        world: Where the nonces of wraps come from.
+        path: The file, created by `make`, readable only by its user.
+        world: Source of the nonces of wraps.
 
     Raises:
-        UsageError: There is no such file, others may read it, or a line of it is no key.
+        UsageError: The file is missing, other users may read it, or a line is not a key.
     """
 
     def __init__(self, path: str | Path, *, world: World = World()) -> None:
@@ -283,18 +282,18 @@ class FileKeys(OperatorKeys):
 
     @staticmethod
     def make(path: str | Path, *, name: str = "1", world: World = World()) -> None:
-        """Make a file with one new key, readable by its node only.
+        """Create a file with one new key, readable only by its user.
 
         Raises:
-            UsageError: There is a file already, or it cannot be made. Nothing was changed.
+            UsageError: The file exists, or cannot be created. Nothing was changed.
         """
         line = f"{name} {b64encode(fresh_key(world)).decode()}\n"
         try:
             is_new = create_own_once(Path(path), line.encode())
         except OSError as error:
-            raise UsageError(f"the key file {str(path)!r} cannot be made: {error.strerror}") from error
+            raise UsageError(f"the key file {str(path)!r} cannot be created: {error.strerror}") from error
         if not is_new:
-            raise UsageError(f"the key file {str(path)!r} cannot be made: it exists")
+            raise UsageError(f"the key file {str(path)!r} cannot be created: it exists")
 
     @override
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:

@@ -1,18 +1,17 @@
-"""A wrapper of any store that encrypts all content of people, models and tools, under keys of the operator or of
-clients.
+"""A wrapper of any store that encrypts all content of users, models and tools.
 
-Whose keys wrap what belongs to a session is asked of `SessionKeys`: the operator's for all of them, or each client's
-for its own (`escrow`). What belongs to no session is always under the operator's.
+`SessionKeys` selects the wrapping keys of a session: the operator's, or those of its client (`escrow`). Data without a
+session are always under the operator's keys.
 
-What stays readable: names of sessions, tools' own tables, how many records there are, how large and when, how turns
-ended, the digests of large results. See `ciphers` for what holds of what is encrypted.
+These stay readable: names of sessions, tools' own tables, the number, size and time of records, the status of turns,
+and digests of large results. See `ciphers` for the properties of the encryption.
 
-A record cannot be taken from another timeline of its journal either: its link binds it to the one before it
-(`store.guard.chain`). A journal cannot be cut unseen. Inside, a position is missing. At the end, the *seal* shows it:
-an append that must survive a power cut puts the position of its last record, encrypted, beside the end, in the same
-transaction. Readers compare it with the end. Records after the seal may be lost with the power, so that their loss is
-no sign of tampering. Not detected is a store that was set back as a whole, with its seals, to an older state: only its
-clients detect that, from their checkpoints (STREAM-100, STREAM-105), and `midstream verify --against`.
+The link of a record binds it to the record before it (`store.guard.chain`), so that records of another timeline are
+detected. Removed records are detected, too. Within a journal, a position is missing. At the end, the *seal* is compared
+with the last position. An append that must survive a power cut writes its last position, encrypted, as the seal, in the
+same transaction. Records after the seal may be lost in a power cut, so their loss is no sign of tampering. A store that
+was set back as a whole is detected only by its clients' checkpoints (STREAM-100, STREAM-105), and by `midstream verify
+--against`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from midstream.errors import (
     StoreDamagedError,
     UsageError,
 )
-from midstream.retries import HAND_OVER_BACKOFF, HAND_OVER_S
+from midstream.retries import FORWARDED_BACKOFF, FORWARDED_WITHIN_S
 from midstream.session.blobs import Blob
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import Sync, is_pruned
@@ -64,12 +63,12 @@ from midstream.store.encryption.store_secret import WrappedKeySource
 from midstream.store.guard.guarded_store import GuardedStore
 
 KEYS_KNOWN_MAX = 4096
-"""Data keys that are kept in memory for reading; the longest unused is asked for again."""
+"""Data keys kept in memory for reading; beyond it, the longest unused one is dropped."""
 KEY_MARK = "key-"
-"""Begins the names of the blobs that hold wrapped keys: no digest does."""
+"""Prefix of the names of blobs with wrapped keys; no digest begins with it."""
 TITLE_MARK = "encrypted:"
 TITLES_AT_ONCE = 64
-"""Lines of a list that are read before the first of them is returned."""
+"""Lines of a list whose titles are decrypted in one step."""
 ENTRIES_AT_ONCE = 64
 """Entries of a namespace whose keys are read in one request."""
 
@@ -77,50 +76,50 @@ _log = logging.getLogger(__name__)
 
 
 class SessionKeys(Protocol):
-    """Selects the keys that wrap what belongs to a session."""
+    """Selects the keys that wrap the data of a session."""
 
     house: OperatorKeys
-    """The operator's: they wrap what belongs to no session."""
+    """The operator's keys, for data without a session."""
 
     async def prepare(self, store: Store) -> None:
-        """Make ready, when the store is.
+        """Prepare the keys after the store was opened.
 
         Args:
             store: The store behind the encrypted one, guarded.
 
         Raises:
-            KeyMissingError: The operator's keys are not those this store was written under.
+            KeyMissingError: These are not the operator's keys of this store.
         """
 
     def close(self) -> None:
-        """Drop all keys that are not the operator's."""
+        """Delete all keys except the operator's."""
 
     def require_node(self, session: str) -> None:
-        """Let a session be claimed.
+        """Check that a session may be claimed.
 
         Raises:
-            LeaseHeldError: Its keys allow reading only.
+            LeaseHeldError: Its keys permit only reading.
         """
 
     async def reading(self, session: str) -> OperatorKeys:
-        """Return the keys that open what is kept of a session.
+        """Return the keys that decrypt a session.
 
         Raises:
-            SessionLockedError: They are its client's, who is not here.
+            SessionLockedError: They need the client's secret.
         """
 
     async def writing(self, session: str, epoch: int) -> OperatorKeys:
-        """Return the keys for what a node is about to append first under its epoch.
+        """Return the keys for the first append under an epoch.
 
         Raises:
-            MidstreamError: As `reading` does; or another node has the lease.
+            MidstreamError: As `reading`; or another node has the lease.
         """
 
     async def has_title(self, session: str) -> bool:
         """Whether its title may appear in listings."""
 
     def drop(self, session: str) -> None:
-        """The session was deleted."""
+        """Drop the keys of a session that was deleted."""
 
 
 class OneForAll(SessionKeys):
@@ -155,22 +154,22 @@ class OneForAll(SessionKeys):
 
 
 class _Writing(Struct):
-    """Key under which a session is written, until it has another epoch."""
+    """The key with which a session is written under its current epoch."""
 
     epoch: int
     key: DataKey
     kept: Blob
     has_title: bool
     is_kept: bool = False
-    """Whether the wrapped key is certain to be in the store."""
+    """Whether the wrapped key is certainly in the store."""
 
 
 class EncryptedReader(StoreReader):
     """The reading half of an encrypted store.
 
     Args:
-        keys: Whose keys wrap what.
-        is_mixed: Also read what was written before there were keys.
+        keys: Selects the wrapping keys.
+        is_mixed: Also read data that are older than the encryption.
     """
 
     def __init__(self, store: StoreReader, keys: SessionKeys, *, is_mixed: bool = False) -> None:
@@ -179,15 +178,15 @@ class EncryptedReader(StoreReader):
         self._is_mixed = is_mixed
         self._known: dict[tuple[str, bytes], DataKey] = {}
         self._of_entries: dict[bytes, DataKey] = {}
-        """Keys of entries by their wraps, where each unwrap is a request."""
+        """Keys of entries by their wraps, if each unwrap is a request."""
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """See `Store.read`.
 
         Raises:
-            KeyMissingError: An operator's key is not here.
-            SessionLockedError: Its client's secret is not.
-            EventsLostError: Records were cut out, or off.
+            KeyMissingError: An operator's key is missing.
+            SessionLockedError: The client's secret is missing.
+            EventsLostError: Records were removed.
             StoreDamagedError: A record was changed or moved.
         """
         page = await self._reader.read(session, after=after, limit=limit)
@@ -205,7 +204,7 @@ class EncryptedReader(StoreReader):
                 raise type(error)(f"{where}: {error.message}") from error
             missing = found[-1].position + 1 if found else after + 1
             if stored.position != missing and (found or not _begins(stored.body, body)):
-                raise _cut_error(session, f"has no record {missing}: it was cut out")
+                raise _cut_error(session, f"has no record {missing}: it was removed")
             found.append(StoredRecord(stored.position, stored.epoch, body))
         return found
 
@@ -218,11 +217,11 @@ class EncryptedReader(StoreReader):
             raise _cut_error(session, "has no seal (`is_mixed` reads what was written before)")
         try:
             keys = await self.keys.reading(session)
-        except SessionLockedError:  # nothing of it can be read or written until its client is here
+        except SessionLockedError:  # nothing can be read or written without its client
             return
         sealed = int(await self._plain(session, found.seal, _place_of_end(session), keys))
         if found.end < sealed:
-            what = f"ends with record {found.end}, and was sealed with {sealed}: records were cut off"
+            what = f"ends with record {found.end}, and was sealed with {sealed}: records were removed"
             raise _cut_error(session, what)
 
     async def blob(self, session: str, digest: str) -> bytes | None:
@@ -254,7 +253,7 @@ class EncryptedReader(StoreReader):
         """See `Store.list`. A title that cannot be read is empty.
 
         Raises:
-            UnavailableError: The operator's keys cannot be had at the moment.
+            UnavailableError: The operator's keys are unavailable.
         """
         page: list[SessionInfo] = []
         async for info in self._reader.list(live=live, of=of, after=after, limit=limit):
@@ -278,10 +277,10 @@ class EncryptedReader(StoreReader):
 
     @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValueReader.kv_list`. An entry that cannot be read is left out, and logged.
+        """See `KeyValueReader.kv_list`. An entry that cannot be read is omitted, and logged.
 
         Raises:
-            KeyMissingError: An operator's key is not here, and no entry can be read without it.
+            KeyMissingError: An operator's key is missing, and no entry can be read without it.
         """
         entries: list[KeyValueEntry] = []
         missing: KeyMissingError | None = None
@@ -294,7 +293,7 @@ class EncryptedReader(StoreReader):
             except StoreDamagedError as error:
                 missing = error if isinstance(error, KeyMissingError) else missing
                 _log.error(
-                    "an entry of %s is left out: %s", namespace, error.message, extra={"key": found.key}
+                    "an entry of %s is omitted: %s", namespace, error.message, extra={"key": found.key}
                 )
         if missing is not None and not entries:
             raise missing
@@ -315,15 +314,13 @@ class EncryptedReader(StoreReader):
         return replace(found, body=key.decrypt_alone(found.body, place))
 
     async def _read_entry_keys(self, namespace: str, stored: Sequence[KeyValueEntry]) -> None:
-        """Read the keys of some entries in one request. An entry whose key is refused requests it again, and gets the
-        error.
-        """
+        """Read the keys of entries in one request. An entry requests a refused key again, and gets the error."""
         house = self.keys.house
         if not isinstance(house, ciphers.UnwrapsMany):
             return
         wanted: list[tuple[bytes, bytes]] = []
         for found in stored:
-            with contextlib.suppress(StoreDamagedError):  # its entry gets the error
+            with contextlib.suppress(StoreDamagedError):  # its entry raises the error
                 kept = ciphers.wrapped_of(found.body)
                 if kept not in self._of_entries:
                     wanted.append((kept, _place_of_entry(namespace, found.key)))
@@ -399,7 +396,7 @@ class EncryptedReader(StoreReader):
 
 
 class EncryptedStore(EncryptedReader, Store):
-    """A store in front of another one, which encrypts everything and has the same abilities: see `encrypt_store`."""
+    """A store in front of another one, which encrypts all content and has the same abilities: see `encrypt_store`."""
 
     def __init__(self, store: Store, keys: SessionKeys, *, world: World, is_mixed: bool = False) -> None:
         source = WrappedKeySource(keys.house, is_mixed=is_mixed, world=world)
@@ -409,9 +406,9 @@ class EncryptedStore(EncryptedReader, Store):
         self._world = world
         self._writing: dict[str, _Writing] = {}
         self._news = News()
-        """What `watch` received and did not return: commands that cannot be read yet; all, if it was cancelled."""
+        """Changes that `watch` received and has not returned: unreadable commands; all, if it was cancelled."""
         self._unread_since: dict[int, float] = {}
-        """When each of those commands came, on the monotonic clock."""
+        """Time of receipt of each of those commands, on the monotonic clock."""
         self._unread_failures = 0
 
     @override
@@ -424,7 +421,7 @@ class EncryptedStore(EncryptedReader, Store):
             raise
 
     async def close(self) -> None:
-        """See `Store.close`. The keys are forgotten."""
+        """See `Store.close`. The keys are deleted."""
         await self._store.close()
         self.keys.close()
         self._writing.clear()
@@ -450,7 +447,7 @@ class EncryptedStore(EncryptedReader, Store):
         """See `Store.append`. The seal is this store's own.
 
         Raises:
-            UsageError: There is one already, of a store in front of this one. Nothing was written.
+            UsageError: The batch has a seal of a store in front of this one. Nothing was written.
         """
         if batch.seal:
             raise UsageError("a journal has one seal: encrypt it once")
@@ -461,12 +458,12 @@ class EncryptedStore(EncryptedReader, Store):
 
     @property
     def immediate(self) -> Immediate | None:
-        """See `Store.immediate`: as of the store behind it."""
+        """See `Store.immediate`: an ability of the inner store."""
         return None if self._store.immediate is None else self
 
     @property
     def is_ready(self) -> bool:
-        """See `Immediate.is_ready`: as of the store behind it."""
+        """See `Immediate.is_ready`: an ability of the inner store."""
         behind = self._store.immediate
         return behind is not None and behind.is_ready
 
@@ -491,7 +488,7 @@ class EncryptedStore(EncryptedReader, Store):
 
     @property
     def transactional(self) -> Transactional | None:
-        """See `Store.transactional`: as of the store behind it."""
+        """See `Store.transactional`: an ability of the inner store."""
         return None if self._store.transactional is None else self
 
     async def append_within(
@@ -499,7 +496,7 @@ class EncryptedStore(EncryptedReader, Store):
     ) -> Batch:
         """See `Transactional.append_within`."""
         behind = self._store.transactional
-        assert behind is not None, "this is offered only where the store behind it can"
+        assert behind is not None, "only if the inner store can"
         writing = await self._key_for(session, epoch)
         plain: list[Batch] = []
 
@@ -514,7 +511,7 @@ class EncryptedStore(EncryptedReader, Store):
     async def prune(
         self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
     ) -> bool:
-        """See `Store.prune`. The link is that of the guarded store behind this one."""
+        """See `Store.prune`. The inner store makes the link."""
         if link is not None:
             raise UsageError("a journal has one chain: guard it once")
         place = _place_of_record(session, position, epoch)
@@ -523,14 +520,14 @@ class EncryptedStore(EncryptedReader, Store):
         return await self._store.prune(session, encrypted, position=position, epoch=epoch)
 
     async def delete(self, session: str) -> bool:
-        """See `Store.delete`. Its wrapped keys go with it, so that no copy of a record that is left can be read."""
+        """See `Store.delete`. The wrapped keys are deleted, too, so that no copy of a record can be read."""
         self.lock(session)
         is_deleted = await self._store.delete(session)
         self.keys.drop(session)
         return is_deleted
 
     def lock(self, session: str) -> None:
-        """Drop the data keys of a session and its parts: the next access needs the keys that wrap them."""
+        """Delete the data keys of a session and its parts from memory: the next access needs the wrapping keys."""
         parts = f"{session}{PART_MARK}"
         for name in [each for each in self._writing if each == session or each.startswith(parts)]:
             del self._writing[name]
@@ -538,9 +535,9 @@ class EncryptedStore(EncryptedReader, Store):
             del self._known[place]
 
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """See `Store.watch`. A forwarded command that cannot be decrypted is left out.
+        """See `Store.watch`. A forwarded command that cannot be decrypted is omitted.
 
-        If the operator's keys cannot be had, it is tried again for as long as its sender waits.
+        If the operator's keys are unavailable, it is retried for as long as its sender waits.
         """
         await self._receive_news(followed)
         forwarded_commands: list[ForwardedCommand] = []
@@ -555,7 +552,7 @@ class EncryptedStore(EncryptedReader, Store):
                     forwarded.body, _place_of_forwarded(forwarded.session), keys
                 )
             except SessionLockedError:
-                # Its sender has the key, and is notified again once it owns the session.
+                # Its sender has the key, and is notified again once it has the session.
                 _log.debug("a command waits for its client", extra={"session": forwarded.session})
             except KeysUnavailableError:
                 unread[forwarded.number] = forwarded
@@ -565,19 +562,21 @@ class EncryptedStore(EncryptedReader, Store):
                 forwarded_commands.append(replace(forwarded, body=body))
         news, now = self._news, self._world.monotonic()
         self._unread_since = {number: self._unread_since.get(number, now) for number in unread}
-        for number in [number for number, since in self._unread_since.items() if since <= now - HAND_OVER_S]:
+        for number in [
+            number for number, since in self._unread_since.items() if since <= now - FORWARDED_WITHIN_S
+        ]:
             del self._unread_since[number]
             session = unread.pop(number).session
-            _log.error("a command cannot be read: its sender waits no longer", extra={"session": session})
+            _log.error("a command cannot be read: its sender no longer waits", extra={"session": session})
         self._news = News(forwarded_commands=tuple(unread.values()), peers=news.peers)
         return replace(news, forwarded_commands=tuple(forwarded_commands))
 
     async def _receive_news(self, followed: Mapping[str, int]) -> None:
-        """Add what is new to the news that were not returned yet. A cancelled call loses none."""
+        """Add new changes to those that were not returned yet. A cancelled call loses none."""
         news, limit = self._news, None
         if self._unread_since:
             self._unread_failures += 1
-            limit = HAND_OVER_BACKOFF.wait_s(self._unread_failures, chance=self._world.chance())
+            limit = FORWARDED_BACKOFF.wait_s(self._unread_failures, chance=self._world.chance())
         else:
             self._unread_failures = 0
             if news.moved or news.forwarded_commands or news.orphans:
@@ -611,7 +610,7 @@ class EncryptedStore(EncryptedReader, Store):
     # --- keys
 
     async def _key_for(self, session: str, epoch: int) -> _Writing:
-        """Return what to encrypt with under an epoch: a key that no other process and no other epoch has."""
+        """Return the key for an epoch, which no other process and no other epoch has."""
         found = self._writing.get(session)
         if found is None or found.epoch != epoch:
             keys, key = await self.keys.writing(session, epoch), ciphers.fresh_key(self._world)
@@ -637,13 +636,12 @@ class EncryptedStore(EncryptedReader, Store):
 def encrypt_store(
     store: Store, keys: OperatorKeys, *, is_mixed: bool = False, world: World = World()
 ) -> EncryptedStore:
-    """Return a store that keeps everything in `store`, encrypted, and can do whatever `store` can.
+    """Return a store that keeps all data in `store`, encrypted, and has the same abilities.
 
     Args:
-        keys: The operator's: `ciphers.FileKeys`, or your own in front of a key management service.
-        is_mixed: Also read what was written before there were keys. Otherwise that is refused, as an attacker might
-            have put it there.
-        world: Where data keys come from.
+        keys: The operator's keys: `ciphers.FileKeys`, or your own class for a key management service.
+        is_mixed: Also read unencrypted data. Otherwise they are refused, because an attacker might have written them.
+        world: Source of data keys.
     """
     return EncryptedStore(store, OneForAll(keys), world=world, is_mixed=is_mixed)
 
@@ -655,7 +653,7 @@ def _cut_error(session: str, what: str) -> EventsLostError:
 
 
 def _encrypted_title(info: SessionInfo) -> bytes:
-    """Return the encrypted title of a line; b"" where it has none."""
+    """Return the encrypted title of a line; b"" if there is none."""
     title = info.mark.title
     try:
         return urlsafe_b64decode(title.removeprefix(TITLE_MARK)) if title.startswith(TITLE_MARK) else b""
@@ -664,7 +662,7 @@ def _encrypted_title(info: SessionInfo) -> bytes:
 
 
 def _begins(encrypted: bytes, body: bytes) -> bool:
-    """Whether a journal may begin with this record: nothing else in it has a key of its own, or was not encrypted."""
+    """Whether a journal may begin with this record: a fold, which has a key of its own or is unencrypted."""
     return encrypted[:1] == b"%c" % ALONE or (encrypted is body and is_pruned(body))
 
 
@@ -691,7 +689,7 @@ def _encrypt_batch(batch: Batch, writing: _Writing, session: str) -> Batch:
     return replace(batch, bodies=bodies, mark=mark, blobs=blobs, seal=seal)
 
 
-# --- what stands in the associated data: the kind first, numbers next, one name last, so that no two are the same
+# --- the associated data: the kind first, then numbers, then one name, so that no two are the same
 
 PLACE_OF_ANSWER = b"midstream 1 answer"
 

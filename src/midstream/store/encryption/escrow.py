@@ -1,16 +1,15 @@
-"""Sessions that only their clients can open: each is encrypted under a root key that is kept for none but who shows a
-secret.
+"""Sessions that only their clients can open: each has a root key, stored only wrapped under secrets of clients.
 
     client's secret ─┐
     server's share ──┼─ HKDF ─▶ wraps the root key ─▶ wraps the data keys of epochs (`encrypt_store`) ─▶ records, blobs
     session ─────────┘
 
-The secret is never written. The share is drawn for each wrap and kept under the operator's keys, so that neither the
-store nor a secret that leaked opens anything alone. A key-value entry of the store has the wraps of one session: the
-client's own, and those of viewers. Changing the secret replaces one wrap; deleting the session deletes the row.
+The secret is never stored. The server's share is drawn for each wrap and stored under the operator's keys. So neither
+the store nor a leaked secret opens a session alone. A key-value entry, the *row*, has the wraps of one session: the
+client's own, and those of viewers. A change of the secret replaces one wrap; deletion of the session deletes the row.
 
-A root key is in memory from `open` to `lock`, together with what it opened. A refusal is the same, in words and
-work, whether the session exists or not.
+A root key is in memory from `open` to `lock`. A refusal has the same text and takes the same work, whether the session
+exists or not.
 
 Needs the extra `midstream[crypto]`.
 """
@@ -49,18 +48,18 @@ from midstream.store.encryption.encrypted_store import EncryptedStore, SessionKe
 SECRET_CHARS_MIN = 43
 """Characters of a client's secret: 32 random bytes, base64url without padding."""
 VIEWER = "viewer"
-"""Kind of the words that open a session for looking: `viewer-` and 128 random bits."""
+"""Prefix of viewers' secrets: `viewer-` and 128 random bits."""
 VIEWERS_MAX = 100
-"""Viewers' secrets of one session that are good at a time."""
+"""Valid viewers' secrets of one session."""
 BEGINNING_S = 3600.0
-"""Seconds after which a row without a session is none that is just being begun."""
-NOBODY = ""
-"""The row of no session: what is tried where there is none, so that it takes as long. It also shows at once whether
-the operator's keys are those of this store."""
+"""Seconds after which a row without a session is not of a session that is just beginning."""
+NO_SESSION = ""
+"""Name of a row without a session. Secrets for unknown sessions are tried on it, so that they take as long. It also
+shows whether the operator's keys are those of this store."""
 
 
 class _Wrap(Struct, frozen=True):
-    """The root key under one secret: the server's share, what shows the right secret, the wrapped key."""
+    """The root key wrapped under one secret: the server's share, the commitment, the wrapped key."""
 
     share: bytes
     check: bytes
@@ -82,15 +81,15 @@ class _Row(Struct, frozen=True):
     viewers: tuple[_Viewer, ...] = ()
 
 
-class _Kept(Struct, frozen=True):
-    """A row as it was read; version 0 where there is none."""
+class _FoundRow(Struct, frozen=True):
+    """A row as it was read; version 0 if there is none."""
 
     version: int
     row: _Row | None
 
 
 class _Holder(Struct, frozen=True):
-    """Holder of the secret of a wrap: its client's, or a viewer's until some time."""
+    """Holder of the secret of a wrap: the client, or a viewer until some time."""
 
     session: str
     viewer: bytes = b""
@@ -109,15 +108,15 @@ class _Holder(Struct, frozen=True):
 
 
 class _Root:
-    """The root key of a session that is open here."""
+    """The root key of a session that is open in this process."""
 
     def __init__(self, key: bytes, world: World, unwritten: _Row | None) -> None:
         self.key = key
         self.keys = OneKey(key, world)
         self.unwritten = unwritten
-        """The row, where it is to be written before the session's first record."""
+        """The row, if it must be written before the session's first record."""
         self.is_client = False
-        """Whether the client's own secret was shown since it was opened."""
+        """Whether the client's own secret was used since the session was opened."""
 
     @property
     def stream_digest(self) -> str:
@@ -125,19 +124,19 @@ class _Root:
 
 
 class ClientKeys(SessionKeys, Escrow):
-    """The keys of an escrowed store: see `contract.Escrow` and `encrypted_store.SessionKeys` for what it is asked."""
+    """The keys of an escrowed store: see `contract.Escrow` and `encrypted_store.SessionKeys`."""
 
     def __init__(self, store: Store, house: OperatorKeys, *, world: World, is_mixed: bool) -> None:
         self.house = house
         self.on_locked: Callable[[str], None] = lambda _session: None
-        """Called with a session whose root key was dropped."""
+        """Called with a session whose root key was deleted from memory."""
         self._store = store
         self._world = world
         self._is_mixed = is_mixed
         self._roots: dict[str, _Root] = {}
-        self._nobody: _Row | None = None
+        self._no_session: _Row | None = None
 
-    # --- who may open
+    # --- opening
 
     @override
     async def open(
@@ -147,7 +146,7 @@ class ClientKeys(SessionKeys, Escrow):
         for tries in range(REPLACE_ATTEMPTS_MAX):
             found = await self._store.find(place)
             has_records = found is not None and found.end > 0
-            kept = await self._read_row(place)  # after the records: what opens them was written before them
+            kept = await self._read_row(place)  # after the records: their row was written before them
             if has_records and kept.row is None and self._is_mixed:
                 return None
             if begins or old_secret:
@@ -155,8 +154,8 @@ class ClientKeys(SessionKeys, Escrow):
             root = self._roots.get(place)
             if root is not None and root.unwritten is None and kept.row is None:
                 if not tries:
-                    continue  # it was written at this moment
-                self.lock(place)  # it was deleted elsewhere
+                    continue  # the row was written at this moment
+                self.lock(place)  # the session was deleted by another process
             row = self._row_here(place, kept, has_records=has_records)
             opened = await self._try_secret(place, row, secret, has_records=has_records)
             if old_secret:
@@ -168,7 +167,7 @@ class ClientKeys(SessionKeys, Escrow):
             if opened is None and begins and not has_records and place not in self._roots:
                 opened = await self._begin_session(place, secret)
                 if opened is None:
-                    continue  # another connection began it at this moment, perhaps of the same client
+                    continue  # another connection began the session at this moment, perhaps of the same client
             if opened is None:
                 raise _refusal()
             return opened
@@ -214,7 +213,7 @@ class ClientKeys(SessionKeys, Escrow):
         there = {info.session async for info in self._store.list()}
         before = self._world.now() - BEGINNING_S
         for kept in await self._store.kv_list(ESCROW):
-            if kept.key in there or kept.key in self._roots or kept.key == NOBODY or kept.at > before:
+            if kept.key in there or kept.key in self._roots or kept.key == NO_SESSION or kept.at > before:
                 continue
             if await self._store.find(kept.key) is None:
                 await self._store.kv_delete(ESCROW, kept.key, expected=kept.version)
@@ -232,8 +231,8 @@ class ClientKeys(SessionKeys, Escrow):
         self._roots.pop(place, None)
         self.on_locked(place)
 
-    def _row_here(self, place: str, kept: _Kept, *, has_records: bool) -> _Row | None:
-        """Return the wraps that count: before the first record those that will be written with it."""
+    def _row_here(self, place: str, kept: _FoundRow, *, has_records: bool) -> _Row | None:
+        """Return the current row: before the first record, the one that will be written with it."""
         root = self._roots.get(place)
         if root is None or root.unwritten is None:
             return kept.row
@@ -245,7 +244,7 @@ class ClientKeys(SessionKeys, Escrow):
     async def _try_secret(
         self, place: str, row: _Row | None, secret: str, *, has_records: bool
     ) -> OpenedSession | None:
-        """Try a secret; as much is done for one that fits nothing."""
+        """Try a secret, with the same work for any secret."""
         wrap, holder = self._wrap_for(place, row, secret)
         share = await self.house.unwrap(wrap.share, context=holder.place_of_share)
         wrapping, check = ciphers.derive_key(secret, share, holder.place)
@@ -253,16 +252,18 @@ class ClientKeys(SessionKeys, Escrow):
             return None
         key = await OneKey(wrapping, self._world).unwrap(wrap.root, context=holder.place)
         root = self._roots.get(place)
-        if root is None or root.key != key:  # another one: the session was deleted, and begun anew elsewhere
+        if (
+            root is None or root.key != key
+        ):  # another key: the session was deleted, and begun again by another process
             self.lock(place)
             root = self._roots[place] = _Root(key, self._world, None if has_records else row)
         root.is_client = root.is_client or not holder.viewer
         return OpenedSession(place, not holder.viewer, root.stream_digest, holder.viewer, holder.expires_at)
 
     def _wrap_for(self, place: str, row: _Row | None, secret: str) -> tuple[_Wrap, _Holder]:
-        """Return the wrap to try a secret on; where there is none for it, one that nothing opens."""
-        assert self._nobody is not None, "the store is opened first"
-        found = self._nobody.client, _Holder(NOBODY)
+        """Return the wrap for a secret; if there is none, one that no secret opens."""
+        assert self._no_session is not None, "the store is opened first"
+        found = self._no_session.client, _Holder(NO_SESSION)
         if row is not None and not secret.startswith(f"{VIEWER}-"):
             found = row.client, _Holder(place)
         elif row is not None:
@@ -273,7 +274,7 @@ class ClientKeys(SessionKeys, Escrow):
         return found
 
     async def _begin_session(self, place: str, secret: str) -> OpenedSession | None:
-        """Give an unused session this secret; None where another caller was faster."""
+        """Begin an unused session with this secret; None if another caller was faster."""
         key = ciphers.fresh_key(self._world)
         row = _Row(await self._wrap_key(key, secret, _Holder(place)))
         if place in self._roots:
@@ -282,8 +283,8 @@ class ClientKeys(SessionKeys, Escrow):
         root.is_client = True
         return OpenedSession(place, is_client=True, stream_digest=root.stream_digest)
 
-    async def _rewrap(self, place: str, kept: _Kept, secret: str) -> bool:
-        """Replace the old secret by a new one; return False where the row was changed meanwhile."""
+    async def _rewrap(self, place: str, kept: _FoundRow, secret: str) -> bool:
+        """Replace the old secret by a new one; return False if the row was changed meanwhile."""
         root = self._roots.get(place)
         if root is None:
             return False
@@ -302,12 +303,14 @@ class ClientKeys(SessionKeys, Escrow):
 
     # --- the rows
 
-    async def _read_row(self, place: str) -> _Kept:
+    async def _read_row(self, place: str) -> _FoundRow:
         found = await self._store.kv_get(ESCROW, place)
-        return _Kept(0, None) if found is None else _Kept(found.version, _decode_row(found.body, place))
+        return (
+            _FoundRow(0, None) if found is None else _FoundRow(found.version, _decode_row(found.body, place))
+        )
 
     async def _keep(self, place: str, row: _Row, version: int) -> bool:
-        """Write a row, and return whether it had still this version."""
+        """Write a row; return False if its version has changed."""
         try:
             await self._store.kv_put(
                 ESCROW, place, msgspec.json.encode(row), expected=version, at=self._world.now()
@@ -316,19 +319,19 @@ class ClientKeys(SessionKeys, Escrow):
             return False
         return True
 
-    # --- what it opens
+    # --- keys of sessions
 
     @override
     async def prepare(self, store: Store) -> None:
-        self._store = store  # from here on the guarded one
-        kept = await self._read_row(NOBODY)
+        self._store = store  # the guarded store, from here on
+        kept = await self._read_row(NO_SESSION)
         if kept.row is None:
             key, secret = ciphers.fresh_key(self._world), self._world.new_secret()
-            await self._keep(NOBODY, _Row(await self._wrap_key(key, secret, _Holder(NOBODY))), 0)
-            kept = await self._read_row(NOBODY)
+            await self._keep(NO_SESSION, _Row(await self._wrap_key(key, secret, _Holder(NO_SESSION))), 0)
+            kept = await self._read_row(NO_SESSION)
         assert kept.row is not None, "it was just written, here or by another process"
-        await self.house.unwrap(kept.row.client.share, context=_Holder(NOBODY).place_of_share)
-        self._nobody = kept.row
+        await self.house.unwrap(kept.row.client.share, context=_Holder(NO_SESSION).place_of_share)
+        self._no_session = kept.row
 
     @override
     def close(self) -> None:
@@ -345,13 +348,13 @@ class ClientKeys(SessionKeys, Escrow):
         root = self._roots.get(root_of(session))
         if root is None:
             return await self._house_for(session)
-        if root.unwritten is not None:  # there is something to read, and it is not under this key
+        if root.unwritten is not None:  # there are records, and they are not under this key
             self.lock(session)
             raise _moving(session)
         return root.keys
 
     async def writing(self, session: str, epoch: int) -> OperatorKeys:
-        """See `SessionKeys.writing`. A session's row is written by its node, before the first record."""
+        """See `SessionKeys.writing`. The node of a session writes its row before the first record."""
         place = root_of(session)
         root = self._roots.get(place)
         if root is None:
@@ -364,7 +367,7 @@ class ClientKeys(SessionKeys, Escrow):
             if found.end > 0:
                 raise JournalMovedError(f"session {session!r} was created by another client")
             is_written = await self._keep(place, root.unwritten, kept.version)
-            if not is_written and root.unwritten is not None:  # nor by another append of ours
+            if not is_written and root.unwritten is not None:  # nor by another append of this process
                 raise LeaseLostError(f"session {session!r} was taken over")
             root.unwritten = None
         return root.keys
@@ -374,12 +377,12 @@ class ClientKeys(SessionKeys, Escrow):
         return root_of(session) not in self._roots
 
     def drop(self, session: str) -> None:
-        """Drop the wraps of a session that was deleted. The row went with the session (`OF_SESSIONS`)."""
+        """See `SessionKeys.drop`. The row was deleted with the session (`OF_SESSIONS`)."""
         if session == root_of(session):
             self.lock(session)
 
     async def _house_for(self, session: str) -> OperatorKeys:
-        """Return the operator's keys, for a session from before the escrow."""
+        """Return the operator's keys, for a session that is older than the escrow."""
         if self._is_mixed and (await self._read_row(root_of(session))).row is None:
             return self.house
         raise _locked_error(session)
@@ -403,15 +406,14 @@ class EscrowedStore(EncryptedStore):
 def escrow_store(
     store: Store, house: OperatorKeys, *, is_mixed: bool = False, world: World = World()
 ) -> EscrowedStore:
-    """Return a store in which each session can only be read while its client, or a viewer, is there with a secret.
+    """Return a store in which a session can be read only while its client or a viewer has opened it.
 
     Args:
-        store: Keeps everything, encrypted.
-        house: The operator's keys: without them no secret opens anything; and they alone encrypt what belongs to no
-            session, such as the records of a pool.
-        is_mixed: Also serve sessions that were written before: under these keys of the operator's, or not encrypted.
-            Otherwise they are refused, as an attacker might have put them there.
-        world: Where keys come from.
+        store: The inner store of the encrypted data.
+        house: The operator's keys, needed with each secret. They alone encrypt data without a session (pool records).
+        is_mixed: Also serve older sessions: unencrypted, or under these keys. Otherwise they are refused, because an
+            attacker might have written them.
+        world: Source of keys.
     """
     keys = ClientKeys(store, house, world=world, is_mixed=is_mixed)
     return EscrowedStore(store, keys, world=world, is_mixed=is_mixed)

@@ -1,4 +1,5 @@
-"""The operator's keys behind an endpoint of the application: content is encrypted here, and keys never leave there.
+"""The operator's keys behind an endpoint of the application: content is encrypted in this process, and the operator's
+keys stay at the endpoint.
 
 POST {url}/wrap      {"keys": [{"key": base64, "context": base64}]}
                      -> {"keys": [{"key": base64} or {"code": text, "message": text}], "generation": text}
@@ -32,7 +33,7 @@ from midstream.local_keys import is_loopback
 from midstream.store.encryption.ciphers import OperatorKeys, UnwrapsMany
 
 REQUESTS_MAX = 4
-"""Requests at once; further ones wait, as a part of their time."""
+"""Concurrent requests; further ones wait, within their time limit."""
 ANSWER_S = 10.0
 """Seconds that one request may take."""
 KEYS_MAX = 64
@@ -56,7 +57,7 @@ class BoundKey(Struct, frozen=True):
 
 
 class KeyResult(Struct, frozen=True, omit_defaults=True):
-    """The wrapped or unwrapped key; or the reason why there is none, as the code of an error and its message."""
+    """The wrapped or unwrapped key, or the code and message of an error."""
 
     key: bytes = b""
     code: str = ""
@@ -70,7 +71,7 @@ class KeyRequest(Struct, frozen=True):
 
 
 class KeyAnswer(Struct, frozen=True):
-    """One result for each key of the request, and the name of the operator's key that wraps now."""
+    """One result for each key of the request, and the name of the current wrapping key."""
 
     keys: list[KeyResult]
     generation: str = ""
@@ -86,7 +87,7 @@ class RemoteKeys(OperatorKeys, UnwrapsMany):
         token: Sent as a bearer token with each request; "" sends none.
 
     Raises:
-        UsageError: The URL is another one, or has a user, a query or a fragment; or the token has a space or a
+        UsageError: The URL is not permitted, or has a user, a query or a fragment; or the token has a space or a
             character outside of ASCII.
     """
 
@@ -99,7 +100,7 @@ class RemoteKeys(OperatorKeys, UnwrapsMany):
         if token:
             self._headers["authorization"] = f"Bearer {token}"
         self.generation = ""
-        # Threads of its own: an endpoint that does not answer holds up no other work of the process.
+        # Own threads: an endpoint that does not answer blocks no other work of the process.
         self._threads = ThreadPoolExecutor(REQUESTS_MAX, "midstream-keys")
 
     @override
@@ -162,7 +163,7 @@ class RemoteKeys(OperatorKeys, UnwrapsMany):
 
     def _refused(self, status: int) -> MidstreamError:
         if status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
-            # No `unauthorized`: the clients of this process are not those who lack a right.
+            # Not `unauthorized`: that is the error for clients without a right.
             message = f"the key endpoint {self.url} refused the token ({status}); set MIDSTREAM_KEY_TOKEN"
             return KeysUnavailableError(message, retry_after_s=RETRY_AFTER_S)
         if status >= http.client.INTERNAL_SERVER_ERROR or status == http.client.TOO_MANY_REQUESTS:

@@ -1,7 +1,7 @@
-"""The own secret of an encrypted store: drawn once, wrapped under the operator's key, in the marker of the store.
+"""The secret of an encrypted store: drawn once, and stored in the store's marker, wrapped under the operator's key.
 
-It makes the chain of the journals and the seals between nodes (`store.guard`). The marker shows every program that the
-store is encrypted. A new operator's key wraps the same secret again with the next opening.
+It is the key of journal chains and of seals between nodes (`store.guard`). The marker shows every program that the
+store is encrypted. After a change of the operator's key, the next opening wraps the same secret again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class WrappedKeySource:
     """The secret of an encrypted store.
 
     Args:
-        is_mixed: Whether the store may hold journals that are not encrypted.
-        world: Where a new secret comes from.
+        is_mixed: Whether the store may have unencrypted journals.
+        world: Source of a new secret.
     """
 
     def __init__(self, house: OperatorKeys, *, is_mixed: bool, world: World) -> None:
@@ -41,10 +41,10 @@ class WrappedKeySource:
         self._world = world
 
     async def load(self, store: Store) -> ChainKeys:
-        """Return the keys of an open store; mark it as encrypted where it is not yet.
+        """Return the keys of an open store; mark it as encrypted if it is not yet.
 
         Raises:
-            UsageError: It has sessions that are not encrypted. Nothing was changed.
+            UsageError: The store has unencrypted sessions. Nothing was changed.
             KeyMissingError: The operator's keys are not those of this store. Nothing was changed.
             StoreDamagedError: The marker was changed or removed.
         """
@@ -64,10 +64,10 @@ class WrappedKeySource:
         return self._keys_of(found.marker, secret)
 
     async def find(self, reader: StoreReader) -> ChainKeys:
-        """Return the keys of a store that is only read; one from before the marker has none.
+        """Return the keys of a store that is only read; a store older than the marker has none.
 
         Raises:
-            KeyMissingError, StoreDamagedError: As `load` does.
+            KeyMissingError, StoreDamagedError: As `load`.
         """
         found = await read_marker(reader)
         if found is None:
@@ -76,7 +76,7 @@ class WrappedKeySource:
 
     @property
     def _generation(self) -> str:
-        # A keeper of one's own has two methods, and perhaps no name.
+        # A user's class may have only the two methods, without a name.
         return str(getattr(self._house, "generation", ""))
 
     def _keys_of(self, marker: StoreMarker, secret: bytes) -> ChainKeys:
@@ -87,7 +87,7 @@ class WrappedKeySource:
         is_encrypted = await holds_encrypted(store)
         if is_encrypted is False and not self._is_mixed:
             raise UsageError(
-                "this store has sessions that are not encrypted: start it without --key-file, or begin a new store "
+                "this store has unencrypted sessions: start it without --key-file, or begin a new store "
                 "with another --store (in a program, `is_mixed=True` serves both)"
             )
         if is_encrypted and await is_chained(store):

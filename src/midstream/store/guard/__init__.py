@@ -1,1 +1,1 @@
-"""Protection of any store against other programs that can write into it."""
+"""Detection of changes that other programs made in a store."""

@@ -1,4 +1,4 @@
-"""Checked reads of a journal from any position: what is read is completed to whole appends, which links cover."""
+"""Checked reads of a journal from any position: they are extended to whole appends, which links cover."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from midstream.store.guard.chain import (
 )
 
 REST_RECORDS = 16
-"""Records that are read first to find the end of an append; then twice as many, and so on."""
+"""Records that are read first to find the end of an append; the number doubles each time."""
 
 
 class CheckedPage(Struct, frozen=True):
     """Records whose links were checked.
 
     Args:
-        records: Those that were wanted, or the whole appends at their beginning where there are some.
-        rest: The records behind them in the append of the last one.
+        records: The requested records, or the whole appends at their beginning.
+        rest: The further records of the last one's append.
         head: The last record of that append.
     """
 
@@ -41,16 +41,16 @@ class CheckedPage(Struct, frozen=True):
 async def read_checked(
     reader: StoreReader, keys: ChainKeys, session: str, *, after: int, limit: int
 ) -> CheckedPage | None:
-    """Read up to `limit` records behind a position, and check them; None at the end of the journal.
+    """Read up to `limit` records after a position, and check them; None at the end of the journal.
 
     Raises:
-        EventsLostError: Records were cut out.
+        EventsLostError: Records were removed.
         StoreDamagedError: Another program changed, moved or inserted a record.
     """
     page = await reader.read(session, after=after, limit=limit)
     try:
         return await _check(reader, keys, session, after, page)
-    except StoreDamagedError:  # or it was pruned, or deleted and begun anew, between two reads
+    except StoreDamagedError:  # or the journal was pruned, or deleted and begun again, between two reads
         page = await reader.read(session, after=after, limit=limit)
         return await _check(reader, keys, session, after, page)
 
@@ -58,7 +58,7 @@ async def read_checked(
 def check_behind(
     keys: ChainKeys, session: str, head: Head, page: Sequence[StoredRecord]
 ) -> CheckedPage | None:
-    """Check the whole appends at the beginning of a page that follows a known record; None where there is none.
+    """Check the whole appends at the beginning of a page after a known record; None if there is none.
 
     Raises:
         EventsLostError, StoreDamagedError: As `read_checked`.
@@ -70,7 +70,7 @@ def check_behind(
 
 
 async def link_at(reader: StoreReader, session: str, position: int) -> bytes | None:
-    """Return the link behind the record at a position, which ends an append; None where there is no such record."""
+    """Return the link after the record at a position, which ends an append; None if there is no such record."""
     found = await reader.read(session, after=position - 1, limit=1)
     return link_behind(found[0]) if found and found[0].position == position else None
 
@@ -78,9 +78,9 @@ async def link_at(reader: StoreReader, session: str, position: int) -> bytes | N
 async def fold_link(
     reader: StoreReader, keys: ChainKeys, session: str, *, position: int, epoch: int, body: bytes
 ) -> bytes | None:
-    """Return the link of a fold in the place of a record; None where there is no such record.
+    """Return the link of a fold that replaces a record; None if there is no such record.
 
-    What is left of the append of that record is checked first: the link of the fold covers it from then on.
+    The rest of that record's append is checked first: the fold's link covers it from then on.
 
     Raises:
         StoreDamagedError: Another program changed the append.
@@ -126,7 +126,7 @@ async def _check(
 
 
 async def _rest_of_append(reader: StoreReader, session: str, last: StoredRecord) -> Sequence[StoredRecord]:
-    """Read the records behind this one in its append; those that are there, where the append was cut."""
+    """Read the further records of a record's append, as far as they exist."""
     rest: list[StoredRecord] = []
     limit = REST_RECORDS
     while is_open(last.link) and len(rest) < COVER_MAX:

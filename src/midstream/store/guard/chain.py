@@ -1,4 +1,4 @@
-"""The chain of a journal: each append has a link that binds it to the one before it, under a key outside the store.
+"""The chain of a journal: each append has a link to the previous one, made with a key outside the store.
 
     link of an append = key id (4) | records (2) | MAC (16) of session, place, epoch, the link before, the stored bodies
     link of a fold    = link of the append it ends in | key id (4) | MAC (16) of the same and the new body
@@ -8,12 +8,11 @@ The link is stored with the last record of its append. Each record before that o
 append that was cut is detected, also at the end of a journal. An append of more than `COVER_MAX` records has several
 links.
 
-A *fold* is what pruning puts in the place of the first records. It keeps the link of the append in which the last of
-them was, so that the appends behind it fit as before. The MAC is keyed BLAKE2b: without the key no link can be made;
-with it, no second journal has the same link.
+A *fold* is the record with which pruning replaces the first records. It contains the link of the append of the last of
+them, so that later links stay valid. The MAC is keyed BLAKE2b.
 
 A store that had journals before it had a key is *mixed*: their records have no link, or one of a key that is lost. They
-are accepted up to the first record with a link of a known key, and not behind it.
+are accepted before the first record with a link of a known key, and refused after it.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ FOLD_WITH_REST_BYTES = FOLD_BYTES + MAC_BYTES
 NO_LINK = b""
 """The link before the first one of a chain."""
 COVERED = b"+"
-"""In the place of a link: the record belongs to the next link."""
+"""Stored instead of a link: the next link covers the record."""
 COVER_MAX = 1000
-"""Records that share a link: so many are read to check one of them."""
+"""Records that share a link, and are read to check it."""
 UNLINKED = bytes(LINK_BYTES)
-"""Stands for the link of a record that had none, in the link of the fold that replaced it."""
+"""The replacement for a missing link in the link of a fold."""
 
 
 class ChainKey:
-    """A secret that makes and checks links. Safe to use from several threads."""
+    """A secret that makes and checks links. Thread-safe."""
 
     def __init__(self, secret: bytes) -> None:
         self.id = hashlib.blake2b(secret, digest_size=ID_BYTES, person=b"midstream key id").digest()
@@ -58,7 +57,7 @@ class ChainKey:
         self._messages = hashlib.blake2b(key=secret, digest_size=MAC_BYTES, person=b"midstream inbox")
 
     def link(self, before: bytes, session: bytes, first: int, epoch: int, bodies: Sequence[bytes]) -> bytes:
-        """Return the link of an append behind the link `before`; its first record has the position `first`."""
+        """Return the link of an append after the link `before`; its first record has the position `first`."""
         mac = _mac(self._links.copy(), before, session, first, epoch, bodies)
         return self.id + _COUNT.pack(len(bodies)) + mac
 
@@ -69,9 +68,9 @@ class ChainKey:
 
         Args:
             kept: The link of the append in which the replaced record was.
-            position, epoch: Of the replaced record.
-            body: The fold's.
-            rest: The bodies behind that record in the same append.
+            position, epoch: Those of the replaced record.
+            body: The body of the fold.
+            rest: The later bodies of the same append.
         """
         kept = kept or UNLINKED
         link = kept + self.id + _mac(self._folds.copy(), kept, session, position, epoch, (body,))
@@ -92,8 +91,8 @@ class ChainKeys:
     """The keys of a store: the first one makes links, all of them check links.
 
     Args:
-        keys: In this order; none where nothing can be checked.
-        is_mixed: See the module.
+        keys: The keys in this order; empty if nothing can be checked.
+        is_mixed: See the module's docstring.
         place: Where the keys are stored, for messages.
     """
 
@@ -106,16 +105,16 @@ class ChainKeys:
     @property
     def newest(self) -> ChainKey:
         """The key that makes links."""
-        assert self._newest is not None, "a store that is written has a key"
+        assert self._newest is not None, "a store needs a key for writes"
         return self._newest
 
     @property
     def has_any(self) -> bool:
-        """Whether a key is here."""
+        """Whether there is a key."""
         return self._newest is not None
 
     def find(self, link: bytes) -> ChainKey | None:
-        """Return the key that made a link or a seal, where it is known."""
+        """Return the key that made a link or a seal, or None if it is unknown."""
         return self._by_id.get(link[:ID_BYTES])
 
     def has_sealed(self, seal: bytes, message: bytes) -> bool:
@@ -125,7 +124,7 @@ class ChainKeys:
 
 
 class Head(Struct, frozen=True, gc=False):
-    """The last record of a journal that was checked or written: its position, its epoch, and the link behind it."""
+    """The last record of a journal that was checked or written: its position, its epoch, and the link after it."""
 
     position: int
     epoch: int
@@ -133,7 +132,7 @@ class Head(Struct, frozen=True, gc=False):
 
 
 def links_of(key: ChainKey, before: bytes, session: str, batch: Batch) -> tuple[bytes, ...]:
-    """Return what is stored as links with the records of an append behind the link `before`."""
+    """Return the values to store as links with the records of an append after the link `before`."""
     name, first, bodies = session.encode(), batch.expected + 1, batch.bodies
     count = len(bodies)
     if 0 < count <= COVER_MAX:
@@ -148,27 +147,27 @@ def links_of(key: ChainKey, before: bytes, session: str, batch: Batch) -> tuple[
 
 
 def may_end_journal(link: bytes) -> bool:
-    """Whether a journal may end with the record that this was stored with: it is not in the middle of an append."""
+    """Whether a journal may end with a record of this link: it is not in the middle of an append."""
     return link != COVERED
 
 
 def is_open(link: bytes) -> bool:
-    """Whether more records of an append follow the one that this was stored with."""
+    """Whether more records of the append follow a record of this link."""
     return link == COVERED or len(link) == FOLD_WITH_REST_BYTES
 
 
 def whole_appends(page: Sequence[StoredRecord]) -> int:
-    """Return how many records of a page are those of whole appends."""
+    """Return the number of records at the beginning of a page that are whole appends."""
     return next((count for count in range(len(page), 0, -1) if not is_open(page[count - 1].link)), 0)
 
 
 def is_fold(link: bytes) -> bool:
-    """Whether this was stored with a fold."""
+    """Whether this is the link of a fold."""
     return len(link) in (FOLD_BYTES, FOLD_WITH_REST_BYTES)
 
 
 def link_behind(stored: StoredRecord | None) -> bytes:
-    """Return the link that the append behind this record was made from; the record ends one."""
+    """Return the link that the append after this record refers to."""
     link = NO_LINK if stored is None else stored.link[:LINK_BYTES]
     return NO_LINK if link == UNLINKED else link
 
@@ -182,7 +181,7 @@ def first_of_append(stored: StoredRecord) -> int:
 
 
 class NoKeySource:
-    """Finds no key: nothing is checked, and everything is read."""
+    """A source without keys: nothing is checked, and everything is read."""
 
     async def find(self, _reader: object) -> ChainKeys:
         """See `guarded_store.ReaderKeySource`."""
@@ -190,36 +189,36 @@ class NoKeySource:
 
 
 class LinkCheck:
-    """A check of one journal, record by record. Call `finish` behind the last one.
+    """A check of one journal, record by record. Call `finish` after the last one.
 
     Args:
-        before: The link behind which the first record stands; None where it is the first record of the journal.
-        position: The position before the first record; it may be pruned where `before` is None.
+        before: The link before the first record; None for the first record of the journal.
+        position: The position before the first record. If `before` is None, it may be pruned.
     """
 
     def __init__(self, keys: ChainKeys, session: str, before: bytes | None, position: int) -> None:
         self.begins_at = 0
         """Position of the first record that a known key linked; 0 before there is one."""
         self.head = Head(position, 0, before or NO_LINK)
-        """The last record that its link covers."""
+        """The last record that a link covers."""
         self._keys = keys
         self._session = session
         self._name = session.encode()
         self._is_beginning = before is None
         self._is_linked = bool(before) and keys.find(before or NO_LINK) is not None
         self._open: list[StoredRecord] = []
-        """Records of an append whose link is still to come."""
+        """Records of an append whose link comes later."""
         self._position = position
         """The last record taken."""
         self._fold: StoredRecord | None = None
-        """The fold that was taken last, which may have left something of its append."""
+        """The last fold; records of its append may follow."""
 
     def take(self, stored: StoredRecord) -> None:
         """Take the next record, and check it together with the others of its append.
 
         Raises:
             EventsLostError: A record before it is missing.
-            StoreDamagedError: It was changed, moved, or is not of this journal.
+            StoreDamagedError: The record was changed or moved, or is not of this journal.
         """
         self._require_place(stored)
         link, self._position = stored.link, stored.position
@@ -239,7 +238,7 @@ class LinkCheck:
             self._advance(stored, NO_LINK)
 
     def finish(self) -> None:
-        """Require that the last append is whole.
+        """Check that the last append is complete.
 
         Raises:
             StoreDamagedError: It was cut.
@@ -251,12 +250,12 @@ class LinkCheck:
         is_first, self._is_beginning = self._is_beginning, False
         is_folded = is_fold(stored.link)
         if is_first and (is_folded or self._keys.is_mixed):
-            return  # a fold, or what an older version wrote, may begin anywhere
+            return  # a fold, or a record of an older version, may begin anywhere
         if stored.position != self._position + 1:
             missing = self._position + 1
-            raise EventsLostError(f"session {self._session!r} has no record {missing}: it was cut out")
+            raise EventsLostError(f"session {self._session!r} has no record {missing}: it was removed")
         if is_folded and not is_first:
-            raise self._damage([stored], "is a fold, and stands behind other records")
+            raise self._damage([stored], "is a fold, and follows other records")
 
     def _take_fold(self, stored: StoredRecord) -> None:
         kept, own = stored.link[:LINK_BYTES], stored.link[LINK_BYTES:FOLD_BYTES]
@@ -267,7 +266,7 @@ class LinkCheck:
             expected = key.fold_link(kept, self._name, stored.position, stored.epoch, stored.body)
             if not hmac.compare_digest(expected, stored.link[:FOLD_BYTES]):
                 raise self._damage([stored], "was changed, moved or inserted by another program")
-            # A fold of records from before the chain may have others of them behind it.
+            # Unlinked records may follow a fold of unlinked records.
             if self._keys.find(link_behind(stored)) is not None:
                 self._begin(stored.position)
         self._fold = stored
@@ -312,7 +311,7 @@ class LinkCheck:
 def _mac(
     mac: hashlib.blake2b, before: bytes, session: bytes, first: int, epoch: int, bodies: Sequence[bytes]
 ) -> bytes:
-    # All lengths come first, so that no two appends have the same bytes.
+    # The lengths come first, so that no two appends have the same bytes.
     count = len(bodies)
     place = _place_format(count).pack(first, epoch, len(before), len(session), count, *map(len, bodies))
     mac.update(b"%b%b%b" % (place, before, session))

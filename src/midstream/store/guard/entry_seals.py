@@ -2,9 +2,9 @@
 
     entry = mark (4) | random (16) | seal (20) | body
 
-The seal binds a body to its namespace and key under the store's key. What this process replaced or deleted is not
-accepted when it is put back (`spent_entries`). An entry of an older version has no seal: it is accepted in a store that
-had entries before it had a key.
+The seal binds a body to its namespace and key under the store's key. An entry that this process replaced or deleted is
+refused if another program puts it back (`spent_entries`). An entry of an older version has no seal: it is accepted in a
+store that had entries before it had a key.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class EntrySeals:
         self._world = world
 
     def seal(self, namespace: str, key: str, body: bytes) -> bytes:
-        """Return an entry's body as it is stored; each one is unique."""
+        """Return an entry's body for storage, with its seal; each result is unique."""
         number = hashlib.blake2b(self._world.new_secret().encode(), digest_size=RANDOM_BYTES).digest()
         return MARK + number + self._keys.newest.seal(_message(namespace, key, number, body)) + body
 
     def open(self, namespace: str, found: KeyValueEntry, *, since: int) -> KeyValueEntry:
-        """Return an entry as it was written.
+        """Check an entry, and return it without the seal.
 
         Args:
             since: See `SpentEntries.check`.
 
         Raises:
-            StoreDamagedError: Another program changed, moved or inserted it, or put an old one back.
+            StoreDamagedError: Another program changed, moved, inserted or restored it.
         """
         self.spent.check(namespace, found, since=since)
         stored = found.body
@@ -64,7 +64,7 @@ class EntrySeals:
         return replace(found, body=body)
 
     def check_nothing(self, namespace: str, key: str) -> None:
-        """Do as much as for an entry: how long a refusal takes does not show whether there is one."""
+        """Do the same work as for an entry, so that the time of a refusal does not show whether one exists."""
         seal = (self._keys.newest.id if self._keys.has_any else b"") + bytes(MAC_BYTES)
         self._keys.has_sealed(seal, _message(namespace, key, bytes(RANDOM_BYTES), b""))
 

@@ -1,8 +1,8 @@
-"""A wrapper of any store that detects what other programs wrote into it: journals and forwarded commands.
+"""A wrapper of any store that detects writes of other programs into journals and the inbox.
 
-It keeps a link with each append (`chain`), checks the links of what is read, and seals what goes to another node
-(`inbox_seals`). It seals key-value entries too (`entry_seals`). An append is checked once in a process, when it is
-first read; readers of the same session do not check it again. Titles and times of listings are not protected.
+It stores a link with each append (`chain`), checks the links of records that it reads, and seals forwarded commands
+(`inbox_seals`) and key-value entries (`entry_seals`). An append is checked once in a process, when it is first read;
+readers of the same session do not check it again. Titles and times of listings are not protected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from midstream.store.guard.store_key import FileKeySource
 from midstream.store.guard.store_marker import refuse_encrypted
 
 HEADS_MAX = 10_000
-"""Sessions whose last checked record is in memory; the oldest is read again."""
+"""Sessions whose last checked record is in memory; beyond it, the oldest is dropped."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +50,10 @@ class KeySource(Protocol):
     """Finds the keys of a store."""
 
     async def load(self, store: Store) -> ChainKeys:
-        """Return the keys of an open store; create them where it has none.
+        """Return the keys of an open store; create them if it has none.
 
         Raises:
-            MidstreamError: They cannot be had, or the store may not be used with them.
+            MidstreamError: They are unavailable, or are not for this store.
         """
 
 
@@ -61,14 +61,14 @@ class ReaderKeySource(Protocol):
     """Finds the keys of a store that is only read."""
 
     async def find(self, reader: StoreReader) -> ChainKeys:
-        """Return the keys; without any where the store has none."""
+        """Return the keys, or `ChainKeys` without a key if the store has none."""
 
 
 class GuardedReader(StoreReader):
     """The reading half of a guarded store.
 
     Args:
-        source: Where its keys are; they are loaded with the first read.
+        source: The source of the keys, which are loaded at the first read.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class GuardedReader(StoreReader):
         self._keys: ChainKeys | None = None
         self._entries: EntrySeals | None = None
         self._heads: dict[str, Head] = {}
-        """The last record of each journal that was checked or written here."""
+        """The last checked or written record of each journal."""
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """See `StoreReader.read`.
 
         Raises:
-            EventsLostError: Records were cut out.
+            EventsLostError: Records were removed.
             StoreDamagedError: Another program changed, moved or inserted a record.
         """
         page: Sequence[StoredRecord] = await self._reader.read(session, after=after, limit=limit)
@@ -108,7 +108,7 @@ class GuardedReader(StoreReader):
             try:
                 checked = check_behind(keys, session, head, page)
             except StoreDamagedError:
-                self._heads.pop(session, None)  # the session may have been deleted, and begun anew
+                self._heads.pop(session, None)  # the session may have been deleted, and begun again
         if checked is None:
             checked = await read_checked(self._reader, keys, session, after=after, limit=limit)
         if checked is None:
@@ -164,7 +164,7 @@ class GuardedReader(StoreReader):
         """See `KeyValueReader.kv_get`.
 
         Raises:
-            EntryDamagedError: Another program wrote or changed it, or put an old one back.
+            EntryDamagedError: Another program wrote, changed or restored it.
         """
         seals = await self._load_seals()
         since = seals.spent.count
@@ -178,7 +178,7 @@ class GuardedReader(StoreReader):
             raise EntryDamagedError(error.message, version=found.version) from error
 
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValueReader.kv_list`. An entry that another program wrote is left out, and logged."""
+        """See `KeyValueReader.kv_list`. An entry of another program is omitted, and logged."""
         seals = await self._load_seals()
         since = seals.spent.count
         entries: list[KeyValueEntry] = []
@@ -186,12 +186,12 @@ class GuardedReader(StoreReader):
             try:
                 entries.append(seals.open(namespace, found, since=since))
             except StoreDamagedError as error:
-                _log.error("an entry is left out: %s", error.message)
+                _log.error("an entry is omitted: %s", error.message)
         return entries
 
 
 class GuardedStore(GuardedReader, Store):
-    """A store in front of another one, with the same abilities: see the module.
+    """A store in front of another one, with the same abilities: see the module's docstring.
 
     Args:
         has_plain_blobs: Whether large results are stored as they are, so that their digests can be checked.
@@ -237,7 +237,7 @@ class GuardedStore(GuardedReader, Store):
 
     @override
     async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
-        self._heads.pop(session, None)  # others may have appended
+        self._heads.pop(session, None)  # other nodes may have appended
         return await self._store.claim(session, at=at, is_free=is_free)
 
     @override
@@ -248,7 +248,7 @@ class GuardedStore(GuardedReader, Store):
         """See `Store.append`.
 
         Raises:
-            UsageError: There are links already, of a store in front of this one. Nothing was written.
+            UsageError: The batch has links of a store in front of this one. Nothing was written.
         """
         before = self._known_link(session, batch.expected)
         if before is None:
@@ -268,7 +268,7 @@ class GuardedStore(GuardedReader, Store):
 
     @property
     def is_ready(self) -> bool:
-        """See `Immediate.is_ready`: as of the store behind it."""
+        """See `Immediate.is_ready`: an ability of the inner store."""
         behind = self._store.immediate
         return behind is not None and behind.is_ready
 
@@ -303,7 +303,7 @@ class GuardedStore(GuardedReader, Store):
     ) -> Batch:
         """See `Transactional.append_within`."""
         behind = self._store.transactional
-        assert behind is not None, "this is offered only where the store behind it can"
+        assert behind is not None, "only if the inner store can"
         before = self._known_link(session, expected)
         if before is None:
             before = await self._read_link(session, expected)
@@ -324,7 +324,7 @@ class GuardedStore(GuardedReader, Store):
     async def prune(
         self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
     ) -> bool:
-        """See `Store.prune`. The link is this store's own."""
+        """See `Store.prune`. This store makes the link."""
         if link is not None:
             raise UsageError("a journal has one chain: guard it once")
         folded = await fold_link(
@@ -354,7 +354,7 @@ class GuardedStore(GuardedReader, Store):
         return found
 
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """See `Store.watch`. A command that no node of this store sealed is removed, and left out."""
+        """See `Store.watch`. A command that no node of this store sealed is removed, and omitted."""
         news = await self._store.watch(followed)
         kept: list[ForwardedCommand] = []
         for forwarded in news.forwarded_commands:
@@ -404,7 +404,7 @@ class GuardedStore(GuardedReader, Store):
         return self._inbox
 
     def _known_link(self, session: str, expected: int) -> bytes | None:
-        """Return the link behind which an append stands; None where it must be read."""
+        """Return the link after a position if it is in memory; else None."""
         if expected == 0:
             return NO_LINK
         head = self._heads.get(session)
@@ -432,9 +432,9 @@ class _PlainKeySource:
 
 
 def guard_store(store: Store, *, world: World = World()) -> Store:
-    """Return a store with protection against other programs that write into it.
+    """Return a store that detects writes of other programs into it.
 
-    A store that is wrapped already, and one that only this process can write to, is returned as it is.
+    An already wrapped store, and one that only this process can write to, is returned as it is.
     """
     key_file = store.key_file
     if key_file is None:

@@ -1,10 +1,10 @@
-"""Authenticated commands and answers between nodes: only a process with the store's key can make one.
+"""Authenticated commands and answers between nodes: only a process with the store's key can create them.
 
     command = nonce (16) | time in ms (8) | seal (20) | body
     answer  = seal (20) | body
 
 The seal of a command binds it to its session, its sender, a random number and the time. The seal of an answer binds it
-to the number of its command. A command is refused where it is older than `COMMAND_AGE_MAX_S`, or was received before in
+to the number of its command. A command is refused if it is older than `COMMAND_AGE_MAX_S`, was received before in
 another row, or was answered here.
 """
 
@@ -24,13 +24,13 @@ NONCE_BYTES = 16
 TIME_BYTES = 8
 HEAD_BYTES = NONCE_BYTES + TIME_BYTES + SEAL_BYTES
 COMMAND_AGE_MAX_S = 60.0
-"""Seconds for which a command is accepted. Its sender waits 10 s for the answer; clocks of two machines may differ."""
+"""Seconds for which a command is accepted: its sender waits 10 s, and the clocks of two machines may differ."""
 NONCES_MAX = 65_536
 """Numbers of received commands in memory; the oldest is dropped."""
 
 
 class _Received(Struct):
-    """A command that was received: the number of its row, and whether it was answered here."""
+    """A received command: the number of its row, and whether it was answered here."""
 
     number: int
     is_answered: bool = False
@@ -44,20 +44,20 @@ class InboxSeals:
         self._world = world
         self._received: OrderedDict[bytes, _Received] = OrderedDict()
         self._nonces: OrderedDict[int, bytes] = OrderedDict()
-        """Of the commands that wait for an answer of this node, by the numbers of their rows."""
+        """Nonces of the commands that wait for this node's answer, by the numbers of their rows."""
 
     def seal_command(self, session: str, sender: str, body: bytes) -> tuple[bytes, bytes]:
-        """Return a command as it is stored, and its random number."""
+        """Return a command for storage, and its nonce."""
         nonce = hashlib.blake2b(self._world.new_secret().encode(), digest_size=NONCE_BYTES).digest()
         at = max(0, int(self._world.now() * 1000)).to_bytes(TIME_BYTES)
         seal = self._keys.newest.seal(_command_place(session, sender, nonce + at) + body)
         return nonce + at + seal + body, nonce
 
     def open_command(self, forwarded: ForwardedCommand) -> bytes:
-        """Return the body of a command that a node of this store sealed.
+        """Check the seal of a command, and return its body.
 
         Raises:
-            StoreDamagedError: Another program inserted, changed or repeated it.
+            StoreDamagedError: Another program inserted, changed or repeated the command.
         """
         stored = forwarded.body
         nonce, seal, body = (
@@ -83,10 +83,10 @@ class InboxSeals:
         return body
 
     def seal_answer(self, number: int, body: bytes) -> bytes:
-        """Return the answer to a received command as it is stored.
+        """Return the answer to a received command for storage.
 
         Args:
-            number: Of the command's row. An answer to no received command opens for no sender.
+            number: The number of the command's row. Without a received command, no sender accepts the answer.
         """
         nonce = self._nonces.pop(number, b"")
         received = self._received.get(nonce)
@@ -95,10 +95,10 @@ class InboxSeals:
         return self._keys.newest.seal(b"answer " + nonce + body) + body
 
     def open_answer(self, nonce: bytes, stored: bytes) -> bytes:
-        """Return the answer to the command with this random number.
+        """Check the answer to the command with this nonce, and return its body.
 
         Raises:
-            UnavailableError: Another program wrote it, or it answers another command.
+            UnavailableError: Another program wrote the answer, or it belongs to another command.
         """
         seal, body = stored[:SEAL_BYTES], stored[SEAL_BYTES:]
         if not self._keys.has_sealed(seal, b"answer " + nonce + body):

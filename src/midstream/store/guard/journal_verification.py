@@ -1,7 +1,7 @@
 """Verification of the journals of a store, and checkpoints of their ends that are kept outside it.
 
-The chain shows what was changed in a store by a program without its key. A checkpoint also shows what the chain cannot:
-that a journal, or the whole store, was set back to an older state, or that a session is gone.
+The chain shows changes by a program without the store's key. A checkpoint also shows that a journal, or the whole
+store, was set back to an older state, or that a session is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from midstream.store.contract import StoredRecord, StoreReader
 from midstream.store.guard.chain import LINK_BYTES, ChainKeys, LinkCheck, is_fold
 
 PAGE = 500
-"""Records read at once."""
+"""Records read in one step."""
 LINE_BYTES_MAX = 4096
 """Bytes of one line of a checkpoint."""
 LINES_MAX = 10_000_000
@@ -29,19 +29,19 @@ class Verdict(StrEnum):
     """Results of the verification of a journal."""
 
     INTACT = "intact"
-    """Each record has the link that its store's key made, from the first one on."""
+    """Each record has a link of the store's key."""
     PARTLY = "partly"
-    """As above from `chain_begins` on; the records before have no chain, or one of another key."""
+    """Records from `chain_begins` on have such links; earlier ones have none, or links of another key."""
     UNCHAINED = "unchained"
-    """No record has a link of a key that is here."""
+    """No record has a link of a known key."""
     DAMAGED = "damaged"
-    """A record was changed, moved, inserted or cut out."""
+    """A record was changed, moved, inserted or removed."""
     SET_BACK = "set_back"
     """It differs from the checkpoint, or lacks records that the checkpoint has."""
     MISSING = "missing"
-    """The checkpoint has the session, and the store has not: it was deleted, or is lost."""
+    """The checkpoint has the session, and the store has not: it was deleted or lost."""
     PRUNED = "pruned"
-    """It is intact, but what the checkpoint has of it was pruned since."""
+    """The journal is intact, but the record of the checkpoint was pruned since."""
 
 
 BAD = frozenset((Verdict.DAMAGED, Verdict.SET_BACK, Verdict.MISSING))
@@ -52,11 +52,11 @@ class SessionVerdict(Struct, frozen=True):
 
     Args:
         end: Position of its last record.
-        epoch: Of that record.
-        link: Of that record, hexadecimal; "" where it has none.
-        chain_begins: Position of the first record with a link of a known key; 0 where there is none.
-        pruned_to: Position up to which it was pruned; 0 where it was not.
-        problem: What is wrong; "" where nothing is.
+        epoch: Epoch of that record.
+        link: Link of that record, hexadecimal; "" if it has none.
+        chain_begins: Position of the first record with a link of a known key; 0 if there is none.
+        pruned_to: Position up to which it was pruned, or 0.
+        problem: Description of the damage; "" if there is none.
     """
 
     session: str
@@ -89,9 +89,9 @@ async def verify_session(
     """Check the chain of one journal, and compare it with a checkpoint.
 
     Args:
-        store: As it is stored, not decrypted.
-        keys: The store's; none where they are not here.
-        against: Its end as it was.
+        store: The store without decryption.
+        keys: The store's keys; empty if they are missing.
+        against: The end in a checkpoint.
     """
     check = LinkCheck(keys, session, None, 0)
     pruned_to, last, at_checkpoint = 0, StoredRecord(0, 0, b""), None
@@ -118,7 +118,7 @@ async def verify_session(
 async def verify_store(
     store: StoreReader, keys: ChainKeys, against: Mapping[str, CheckpointLine] | None = None
 ) -> AsyncIterator[SessionVerdict]:
-    """Check all sessions of a store, and those that a checkpoint has and the store has not."""
+    """Check all sessions of a store, and those that only the checkpoint has."""
     missing = dict(against or {})
     async for line in store.list():
         yield await verify_session(store, line.session, keys, missing.pop(line.session, None))
@@ -128,7 +128,7 @@ async def verify_store(
 
 
 def checkpoint_lines(verdicts: Iterable[SessionVerdict], *, at: float) -> Iterator[bytes]:
-    """Yield the lines of a checkpoint of these journals; those that are damaged are left out.
+    """Yield the lines of a checkpoint of these journals, without the damaged ones.
 
     Args:
         at: The time, in seconds since 1970.
@@ -144,7 +144,7 @@ def read_checkpoint(lines: Iterable[bytes]) -> dict[str, CheckpointLine]:
     """Return the ends of journals in a checkpoint, by session.
 
     Raises:
-        UsageError: It is no checkpoint, or is cut off in a line.
+        UsageError: It is not a checkpoint, or a line is cut.
     """
     found: dict[str, CheckpointLine] = {}
     for number, line in enumerate(lines, start=1):

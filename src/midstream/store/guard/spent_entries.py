@@ -1,7 +1,7 @@
-"""Entries of the key-value part that this process replaced or deleted, so that an old one put back is detected.
+"""Entries that this process replaced or deleted, so that a restored old one is detected.
 
-Each encrypted entry is unique, so its digest stands for one write. What another process replaced is not in memory here,
-and nothing is after a restart: see `docs/spec/security.md`.
+Each encrypted entry is unique, so its digest identifies one write. Replacements by other processes, or before a
+restart, are not in memory: see `docs/spec/security.md`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class SpentEntries:
 
     def __init__(self) -> None:
         self._current: OrderedDict[tuple[str, str], tuple[int, bytes]] = OrderedDict()
-        """Version and digest of each entry as it was read or written last."""
+        """Version and digest of each entry at the last read or write."""
         self._spent: OrderedDict[bytes, int] = OrderedDict()
-        """Digests of old entries, each with the `count` that it made."""
+        """Digests of old entries, each with the `count` after its replacement."""
         self.count = 0
-        """Number of entries that were replaced or deleted so far."""
+        """Number of replaced and deleted entries."""
 
     def check(self, namespace: str, found: KeyValueEntry, *, since: int) -> None:
-        """Note an entry that was read.
+        """Check an entry that was read.
 
         Args:
-            since: `count` before the read began. What was replaced after that may be what the read has found.
+            since: `count` before the read began. The read may have found an entry that was replaced after that.
 
         Raises:
-            StoreDamagedError: This process had replaced or deleted it before the read: another program put it back.
+            StoreDamagedError: This process had replaced or deleted it before the read, so another program restored it.
         """
         digest = _digest_of(namespace, found.key, found.body)
         if (spent_as := self._spent.get(digest)) is not None:
@@ -47,12 +47,12 @@ class SpentEntries:
         self._note((namespace, found.key), (found.version, digest))
 
     def replace(self, namespace: str, key: str, *, expected: int, version: int, body: bytes) -> None:
-        """Note that an entry was written; the one of version `expected` is spent."""
+        """Record that an entry was written; the one of version `expected` is spent."""
         self.spend(namespace, key, version=expected)
         self._note((namespace, key), (version, _digest_of(namespace, key, body)))
 
     def spend(self, namespace: str, key: str, *, version: int | None = None) -> None:
-        """Note that an entry was replaced or deleted, whatever its version was where that is None."""
+        """Record that an entry of this version was replaced or deleted; None: of any version."""
         known = self._current.get((namespace, key))
         if known is not None and version in (None, known[0]):
             del self._current[namespace, key]
@@ -62,7 +62,7 @@ class SpentEntries:
                 self._spent.popitem(last=False)
 
     def spend_session(self, namespaces: Sequence[str], session: str) -> None:
-        """Note that the entries of a session were deleted with it."""
+        """Record that the entries of a session were deleted with it."""
         for namespace in namespaces:
             self.spend(namespace, session)
 

@@ -1,8 +1,8 @@
-"""The key of a store that is not encrypted, in a file beside it that only this user can read.
+"""The key of an unencrypted store, in a file beside it that only this user can read.
 
-A program that can write into the database, and not into its folder, cannot make a link of a journal or a command for
-another node. The file has one line for each key, in base64; the first one is used, and all of them check. The line
-`accepts-older` stands in it where the store had journals before it had this key.
+A program that can write only into the database cannot create links of journals or commands for other nodes. The file
+has one line for each key, in base64. The first key makes links, all keys check them. The line `accepts-older` means
+that the store had journals before it had this key.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _log = logging.getLogger(__name__)
 
 
 def require_shared_key(path: Path | None) -> None:
-    """Refuse a missing key file of a store that several machines share: each of them would make another key.
+    """Refuse a missing key file of a store that several machines share: each would create another key.
 
     Raises:
-        UsageError: It is missing; the message has what to do. None means that no key is used, and is not refused.
+        UsageError: The file is missing. None as a path means that no key is used, and is accepted.
     """
     if path is not None and not path.exists():
         raise UsageError(
-            f"{str(path)!r} is missing: make it once, with 32 random bytes in base64, readable by this user only, and "
-            "copy it to each server"
+            f"{str(path)!r} is missing: create it once, with 32 random bytes in base64, readable by this user only, "
+            "and copy it to each server"
         )
 
 
 class FileKeySource:
-    """The keys in a file, created with the first opening of its store.
+    """The keys in a file, created at the first opening of the store.
 
     Args:
         path: The file; see `Store.key_file`.
-        world: Where a new key comes from.
+        world: Source of a new key.
     """
 
     def __init__(self, path: Path, world: World) -> None:
@@ -52,10 +52,10 @@ class FileKeySource:
         self._world = world
 
     async def load(self, store: Store) -> ChainKeys:
-        """Return the keys of an open store; create the first one where there is no file.
+        """Return the keys of an open store; create the first one if there is no file.
 
         Raises:
-            UsageError: The file is not safe to use, cannot be created, or a line of it is no key. Nothing was changed.
+            UsageError: The file is not safe to use, cannot be created, or a line is not a key. Nothing was changed.
         """
         try:
             return read_chain_keys(self._path)
@@ -83,7 +83,7 @@ def read_chain_keys(path: Path) -> ChainKeys:
     """Return the keys in a file.
 
     Raises:
-        UsageError: The file is not safe to use, or a line of it is no key.
+        UsageError: The file is not safe to use, or a line is not a key.
         OSError: There is no such file, or it cannot be read.
     """
     lines = read_own(path, CALLED, is_secret=True).decode("ascii", "replace").split()
@@ -106,7 +106,7 @@ def read_chain_keys(path: Path) -> ChainKeys:
 
 
 async def has_sessions(store: Store) -> bool:
-    """Whether anything was ever stored in a session of a store."""
+    """Whether a store has any session."""
     async for _ in store.list(limit=1):
         return True
     return False

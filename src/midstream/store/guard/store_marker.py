@@ -1,7 +1,7 @@
-"""The marker in a store that is encrypted, so that no program without its keys writes into it.
+"""The marker of an encrypted store, which stops programs without its keys from writing into it.
 
-The marker is a key-value entry. It has the name of the operator's key that wraps the store's own secret, and that
-secret, wrapped. What it states is authenticated by the wrap.
+The marker is a key-value entry. It has the name of the operator's key that wraps the store's secret, and the wrapped
+secret. The wrap authenticates the marker.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ENCRYPTED_MARKS = (b"\x01", b"\x02")
 
 
 class StoreMarker(Struct, frozen=True):
-    """Statement of a store that it is encrypted.
+    """The content of the marker.
 
     Args:
-        generation: Name of the operator's key that wraps; "" where the keeper of the keys names none.
-        secret: The store's own secret, wrapped.
+        generation: Name of the operator's key that wraps; "" if unknown.
+        secret: The store's secret, wrapped.
         is_mixed: The store had journals before it had this marker.
     """
 
@@ -34,12 +34,12 @@ class StoreMarker(Struct, frozen=True):
 
     @property
     def context(self) -> bytes:
-        """Associated data of the wrap: a marker that was changed does not open."""
+        """Associated data of the wrap, which authenticate the marker."""
         return context_of(self.generation, is_mixed=self.is_mixed)
 
 
 def context_of(generation: str, *, is_mixed: bool) -> bytes:
-    """Return what the wrap of a marker's secret is bound to."""
+    """Return the associated data for the wrap of a marker's secret."""
     return f"midstream 1 store {is_mixed:d} {generation}".encode()
 
 
@@ -51,10 +51,10 @@ class FoundMarker(Struct, frozen=True):
 
 
 async def read_marker(store: KeyValueReader) -> FoundMarker | None:
-    """Return the marker of a store; None where it is not marked as encrypted.
+    """Return the marker of a store, or None if it has none.
 
     Raises:
-        StoreDamagedError: It cannot be read.
+        StoreDamagedError: The marker cannot be read.
     """
     found = await store.kv_get(NAMESPACE, KEY)
     if found is None:
@@ -79,9 +79,9 @@ async def write_marker(store: Store, marker: StoreMarker, *, expected: int, at: 
 
 
 async def holds_encrypted(store: StoreReader) -> bool | None:
-    """Return whether the last changed session of a store is encrypted; None where there is no record.
+    """Whether the last changed session of a store is encrypted; None without records.
 
-    For stores from before the marker.
+    For stores without a marker, of older versions.
     """
     async for line in store.list():
         for stored in await store.read(line.session, after=0, limit=1):
@@ -93,7 +93,7 @@ async def refuse_encrypted(store: StoreReader) -> None:
     """Refuse to use a store without its keys.
 
     Raises:
-        KeyMissingError: It is encrypted. Nothing was written.
+        KeyMissingError: The store is encrypted. Nothing was written.
     """
     found = await read_marker(store)
     if found is not None or await holds_encrypted(store):

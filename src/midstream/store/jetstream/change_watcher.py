@@ -1,7 +1,7 @@
-"""Changes that others left for a node: ends of journals that are followed here, forwarded commands, orphans.
+"""Changes that concern a node: ends of followed journals, forwarded commands, orphans.
 
-Each write is followed by a signal to those that follow its session. A signal may be lost, and is not relied on: what is
-followed, the nodes and the sessions with open turns are looked at every `BACKSTOP_S`, and after each reconnection.
+After each write, a signal is sent to the nodes that follow the session. A signal may be lost. So followed journals,
+nodes and sessions with open turns are also checked every `BACKSTOP_S`, and after each reconnection.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ with extra("nats"):
     from nats.aio.subscription import Subscription
 
 BACKSTOP_S = 2.0
-"""Seconds after which everything is looked at, whatever the signals are."""
+"""Seconds after which everything is checked, without any signal."""
 CHECKED_MAX = 200
-"""Followed sessions that are looked at each time; the others have their turn later."""
+"""Followed sessions of one check; the others are checked later."""
 FORWARDED_MAX = 100
-"""Commands reported at once: more wait for the next call."""
+"""Commands of one result; further ones wait for the next call."""
 EXAMINED_AT_ONCE = 64
-"""Journals of sessions without a node that are read at once."""
+"""Journals of sessions without a node that are read concurrently."""
 FAILURE_PAUSE_S = 0.25
 
 
@@ -42,16 +42,16 @@ class Sign(StrEnum):
     """Kind of change."""
 
     NODES = "nodes"
-    """A node came, or its end was noticed."""
+    """A node has joined, or its end was noticed."""
     FREE = "free"
-    """A session with an open turn was given up."""
+    """A session with an open turn was released."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class ChangeWatcher:
-    """Looks for changes while `watch` is called."""
+    """Checks for changes while `watch` is called."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class ChangeWatcher:
         self._follows: dict[str, Subscription] = {}
         self._turn = itertools.count()
         self._looked_at = 0.0
-        self._others_told: frozenset[str] = frozenset()
-        self._peers_told = -1
-        self._commands_told: set[tuple[int, int]] = set()
-        self._orphans_told: set[tuple[str, int]] = set()
+        self._others_reported: frozenset[str] = frozenset()
+        self._peers_reported = -1
+        self._commands_reported: set[tuple[int, int]] = set()
+        self._orphans_reported: set[tuple[str, int]] = set()
 
     async def start(self, routes: CommandRoutes) -> None:
         """Begin to receive signals.
@@ -90,17 +90,17 @@ class ChangeWatcher:
             await self._link.listen(self._subjects.all_nodes(sign), self._receive_sign)
 
     def note(self, *signs: Sign) -> None:
-        """Look there, soon."""
+        """Request checks of these kinds."""
         self._signs.update(signs)
         self._nudged.set()
 
     def note_all(self) -> None:
-        """Look everywhere, soon: signals may have been missed."""
+        """Request all checks, because signals may have been missed."""
         self._ends.clear()
         self.note(*Sign)
 
     async def report(self, sign: Sign) -> None:
-        """Let all nodes look there, this one too."""
+        """Request a check on all nodes, including this one."""
         self.note(sign)
         await self._link.signal(self._subjects.all_nodes(sign))
 
@@ -131,7 +131,7 @@ class ChangeWatcher:
                     await self._nudged.wait()
 
     async def _find_changes(self, followed: Mapping[str, int], signs: set[Sign]) -> News | None:
-        """Return the changes that were not returned yet, and take note of them; None where there are none."""
+        """Return new changes and mark them as returned; None if there are none."""
         assert self._routes is not None
         is_due = self._world.monotonic() - self._looked_at >= BACKSTOP_S
         if is_due:
@@ -139,36 +139,36 @@ class ChangeWatcher:
         if Sign.NODES in signs or self._routes.has_unknown_sender():
             await self._presence.look()
         others = self._presence.others
-        if others != self._others_told:
+        if others != self._others_reported:
             signs.add(Sign.FREE)
             self._routes.note()
         moved = await self._find_moved(followed, is_due=is_due)
-        orphans = self._orphans_told
+        orphans = self._orphans_reported
         if Sign.FREE in signs or Sign.NODES in signs:
             orphans = await self._find_orphans()
         waiting = self._routes.waiting()
         commands: list[tuple[int, ForwardedCommand]] = [
-            each for each in waiting if (each[1].number, each[0]) not in self._commands_told
+            each for each in waiting if (each[1].number, each[0]) not in self._commands_reported
         ][:FORWARDED_MAX]
-        fresh = orphans - self._orphans_told
-        # From here on nothing waits: a cancelled call has consumed nothing.
+        fresh = orphans - self._orphans_reported
+        # There is no await from here on, so that a cancelled call consumes nothing.
         if is_due:
             self._looked_at = self._world.monotonic()
         known = {(each.number, epoch) for epoch, each in waiting}
-        self._commands_told &= known
-        self._orphans_told = orphans
-        self._others_told = others
-        if not (moved or commands or fresh or len(others) != self._peers_told):
+        self._commands_reported &= known
+        self._orphans_reported = orphans
+        self._others_reported = others
+        if not (moved or commands or fresh or len(others) != self._peers_reported):
             return None
-        self._commands_told |= {(each.number, epoch) for epoch, each in commands}
-        self._peers_told = len(others)
+        self._commands_reported |= {(each.number, epoch) for epoch, each in commands}
+        self._peers_reported = len(others)
         if len(commands) == FORWARDED_MAX:
             self._nudged.set()
         return News(
             moved, tuple(each for _, each in commands), tuple(sorted(name for name, _ in fresh)), len(others)
         )
 
-    # --- journals that are followed
+    # --- followed journals
 
     async def _find_moved(self, followed: Mapping[str, int], *, is_due: bool) -> frozenset[str]:
         await self._follow(followed)
@@ -178,7 +178,7 @@ class ChangeWatcher:
             for name in (names + names)[start : start + min(CHECKED_MAX, len(names))]:
                 self._ends.pop(name, None)
         moved = {name for name, end in followed.items() if self._ends.get(name, -1) > end}
-        # A known end below that of the reader: the signal of what was read here is still on its way.
+        # A known end below the reader's position: the signal of the read record is still under way.
         unknown = [
             name for name, end in followed.items() if name not in moved and self._ends.get(name, -1) != end
         ]
@@ -193,7 +193,7 @@ class ChangeWatcher:
         for name in self._follows.keys() - followed.keys():
             subscription = self._follows.pop(name)
             self._ends.pop(name, None)
-            with contextlib.suppress(Exception):  # the connection is lost, and the subscription with it
+            with contextlib.suppress(Exception):  # the subscription was lost with the connection
                 await subscription.unsubscribe()
         fresh = [name for name in followed if name not in self._follows]
         for name in fresh:
@@ -214,12 +214,12 @@ class ChangeWatcher:
     # --- orphans
 
     async def _find_orphans(self) -> set[tuple[str, int]]:
-        """Return the sessions with an open turn that no living node has, each with its epoch."""
+        """Return the sessions with an open turn that no living node has, with their epochs."""
         lines = self._reader.lines
         await lines.refresh()
         living = self._presence.others | {self._presence.node}
         left = [line for line in lines.live() if line.node not in living]
-        found = {(line.session, line.epoch) for line in left} & self._orphans_told
+        found = {(line.session, line.epoch) for line in left} & self._orphans_reported
         fresh = [line.session for line in left if (line.session, line.epoch) not in found]
         for start in range(0, len(fresh), EXAMINED_AT_ONCE):
             epochs = await asyncio.gather(*map(self._examine, fresh[start : start + EXAMINED_AT_ONCE]))
@@ -227,7 +227,7 @@ class ChangeWatcher:
         return found
 
     async def _examine(self, session: str) -> tuple[str, int] | None:
-        """Return a session with its epoch, as its journal has it; None where it is no orphan."""
+        """Return a session with the epoch in its journal; None if it is no orphan."""
         newest = await self._reader.present(session)
         if newest is None:
             self._reader.lines.drop(session)

@@ -1,9 +1,9 @@
 """Commands for sessions that other nodes run.
 
-A command is in the memory of its sender until it is answered: with the sender dies what it waits for, and its client
-sends the command to another node. So nothing is stored. The sender brings it to the node that has the session, or to
-all nodes where none that lives has it; again, when the session moves; and each second, so that what was lost is sent
-anew. Receivers report each one once under each epoch.
+A command is in the memory of its sender until it is answered, and is not stored. If the sender dies, its client sends
+the command to another node. The sender sends it to the node of the session, or to all nodes if no living node has it.
+It sends the command again when the session moves, and each second, because messages may be lost. Receivers report each
+command once under each epoch.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ COMMAND = "command"
 ANSWER = "answer"
 CANCEL = "cancel"
 AGAIN_S = 1.0
-"""Seconds after which a command that has no answer is sent again."""
+"""Seconds after which an unanswered command is sent again."""
 ANSWERED_MAX = 10_000
-"""Answers that are kept, for senders that did not receive them."""
+"""Answers in memory, for senders that did not receive them."""
 NUMBER_BITS = 32
 
 _log = logging.getLogger(__name__)
 
 
 class RoutedCommand(Struct, frozen=True, array_like=True):
-    """A command on its way. `epoch` is that of its session where it is sent to."""
+    """A command under way. `epoch` is that of its session at the addressed node."""
 
     number: int
     session: str
@@ -73,7 +73,7 @@ class CommandRoutes:
     """Both halves: the commands that this node has forwarded, and those that it received.
 
     Args:
-        on_received: Called when a command came.
+        on_received: Called when a command was received.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class CommandRoutes:
         self._outboxes: dict[str, _Outbox] = {}
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
         self.received: OrderedDict[int, RoutedCommand] = OrderedDict()
-        """Commands to be decided here, oldest first."""
+        """Commands to decide here, oldest first."""
         self._answered: OrderedDict[int, RoutedAnswer] = OrderedDict()
         self._sending: set[asyncio.Task[None]] = set()
 
@@ -104,7 +104,7 @@ class CommandRoutes:
         """Begin to receive.
 
         Raises:
-            MidstreamError: The store is not reached.
+            MidstreamError: The store cannot be reached.
         """
         node = self._presence.node
         await self._link.listen(self._subjects.inbox(node, COMMAND), self._receive)
@@ -113,7 +113,7 @@ class CommandRoutes:
         await self._link.listen(self._subjects.all_nodes(CANCEL), self._receive_cancel)
 
     async def close(self) -> None:
-        """Cancel those that wait for answers."""
+        """Cancel the callers that wait for answers."""
         for answer in self._awaited.values():
             answer.cancel()
         tasks = {outbox.task for outbox in self._outboxes.values() if outbox.task is not None}
@@ -147,14 +147,14 @@ class CommandRoutes:
             await self._link.signal(self._subjects.all_nodes(CANCEL), msgspec.msgpack.encode(number))
 
     def note(self, session: str | None = None) -> None:
-        """Look anew where the commands of a session belong, or those of all sessions."""
+        """Look up the nodes of a session's commands again, or of all commands."""
         outboxes = [*self._outboxes.values()] if session is None else [self._outboxes.get(session)]
         for outbox in outboxes:
             if outbox is not None:
                 outbox.changed.set()
 
     async def _deliver(self, session: str, outbox: _Outbox) -> None:
-        """Bring the commands of a session to its node, until each one is answered."""
+        """Send the commands of a session to its node, until each one is answered."""
         moved = None
         birth = 0
         try:
@@ -182,10 +182,10 @@ class CommandRoutes:
                     await moved.unsubscribe()
 
     async def _send(self, session: str, outbox: _Outbox, birth: int) -> int:
-        """Send the commands to where they belong now; return the birth of the session that they are for."""
+        """Send the commands to the session's current node; return the birth of the session."""
         newest = await self._reader.present(session)
         if birth and (newest is None or newest.head.birth != birth):
-            return birth  # the session was deleted, and its commands with it
+            return birth  # the session was deleted, with its commands
         epoch, node = (0, "") if newest is None else (newest.head.epoch, newest.head.node)
         if node and node != self._presence.node and await self._presence.is_dead(node):
             node = ""
@@ -238,15 +238,15 @@ class CommandRoutes:
         self._answered.pop(number, None)
 
     def has_unknown_sender(self) -> bool:
-        """Whether the sender of a command is none of the nodes that this one has seen: it has just joined, or died."""
+        """Whether a command's sender is unknown to this node: it has just joined, or died."""
         living = self._presence.others | {self._presence.node}
         return any(each.sender not in living for each in self.received.values())
 
     def waiting(self) -> list[tuple[int, ForwardedCommand]]:
-        """Return the commands that are to be decided here, oldest first, each with the epoch of its session."""
+        """Return the commands to decide here, oldest first, with the epochs of their sessions."""
         living = self._presence.others | {self._presence.node}
         for number in [number for number, each in self.received.items() if each.sender not in living]:
-            del self.received[number]  # its client sends it to another node
+            del self.received[number]  # the client sends it to another node
         return [
             (each.epoch, ForwardedCommand(each.number, each.session, each.body, each.sender))
             for each in sorted(self.received.values(), key=lambda each: each.number)

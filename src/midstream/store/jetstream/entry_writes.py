@@ -1,4 +1,4 @@
-"""Writes of key-value entries, each under the condition that its subject still has the message that was read."""
+"""Writes of key-value entries, each under the condition that the entry's last message has not changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EntryWrites:
     """Writes of one node to the key-value part.
 
     Args:
-        new_op: Returns what only one write has.
+        new_op: Returns a unique id for a write.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class EntryWrites:
 async def spend(
     reader: SessionReader, subjects: StreamSubjects, stream: str, *, epochs: int = 0, versions: int = 0
 ) -> list[SubjectWrite]:
-    """Return the write after which new sessions and entries of a stream start above these, if one is needed."""
+    """Return the write that makes new sessions and entries of a stream start above these numbers, if one is needed."""
     seq, ledger = await reader.ledger(stream)
     after = SpentLedger(max(ledger.epochs, epochs), max(ledger.versions, versions))
     return (

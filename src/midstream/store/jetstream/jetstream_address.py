@@ -1,4 +1,4 @@
-"""Addresses of JetStream stores: servers and credentials, what belongs to the store, what people may see."""
+"""Addresses of JetStream stores: servers, credentials and settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msgspec import Struct
 from midstream.errors import UsageError
 
 NAME = "midstream"
-"""Prefix of the streams where the address names none."""
+"""Prefix of the streams if the address has none."""
 STREAMS = 16
-"""Streams over which sessions are spread, where the address gives no number."""
+"""Streams over which sessions are spread, if the address has no number."""
 STREAMS_MAX = 256
 REPLICAS_MAX = 5
 EXAMPLE = "nats://host:4222,host:4222,host:4222/?name=midstream&replicas=3"
@@ -28,16 +28,16 @@ class JetStreamAddress(Struct, frozen=True):
 
     Args:
         servers: URLs of the servers, without credentials.
-        user, password: Of the account; "" where there is none, or a file has them.
+        user, password: Those of the account; "" if there is none, or a file has them.
         name: Prefix of the store's streams and subjects.
-        streams: Streams over which sessions are spread; fixed when the store is made.
-        replicas: Copies of each stream; 0 is 3 in a cluster and 1 on a single server. Fixed when the store is made.
+        streams: Streams over which sessions are spread; fixed when the store is created.
+        replicas: Copies of each stream; 0 is 3 in a cluster and 1 on a single server. Fixed when the store is created.
         is_sync_required: Whether a server that does not sync each message is refused.
         monitors: URLs of the servers' monitoring ports, which show whether they sync.
         credentials: Path of a `.creds` file, or "".
         ca: Path of the certificates of the servers' authority, or "".
         is_tls: Whether the connection is encrypted.
-        store_key: Path of the key that guards the store, the same on each machine; "" where it is not guarded.
+        store_key: Path of the key that guards the store, the same on each machine; "" if it is not guarded.
     """
 
     servers: tuple[str, ...]
@@ -64,10 +64,10 @@ class JetStreamAddress(Struct, frozen=True):
 
     @classmethod
     def parse(cls, address: str) -> Self:
-        """Return the address of a URL, given as what follows `nats:`.
+        """Parse the part of a URL after `nats:`.
 
         Raises:
-            UsageError: It is no such address.
+            UsageError: It is not a valid address.
         """
         if not address.startswith("//") or "#" in address:
             raise UsageError(f"a JetStream store is named {EXAMPLE!r}")

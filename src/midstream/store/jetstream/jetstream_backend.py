@@ -1,4 +1,4 @@
-"""NATS JetStream clusters as a kind of store: see `store_registry`."""
+"""NATS JetStream clusters as stores: see `store_registry`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from midstream.store.store_registry import Backend
 
 
 class JetStreamBackend(Backend):
-    """See `Backend`. An address is what follows `nats:`."""
+    """See `Backend`. An address is the part of a URL after `nats:`."""
 
     @override
     def open(self, address: str, *, world: World) -> JetStreamStore:

@@ -1,4 +1,4 @@
-"""Errors of NATS servers and their driver as errors of ours."""
+"""Errors of NATS servers and their driver, and their conversion to errors of midstream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ with extra("nats"):
     import nats.errors
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
-"""Whatever the driver raises where a server refuses, or is not reached."""
+"""Exceptions of the driver if a server refuses or cannot be reached."""
 RETRY_AFTER_S = 1.0
 
 NO_MESSAGE = 10037
@@ -23,30 +23,30 @@ NO_STREAM = 10059
 WRONG_SEQUENCE = 10071
 """The subject has another last message than the expected one."""
 _WRONG_SEQUENCES = frozenset((WRONG_SEQUENCE, 10164))
-"""The second: another message of the subject is being written at this moment."""
+"""The second code: another message of the subject is just being written."""
 _BATCH_REFUSED = frozenset((10176, 10210))
-"""A server lacks a message of the batch, or had too many batches to take its first message."""
+"""A server lacks a message of the batch, or had too many open batches."""
 _FULL = frozenset((10023, 10028, 10047, 10077))
-"""No storage left: of a server, of an account, of a stream."""
+"""No space left: of a server, of an account, of a stream."""
 _DISABLED = frozenset((10039, 10076))
 _TOO_LARGE = frozenset((10054, 10199))
 _NOT_ALLOWED = frozenset((10052, 10065, 10058))
 
 
 class SubjectMovedError(Exception):
-    """A subject has another last message than the expected one. It may be one that this process has sent."""
+    """The last message of a subject is not the expected one. It may be a message of this process."""
 
 
 class BatchRefusedError(Exception):
-    """A server did not take a batch. Nothing of it was written."""
+    """A server refused a batch. Nothing of it was written."""
 
 
 class UnknownOutcomeError(Exception):
-    """A server did not answer to a write: it has happened, happens later, or does not happen."""
+    """A server did not answer to a write, which may have happened or may still happen."""
 
 
 class NoMessageError(Exception):
-    """A server has no message that fits."""
+    """A server has no matching message."""
 
 
 class NoStreamError(NoMessageError):
@@ -54,7 +54,7 @@ class NoStreamError(NoMessageError):
 
 
 def error_of(code: int, description: str, where: str) -> Exception:
-    """Return the exception for an error that a server has answered with."""
+    """Return the exception for an error code of a server."""
     if code in _WRONG_SEQUENCES:
         return SubjectMovedError(description)
     if code in _BATCH_REFUSED:
@@ -75,7 +75,7 @@ def error_of(code: int, description: str, where: str) -> Exception:
 
 
 def refusal_of(error: BaseException, where: str) -> MidstreamError:
-    """Return our error for one of the driver's; `where` is the address without its password."""
+    """Return the error of midstream for one of the driver; `where` is the address without its password."""
     match error:
         case MidstreamError():
             return error

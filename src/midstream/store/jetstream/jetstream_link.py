@@ -1,10 +1,10 @@
-"""One connection to the servers: JetStream's API, writes with conditions, reads that are up to date, and signals.
+"""One connection to the servers: JetStream's API, conditional writes, consistent reads, and signals.
 
 A write of several messages is one atomic batch: all of them are stored, or none (servers from 2.12).
 
 The last message of a subject is read from the stream's leader. Pages of messages may come from any replica; the caller
-gives the sequence number up to which the leader has messages, and a replica that lags is read again. A stored message
-never changes, so that this is a consistent read.
+passes the leader's last sequence number, and a lagging replica is read again. Stored messages never change, so the read
+is consistent.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ with extra("nats"):
 T = TypeVar("T")
 
 ANSWER_WITHIN_S = 2.0
-"""Seconds in which a server answers; then the outcome of a write is unknown."""
+"""Seconds for a server's answer; after that, the outcome of a write is unknown."""
 READ_WITHIN_S = 10.0
-"""Seconds for which a read is tried again: longer than the choice of a new leader takes (4 to 6 s)."""
+"""Seconds for which a read is retried: longer than the election of a leader (4 to 6 s)."""
 CONNECT_WITHIN_S = 5.0
 RECONNECT_PAUSE_S = 0.1
 PING_S = 2
-"""Seconds between pings; a server that leaves two without an answer is left for another one."""
+"""Seconds between pings. After two unanswered pings, the connection moves to another server."""
 PAGE_MESSAGES = 256
 PAGE_BYTES = 4 * 2**20
 LAG_PAUSE_S = 0.005
-"""Seconds before a replica that lags is read again."""
+"""Seconds before a lagging replica is read again."""
 BATCHES_MAX = 8
-"""Batches of this process in flight in one stream: a server takes 50 of all its clients together."""
+"""Concurrent batches of this process in one stream: a server accepts 50 of all its clients together."""
 BATCH_TRIES_MAX = 100
 BATCH_PAUSE_S = 0.02
-"""Seconds before a batch is sent again that was not taken."""
+"""Seconds before a refused batch is sent again."""
 PING_WITHIN_S = 1.0
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
@@ -67,11 +67,11 @@ _log = logging.getLogger(__name__)
 
 
 class SubjectWrite(Struct, frozen=True):
-    """A message to be stored.
+    """A message to store.
 
     Args:
         expected: Sequence number of the last message of this subject; 0: there is none; None: any.
-        is_only: All older messages of the subject are removed.
+        is_only: Remove all older messages of the subject.
     """
 
     subject: str
@@ -80,7 +80,7 @@ class SubjectWrite(Struct, frozen=True):
     is_only: bool = False
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that state its conditions."""
+        """Return the headers with its conditions."""
         headers = {} if self.expected is None else {EXPECTED: str(self.expected)}
         if self.is_only:
             headers["Nats-Rollup"] = "sub"
@@ -88,7 +88,7 @@ class SubjectWrite(Struct, frozen=True):
 
 
 class StreamMessage(Struct, frozen=True, gc=False):
-    """A message as a stream has it."""
+    """A message in a stream."""
 
     seq: int
     subject: str
@@ -114,7 +114,7 @@ class JetStreamLink:
     """The connection of one process.
 
     Args:
-        on_connected: Called after each reconnection: signals were missed.
+        on_connected: Called after each reconnection, because signals were missed.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class JetStreamLink:
         self.connected_at = 0.0
         """Time of the last connection, by the monotonic clock."""
         self.connections = 0
-        """Connections so far: more than one after a loss."""
+        """Number of connections so far: more than one after a loss."""
         self.info: dict[str, Any] = {}
         self._address = address
         self._world = world
@@ -140,7 +140,7 @@ class JetStreamLink:
 
         Raises:
             UsageError: The credentials are refused, or a file of the address cannot be read.
-            StoreBusyError: None of the servers is reached.
+            StoreBusyError: No server can be reached.
         """
         client = Client()
         try:
@@ -149,7 +149,7 @@ class JetStreamLink:
                     [*self._address.servers],
                     name="midstream",
                     allow_reconnect=True,
-                    max_reconnect_attempts=2,  # until the first connection: then it tries for ever
+                    max_reconnect_attempts=2,  # until the first connection; then without limit
                     reconnect_time_wait=RECONNECT_PAUSE_S,  # type: ignore[arg-type]
                     connect_timeout=int(ANSWER_WITHIN_S),
                     ping_interval=PING_S,
@@ -170,7 +170,7 @@ class JetStreamLink:
         await client.subscribe(f"{self._inbox}.*", cb=self._receive)
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         client, self._client = self._client, None
         self._drop_waiting()
         if client is not None:
@@ -178,12 +178,12 @@ class JetStreamLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was connected, and not closed."""
+        """Whether the link was connected and not closed."""
         return self._client is not None
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection at this moment."""
+        """Whether there is a connection now."""
         return self._client is not None and bool(self._client.is_connected)
 
     # --- writes
@@ -193,7 +193,7 @@ class JetStreamLink:
 
         Raises:
             SubjectMovedError: A condition does not hold.
-            UnknownOutcomeError: There was no answer.
+            UnknownOutcomeError: There was no answer, so the outcome is unknown.
             MidstreamError: The server refused, or nothing was sent.
         """
         if not self.is_connected:
@@ -218,7 +218,7 @@ class JetStreamLink:
                 return await self._publish(write, headers)
             try:
                 await self._require_client().publish(write.subject, write.body, headers=headers)
-            except FAILURES as error:  # without its last message a batch is dropped
+            except FAILURES as error:  # a batch without its last message is dropped
                 raise refusal_of(error, self.where) from error
         raise UsageError("a batch has at least one message")
 
@@ -230,14 +230,14 @@ class JetStreamLink:
         return stored.seq
 
     async def tidy(self, stream: str, subject: str, *, below: int) -> None:
-        """Do the same as `purge` after a write that counts without it; where it fails, what it leaves has no effect."""
+        """Do the same as `purge`, after a write that is valid without it; log a failure."""
         try:
             await self.purge(stream, subject, below=below)
         except MidstreamError as error:
-            _log.warning("messages that are not needed are left in %s: %s", stream, error.message)
+            _log.warning("unneeded messages are left in %s: %s", stream, error.message)
 
     async def purge(self, stream: str, subject: str, *, below: int) -> None:
-        """Remove the messages of a subject whose sequence numbers are below this one.
+        """Remove the messages of a subject before this sequence number.
 
         Raises:
             MidstreamError: The server refused, or did not answer.
@@ -257,7 +257,7 @@ class JetStreamLink:
         return await self._patiently(lambda: self._call(operation, body, dict[str, Any]))
 
     async def settle(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what a read returns, however long the servers are away: it shows whether a write has happened.
+        """Run a read that shows whether a write has happened; retry as long as the servers cannot be reached.
 
         Raises:
             MidstreamError: The store was closed, or is damaged.
@@ -270,7 +270,7 @@ class JetStreamLink:
                 await self._world.sleep(RECONNECT_PAUSE_S)
 
     async def last(self, stream: str, subject: str) -> StreamMessage | None:
-        """Return the last message of a subject, which may have wildcards, from the leader; None: there is none.
+        """Return the last message of a subject, which may have wildcards, from the leader; None if there is none.
 
         Raises:
             MidstreamError: The server refused, or did not answer for `READ_WITHIN_S`.
@@ -278,7 +278,7 @@ class JetStreamLink:
         return await self._message(stream, {"last_by_subj": subject})
 
     async def next(self, stream: str, subject: str, *, start: int) -> StreamMessage | None:
-        """Return the first message of a subject at or after a sequence number, from the leader; None: there is none.
+        """Return the first message of a subject at or after a sequence number, from the leader; None if there is none.
 
         Raises:
             MidstreamError: As `last`.
@@ -294,12 +294,12 @@ class JetStreamLink:
         return found.message
 
     async def page(self, stream: str, subject: str, *, start: int, until: int) -> list[StreamMessage]:
-        """Return messages of a subject from a sequence number on, in order: some of them, or none where none is left.
+        """Return some messages of a subject from a sequence number on, in order; none at the end.
 
         Args:
             subject: It may have wildcards.
             start: The first sequence number.
-            until: That of the last message that the leader has; later ones may be returned too.
+            until: The leader's last sequence number; later messages may be returned, too.
 
         Raises:
             MidstreamError: The server refused, or did not answer for `READ_WITHIN_S`.
@@ -308,7 +308,9 @@ class JetStreamLink:
         while start <= until:
             if found := await self._patiently(lambda: self._page(stream, subject, start)):
                 return found
-            newest = await self.last(stream, subject)  # the one at `until` was removed, or this replica lags
+            newest = await self.last(
+                stream, subject
+            )  # the message at `until` was removed, or this replica lags
             if newest is None or newest.seq < start:
                 return []
             if self._world.monotonic() > deadline:
@@ -393,7 +395,7 @@ class JetStreamLink:
         return found
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return an answer, and ask again while there is no leader."""
+        """Send a request, and retry while there is no leader."""
         deadline = self._world.monotonic() + READ_WITHIN_S
         while True:
             try:
@@ -405,7 +407,7 @@ class JetStreamLink:
 
     @contextlib.contextmanager
     def _requiring(self, stream: str) -> Iterator[None]:
-        """Raise `StoreDamagedError` where a stream of the store was deleted: it is no empty one."""
+        """Raise `StoreDamagedError` if a stream of the store was deleted: it must not count as empty."""
         try:
             yield
         except NoStreamError as error:
@@ -414,7 +416,7 @@ class JetStreamLink:
     # --- signals
 
     async def signal(self, subject: str, body: bytes = b"") -> None:
-        """Send a message that is not stored, to those that listen now. It may be lost."""
+        """Send a message that is not stored to the current listeners. It may be lost."""
         if self.is_connected:
             try:
                 await self._require_client().publish(subject, body)
@@ -422,10 +424,10 @@ class JetStreamLink:
                 _log.debug("a signal was not sent: %s", error)
 
     async def listen(self, subject: str, receive: Callable[[Msg], Awaitable[None]]) -> Subscription:
-        """Receive what is sent to a subject from now on.
+        """Receive the messages of a subject from now on.
 
         Raises:
-            MidstreamError: The server is not reached.
+            MidstreamError: The server cannot be reached.
         """
         try:
             return await self._require_client().subscribe(subject, cb=receive)
@@ -433,10 +435,10 @@ class JetStreamLink:
             raise refusal_of(error, self.where) from error
 
     async def flush(self) -> None:
-        """Wait until the server has what was sent, such as the begin of a subscription.
+        """Wait until the server has received everything, such as a new subscription.
 
         Raises:
-            MidstreamError: The server is not reached.
+            MidstreamError: The server cannot be reached.
         """
         try:
             await self._require_client().flush(int(ANSWER_WITHIN_S))
@@ -444,7 +446,7 @@ class JetStreamLink:
             raise refusal_of(error, self.where) from error
 
     async def ask(self, subject: str, body: bytes = b"", *, within_s: float = PING_WITHIN_S) -> bytes | None:
-        """Return the answer of the process that listens there; None: none listens.
+        """Return the answer of the process that listens on a subject; None if none does.
 
         Raises:
             UnknownOutcomeError: There was no answer.
@@ -463,8 +465,8 @@ class JetStreamLink:
         """Send a message, and return the answer.
 
         Raises:
-            UnknownOutcomeError: There was no answer.
-            MidstreamError: Nothing was received by a server that could act on it.
+            UnknownOutcomeError: There was no answer, so the outcome is unknown.
+            MidstreamError: No server received the message.
         """
         client = self._require_client()
         if not client.is_connected:

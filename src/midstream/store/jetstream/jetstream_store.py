@@ -1,4 +1,4 @@
-"""Journals in the streams of a NATS JetStream cluster, on one connection of the process."""
+"""Journals in the streams of a NATS JetStream cluster, with one connection for each process."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 LEASE_S = 20.0
-"""Seconds without an answer after which a node that is connected counts as frozen."""
+"""Seconds without an answer after which a connected node counts as frozen."""
 DEATH_NOTICED_S = 3.0
-"""Seconds in which the end of a connection is noticed and examined."""
+"""Seconds in which the end of a connection is noticed and checked."""
 CLOSE_S = 10.0
-"""Seconds that a store which is closed waits for servers that are away."""
+"""Seconds that closing a store waits for unreachable servers."""
 
 
 class _Opened:
-    """Parts between open and close."""
+    """Parts of an open store."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class _Opened:
 
     @classmethod
     async def make(cls, address: JetStreamAddress, node: str, lease_s: float, world: World) -> _Opened:
-        """Become a node. What was begun is undone where that fails."""
+        """Become a node. A failure undoes all steps."""
         opened: _Opened | None = None
 
         def note_all() -> None:
@@ -109,16 +109,16 @@ class _Opened:
         return opened
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what a write returns; the end of the store waits for it.
+        """Run a write, and return its result; closing the store waits for it.
 
-        A cancelled write has happened or not: the next one reads what is there. Without a task for each one, an append
-        costs 30 us less.
+        After a cancellation the outcome is unknown, and the next write reads the journal. A task for each append would
+        cost 30 us more.
         """
         self._pending += 1
         try:
             return await work
         except MidstreamError:
-            if not self.link.is_open:  # the end of the store did not wait any longer
+            if not self.link.is_open:  # closing the store did not wait any longer
                 raise LeaseLostError("the store was closed before the outcome of a write was known") from None
             raise
         finally:
@@ -127,7 +127,7 @@ class _Opened:
                 self._idle.set()
 
     async def until_closed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what a wait returns; it is cancelled with its caller, and with the store."""
+        """Run a wait, and return its result; cancel it with its caller, and when the store is closed."""
         task = self._world.spawn(work, name="store watch")
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
@@ -145,7 +145,7 @@ class _Opened:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await self._idle.wait()
-        await self.presence.leave()  # whoever finds no entry may take our sessions: only after the last write
+        await self.presence.leave()  # last: other nodes may claim our sessions once the entry is removed
         await self.watcher.report(Sign.NODES)
         with contextlib.suppress(Exception):
             await self.link.flush()
@@ -155,7 +155,7 @@ class _Opened:
 def _of(
     part: Callable[[_Opened], W], method: Callable[Concatenate[W, P], T]
 ) -> Callable[Concatenate[JetStreamStore, P], T]:
-    """Return a method of a part as one of the store."""
+    """Return the method of a part as a method of the store."""
 
     @wraps(method)
     def call(store: JetStreamStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -167,7 +167,7 @@ def _of(
 def _write(
     part: Callable[[_Opened], W], method: Callable[Concatenate[W, P], Coroutine[Any, Any, T]]
 ) -> Callable[Concatenate[JetStreamStore, P], Coroutine[Any, Any, T]]:
-    """Return the same of a write, for which the end of the store waits."""
+    """Return a write of a part as a method of the store; closing the store waits for it."""
 
     @wraps(method)
     async def call(store: JetStreamStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -180,16 +180,15 @@ def _write(
 class JetStreamStore(Store):
     """A store in a NATS JetStream cluster that any number of processes and machines may share.
 
-    Tools cannot write in the transaction of their outcome: it is not `transactional`.
+    It is not `transactional`: tools cannot write in the transaction of their outcome.
 
     Args:
-        url: `nats://host:4222,host:4222,host:4222/?name=midstream`; see `JetStreamAddress`. Its streams are made on
-            first use.
-        lease_s: Seconds after which the sessions of a frozen node may be taken; a dead one's after one.
+        url: `nats://host:4222,host:4222,host:4222/?name=midstream`; see `JetStreamAddress`. Streams are created.
+        lease_s: Seconds after which sessions of a frozen node may be claimed; one second for a dead node.
         world: Clock, jitter and ids.
 
     Raises:
-        UsageError: `url` is no such address.
+        UsageError: `url` is not a valid address.
     """
 
     def __init__(self, url: str, *, lease_s: float = LEASE_S, world: World = World()) -> None:

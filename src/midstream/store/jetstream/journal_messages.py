@@ -1,8 +1,8 @@
-"""Messages that the streams keep.
+"""Messages in the streams.
 
-Each message of a journal has the whole state of its session beside its records, so that the last one is all that a
-claim, an append and a listing read. A body that is larger than `PART_BYTES` is split into parts, which are
-stored in the same batch as their head.
+Each message of a journal has the whole state of its session beside its records, so that a claim, an append and a
+listing read only the last one. A body larger than `PART_BYTES` is split into parts, which are in the same batch as
+their head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 FORMAT = 1
 """Version of the messages."""
 PART_BYTES = 256 * 1024
-"""Content of one message; a server takes 1 MiB, and answers some requests in base64."""
+"""Content of one message; a server accepts 1 MiB, and answers some requests in base64."""
 PART = b"P"
 """First byte of a part of an append; a head begins with another one."""
 
@@ -32,15 +32,15 @@ class JournalHead(Struct, frozen=True, array_like=True):
     """A message of a journal: an append, a claim, a release or a deletion.
 
     Args:
-        op: What only this write has.
-        birth: The first epoch of the session, which no session of this name had before.
+        op: Unique id of this write.
+        birth: The first epoch of the session, different from that of every earlier session of this name.
         epoch: Its newest epoch, which its records have.
         end: Position of its last record.
-        node: The node that has it; "" where it was given up.
+        node: The node that has it; "" if it was released.
         created_at: Time of the first claim, in seconds since 1970.
         parts: Messages before this one that have the records; 0: this one has them.
         is_gone: The session was deleted.
-        bodies, links: The records, up to `end`.
+        bodies, links: The records, the last one at `end`.
     """
 
     session: str
@@ -63,7 +63,7 @@ class JournalHead(Struct, frozen=True, array_like=True):
         return self.end - len(self.bodies) + 1
 
     def records(self, *, after: int) -> list[StoredRecord]:
-        """Return its records behind a position."""
+        """Return its records after a position."""
         links = self.links or itertools.repeat(b"", len(self.bodies))
         return [
             StoredRecord(position, self.epoch, body, link)
@@ -86,7 +86,7 @@ class JournalHead(Struct, frozen=True, array_like=True):
 
 
 class Line(Struct, frozen=True, array_like=True):
-    """A session, as far as listings and the search for orphans need it."""
+    """A session's data for listings and the search for orphans."""
 
     session: str
     epoch: int
@@ -97,7 +97,7 @@ class Line(Struct, frozen=True, array_like=True):
 
 
 class Fold(Struct, frozen=True, array_like=True):
-    """The record that stands for a pruned beginning; without effect where the session has another birth."""
+    """The record that replaces a pruned beginning; ignored if the session has another birth."""
 
     birth: int
     position: int
@@ -111,7 +111,7 @@ class Fold(Struct, frozen=True, array_like=True):
 
 
 class Entry(Struct, frozen=True, array_like=True):
-    """A key-value entry, or what is left of a deleted one."""
+    """A key-value entry, or the remains of a deleted one."""
 
     namespace: str
     key: str
@@ -123,12 +123,12 @@ class Entry(Struct, frozen=True, array_like=True):
     body: bytes = b""
 
     def value(self, body: bytes) -> KeyValueEntry:
-        """Return the entry with its whole body."""
+        """Return the entry with its complete body."""
         return KeyValueEntry(self.key, self.version, body, self.at)
 
 
 class BlobHead(Struct, frozen=True, array_like=True):
-    """A large result, whose body lies in parts."""
+    """A large result, whose body is in parts."""
 
     digest: str
     birth: int
@@ -145,7 +145,7 @@ class SpentLedger(Struct, frozen=True, array_like=True):
 
 
 class NodeEntry(Struct, frozen=True, array_like=True):
-    """A node. `number` is in no other one."""
+    """A node, with a unique `number`."""
 
     node: str
     address: str
@@ -159,15 +159,15 @@ class ValuePart(Struct, frozen=True, array_like=True):
 
 
 def encode(message: Struct) -> bytes:
-    """Return a message as it is stored."""
+    """Encode a message for storage."""
     return msgspec.msgpack.encode(message)
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """Return a stored message.
+    """Decode a stored message.
 
     Raises:
-        StoreDamagedError: It is not one of this kind.
+        StoreDamagedError: It has another kind.
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
@@ -200,10 +200,10 @@ def join_head(head: JournalHead, parts: Sequence[bytes]) -> JournalHead:
 
 
 def split_body(body: bytes) -> list[bytes]:
-    """Return the parts of a body; none where it fits into its head."""
+    """Return the parts of a body; none if it fits into its head."""
     return [body[start : start + PART_BYTES] for start in range(0, len(body), PART_BYTES)]
 
 
 def size_of(blob: Blob) -> int:
-    """Return the messages that a large result takes."""
+    """Return the number of messages of a large result."""
     return 1 + len(split_body(blob.body))

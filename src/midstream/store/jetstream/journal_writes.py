@@ -1,11 +1,11 @@
 """Writes into journals: appends, claims, releases and pruning.
 
-Each write names the last message of its session's journal that this process has seen. The server refuses it where
-another one came after that: one condition fences both the position and the epoch.
+Each write names the last message of its session's journal that this process has seen. The server refuses it if there is
+a newer message. This one condition fences both the position and the epoch.
 
-A server that dies may answer nothing, or answer after the write has happened. Then the last message of the journal is
-read. It is this write, which has happened; or another one, which fences this one for ever; or the one before, and the
-same write is sent again.
+If a server dies, the answer may be lost. Then the last message of the journal is read. If it is this write, the write
+has happened. If it is another new one, this write is fenced for ever. If it is the one before, the same write is sent
+again.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from midstream.store.jetstream.session_reader import NewestMessage, SessionReade
 from midstream.store.jetstream.stored_values import write_value
 from midstream.store.jetstream.stream_subjects import SessionPlace, StreamSubjects
 
-LANES_MAX = 20_000
-"""Sessions whose last message this process keeps."""
+JOURNALS_KNOWN_MAX = 20_000
+"""Sessions whose last message is in memory."""
 TRIES_MAX = 30
-"""Times that a write is decided anew because others wrote at the same moment."""
+"""Times that a write is decided again because of concurrent writes."""
 UNKNOWN_PAUSE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
 
-class _Lane(Struct, eq=False):
+class _JournalLane(Struct, eq=False):
     """Writes of this process to one session, one after another."""
 
     lock: asyncio.Lock
     newest: NewestMessage | None = None
-    """Its last message, where this process wrote it."""
+    """The last message, if this process wrote it."""
 
 
 class JournalWrites:
@@ -70,7 +70,7 @@ class JournalWrites:
 
     Args:
         on_moved: Called with a session and its new end after each write.
-        on_freed: Called when a session with an open turn was given up.
+        on_freed: Called when a session with an open turn was released.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class JournalWrites:
         self._world = world
         self._on_moved = on_moved
         self._on_freed = on_freed
-        self._lanes: OrderedDict[str, _Lane] = OrderedDict()
+        self._journals: OrderedDict[str, _JournalLane] = OrderedDict()
         self._ops = itertools.count(1)
 
     def new_op(self) -> str:
-        """Return what only one write has."""
+        """Return a unique id for a write."""
         return f"{self._presence.number}.{next(self._ops)}"
 
     # --- appends
@@ -105,7 +105,7 @@ class JournalWrites:
         for body in batch.bodies:
             if not isinstance(body, bytes):
                 raise UsageError("a record's body is bytes")
-        lane = self._lane(session)
+        lane = self._journal_lane(session)
         async with lane.lock:
             newest, lane.newest = lane.newest, None
             for _ in range(TRIES_MAX):
@@ -165,7 +165,7 @@ class JournalWrites:
 
     async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         """See `Store.claim`."""
-        lane, place = self._lane(session), self._subjects.session(session)
+        lane, place = self._journal_lane(session), self._subjects.session(session)
         async with lane.lock:
             lane.newest = None
             for _ in range(TRIES_MAX):
@@ -213,7 +213,7 @@ class JournalWrites:
         )
 
     async def is_held_elsewhere(self, session: str) -> bool:
-        """See `Store.is_held_elsewhere`: by a node that was there at the last look."""
+        """See `Store.is_held_elsewhere`: as of the last check of the nodes."""
         newest = await self._reader.present(session)
         return newest is not None and newest.head.node in self._presence.others
 
@@ -224,7 +224,7 @@ class JournalWrites:
 
     async def release(self, session: str, *, epoch: int) -> None:
         """See `Store.release`."""
-        lane, place = self._lane(session), self._subjects.session(session)
+        lane, place = self._journal_lane(session), self._subjects.session(session)
         async with lane.lock:
             for _ in range(TRIES_MAX):
                 newest = lane.newest or await self._reader.present(session)
@@ -276,7 +276,7 @@ class JournalWrites:
     async def _commit_value(
         self, place: SessionPlace, subject: str, fold: Fold, body: bytes, expected: int
     ) -> bool:
-        """Write a value, and return whether it was written; False where another one was."""
+        """Write a value; return False if another value was written first."""
         writes = write_value(subject, fold, body, expected=expected)
         is_unknown = False
         while True:
@@ -309,7 +309,7 @@ class JournalWrites:
         head: JournalHead,
         others: Sequence[SubjectWrite],
     ) -> NewestMessage | None:
-        """Write a message behind the newest one, and return it; None where another one was written.
+        """Write a message after the newest one, and return it; None if another one was written first.
 
         Raises:
             MidstreamError: The server refused. Nothing was written.
@@ -344,7 +344,7 @@ class JournalWrites:
         raise AssertionError
 
     async def _find_newest(self, session: str, failures: int) -> NewestMessage | None:
-        """Return the last message, however long the servers are away."""
+        """Return the last message; retry as long as the servers cannot be reached."""
         while True:
             if failures > 1:
                 await self._world.sleep(APPEND_BACKOFF.wait_s(failures - 1, chance=self._world.chance()))
@@ -354,20 +354,20 @@ class JournalWrites:
                 _log.debug("still unknown: %s", error)
                 failures += 1
 
-    def _lane(self, session: str) -> _Lane:
-        lane = self._lanes.get(session)
+    def _journal_lane(self, session: str) -> _JournalLane:
+        lane = self._journals.get(session)
         if lane is None:
-            lane = self._lanes[session] = _Lane(asyncio.Lock())
-            if len(self._lanes) > LANES_MAX:
-                idle = next((name for name, each in self._lanes.items() if not each.lock.locked()), None)
+            lane = self._journals[session] = _JournalLane(asyncio.Lock())
+            if len(self._journals) > JOURNALS_KNOWN_MAX:
+                idle = next((name for name, each in self._journals.items() if not each.lock.locked()), None)
                 if idle is not None:
-                    del self._lanes[idle]
-        self._lanes.move_to_end(session)
+                    del self._journals[idle]
+        self._journals.move_to_end(session)
         return lane
 
 
 def line_of(place: SessionPlace, head: JournalHead) -> SubjectWrite:
-    """Return the line of a session as it is stored."""
+    """Return the message for a session's line."""
     line = Line(head.session, head.epoch, head.node, head.mark.is_live, head.mark.at, head.is_gone)
     return SubjectWrite(place.line, encode(line), is_only=True)
 

@@ -1,7 +1,7 @@
 """Lines of all sessions in the memory of this process, for listings and the search for orphans.
 
-Nothing is pushed: before each use the view reads what was written since. A line may be left of a session that was
-deleted meanwhile, so that each one is compared with its journal before it is used.
+Before each use, the view reads the changes since the last use. A deleted session may still have a line, so each line is
+compared with its journal before use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from midstream.store.jetstream.journal_messages import Line, decode
 from midstream.store.jetstream.stream_subjects import StreamSubjects
 
 PAGE = 64
-"""Sessions whose journals are asked for at once."""
+"""Sessions whose journals are read concurrently."""
 
 
 class LineView:
@@ -28,12 +28,12 @@ class LineView:
         self._subjects = subjects
         self._lines: dict[str, Line] = {}
         self._live: dict[str, Line] = {}
-        """Those with an open turn: they are looked at all the time, and few."""
+        """The few with an open turn, which are checked often."""
         self._read_up_to = dict.fromkeys(subjects.shards, 0)
         self._reading = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Read what was written since the last time.
+        """Read the changes since the last time.
 
         Raises:
             MidstreamError: The store cannot be read.
@@ -70,7 +70,7 @@ class LineView:
         after: ListPlace | None,
         limit: int | None,
     ) -> AsyncIterator[SessionInfo]:
-        """See `StoreReader.list`. `find` returns the line as the journal has it."""
+        """See `StoreReader.list`. `find` returns the line in the journal."""
         await self.refresh()
         fitting = [
             (line.at, line.session)
@@ -100,7 +100,7 @@ class LineView:
 
 
 def _pages(fitting: list[tuple[float, str]], limit: int | None) -> Iterator[list[str]]:
-    """Yield the names, greatest first; only a few are sorted where only a few are wanted."""
+    """Yield the names, greatest first; sort only as many as are needed."""
     rest = fitting
     while rest:
         count = PAGE if limit is not None and limit <= PAGE else len(rest)

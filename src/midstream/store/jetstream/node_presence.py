@@ -1,14 +1,14 @@
 """Liveness of nodes: a node has an entry in the store, and answers on a subject of its own.
 
-A server drops the subscriptions of a process that died, so that a request to it is answered at once: no responders. One
-that stays so for `GRACE_S` is dead: its entry is removed, and its sessions are free. Each node asks the next one in the
-order of their names, a few times a second.
+A server drops the subscriptions of a dead process, and answers a request to it at once: no responders. A node without
+responders for `GRACE_S` is dead: its entry is removed, and its sessions are free. Each node sends a request to the next
+one, in the order of their names, a few times a second.
 
-A process that is stopped, not dead, keeps its subscriptions and does not answer. After a lease of silence it counts as
-frozen, and its entry is removed too. No clocks are compared. A node that is wrongly taken for dead or frozen puts its
-entry back, keeps what no other one has claimed, and is fenced by the epoch where one has.
+A stopped process keeps its subscriptions and does not answer. After a lease of silence it counts as frozen, and its
+entry is removed, too. No clocks are compared. A node that was wrongly taken for dead or frozen restores its entry and
+keeps the sessions that no other node has claimed. In the others it is fenced by the epoch.
 
-A node whose own connection was lost takes no other one for dead for `REJOIN_S`: all may have lost theirs.
+A node that lost its own connection declares no other node dead for `REJOIN_S`: all may have lost theirs.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ with extra("nats"):
 PROBE_S = 0.25
 """Seconds between two requests to the next node."""
 LOOK_S = 1.0
-"""Seconds between two looks at the entries of all nodes."""
+"""Seconds between two reads of the entries of all nodes."""
 GRACE_S = 1.0
-"""Seconds without a subscription after which a node is dead: it may have lost its connection, and come back."""
+"""Seconds without a subscription after which a node is dead: it might only reconnect."""
 GRACE_PAUSE_S = 0.1
 REJOIN_S = 3.0
-"""Seconds that all others have to come back when the connection of the observer was lost as well."""
+"""Seconds for all others to reconnect after the observer's own connection was lost."""
 PING = "ping"
 
 _log = logging.getLogger(__name__)
 
 
 class NodePresence:
-    """This process among the nodes, and the others as it sees them.
+    """The presence of this node, and its view of the others.
 
     Args:
         lease_s: Seconds of silence after which a node that is connected counts as frozen.
@@ -66,7 +66,7 @@ class NodePresence:
     ) -> None:
         self.node = node
         self.number = 0
-        """No other node ever has it."""
+        """A unique number of this node."""
         self.others: frozenset[str] = frozenset()
         self._link = link
         self._subjects = subjects
@@ -91,7 +91,7 @@ class NodePresence:
         self._watching = self._world.spawn(self._watch(), name="node presence")
 
     async def leave(self) -> None:
-        """Be no node any more: what it has is free."""
+        """Stop to be a node: its sessions are free."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
@@ -99,11 +99,11 @@ class NodePresence:
             await self._bury(self.node)
 
     def look_soon(self) -> None:
-        """Read who is there: a node came or went."""
+        """Request a read of the nodes' entries: a node has joined or left."""
         self._nudged.set()
 
     async def look(self) -> None:
-        """Read who is there.
+        """Read the nodes' entries.
 
         Raises:
             MidstreamError: The store cannot be read.
@@ -111,15 +111,15 @@ class NodePresence:
         messages = await self._link.scan(self._subjects.kv_stream, self._subjects.nodes)
         nodes = {decode(message.data, NodeEntry).node for message in messages}
         if self.number and self.node not in nodes:
-            _log.warning("node %s was taken for dead", self.node)
+            _log.warning("node %s was declared dead by another node", self.node)
             await self._enter()
         self.others = frozenset(nodes - {self.node})
 
     async def is_dead(self, node: str) -> bool:
-        """Whether a node is dead; one that does not listen is waited for, `GRACE_S`.
+        """Whether a node is dead; wait `GRACE_S` for one that does not listen.
 
         Raises:
-            MidstreamError: The store is not reached.
+            MidstreamError: The store cannot be reached.
         """
         if node == self.node:
             return False
@@ -132,14 +132,14 @@ class NodePresence:
         return True
 
     async def _is_absent(self, node: str) -> bool:
-        """Whether a node has no subscription for `GRACE_S`, as long as this one has its connection."""
+        """Whether a node has no subscription for `GRACE_S`, while this node has its connection."""
         start = self._world.monotonic()
         while not self._is_protecting():
             try:
                 if await self._link.ask(self._subjects.inbox(node, PING)) is not None:
                     return False
             except UnknownOutcomeError:
-                return False  # it listens, or this node is cut off
+                return False  # it listens, or this node is disconnected
             if not self._link.is_connected or self._link.connected_at > start:
                 return False
             if self._world.monotonic() - start >= GRACE_S:
@@ -167,7 +167,7 @@ class NodePresence:
             await self._link.purge(self._subjects.kv_stream, self._subjects.node(node), below=found.seq + 1)
 
     async def _watch(self) -> None:
-        """Ask the next node whether it is there."""
+        """Send requests to the next node."""
         looked_at = self._world.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -180,7 +180,7 @@ class NodePresence:
                     await self.look()
                 await self._probe()
             except MidstreamError as error:
-                _log.debug("the next node was not asked: %s", error)
+                _log.debug("the next node was not checked: %s", error)
 
     async def _probe(self) -> None:
         following = next_node(self.node, self.others)

@@ -36,11 +36,11 @@ from midstream.store.jetstream.stored_values import read_body, read_value
 from midstream.store.jetstream.stream_subjects import SessionPlace, StreamSubjects
 
 CURSORS_MAX = 5000
-"""Sessions for which this process knows where to read on."""
+"""Sessions whose known positions are in memory."""
 MARKS_MAX = 64
-"""Positions that are known for each of them."""
+"""Known positions of each of them."""
 TRIES_MAX = 20
-"""Times that a journal is read again which is pruned while it is read."""
+"""Times that a journal is read again because it was pruned meanwhile."""
 SEEK_FROM = 4 * PAGE_MESSAGES
 """Messages of a stream that are read rather than searched."""
 
@@ -53,7 +53,7 @@ class NewestMessage(Struct, frozen=True):
 
 
 class _Marks(Struct):
-    """Positions of one journal, each with the sequence number from which on later records are."""
+    """Positions of one journal, each with a sequence number from which later records are found."""
 
     birth: int
     positions: list[int]
@@ -63,7 +63,7 @@ class _Marks(Struct):
         if not self.positions or position > self.positions[-1]:
             self.positions.append(position)
             self.starts.append(start)
-            if len(self.positions) > MARKS_MAX:  # every second one is enough
+            if len(self.positions) > MARKS_MAX:  # every second one is sufficient
                 self.positions, self.starts = self.positions[::2], self.starts[::2]
 
     def find(self, after: int) -> int:
@@ -82,18 +82,18 @@ class SessionReader(StoreReader):
         self._marks: OrderedDict[str, _Marks] = OrderedDict()
 
     async def newest(self, session: str) -> NewestMessage | None:
-        """Return the last message of a journal, also that of a deletion; None where there is none."""
+        """Return the last message of a journal, also that of a deletion; None if there is none."""
         place = self._subjects.session(session)
         found = await self._link.last(place.stream, place.journal)
         return None if found is None else NewestMessage(found.seq, decode(found.data, JournalHead))
 
     async def present(self, session: str) -> NewestMessage | None:
-        """Return the last message of a journal; None where there is no such session."""
+        """Return the last message of a journal; None if there is no such session."""
         newest = await self.newest(session)
         return None if newest is None or newest.head.is_gone else newest
 
     async def fold(self, session: str) -> tuple[int, Fold] | None:
-        """Return the record that stands for a pruned beginning, with its sequence number."""
+        """Return the record that replaces a pruned beginning, with its sequence number."""
         place = self._subjects.session(session)
         found = await read_value(self._link, place.stream, place.fold, Fold)
         if found is None:
@@ -102,12 +102,12 @@ class SessionReader(StoreReader):
         return seq, Fold(fold.birth, fold.position, fold.epoch, fold.link, fold.op, fold.seq, body=body)
 
     async def fold_head(self, place: SessionPlace) -> tuple[int, Fold] | None:
-        """Return the same as `fold`, without a large body."""
+        """Return the result of `fold` without a large body."""
         found = await self._link.last(place.stream, place.fold)
         return None if found is None else (found.seq, decode(found.data, Fold))
 
     async def ledger(self, stream: str) -> tuple[int, SpentLedger]:
-        """Return what was spent in a stream, with the sequence number of the message that has it; 0: there is none."""
+        """Return the ledger of a stream, with the sequence number of its message; 0 if there is none."""
         found = await self._link.last(stream, self._subjects.ledger(stream))
         return (0, SpentLedger()) if found is None else (found.seq, decode(found.data, SpentLedger))
 
@@ -127,7 +127,7 @@ class SessionReader(StoreReader):
                 start = folded[1].seq if folded is not None and behind == folded[1].position else 1
                 found = await self._read_behind(session, newest, behind, limit - len(records), start)
                 if not found or found[0].position != max(behind, 0) + 1:
-                    continue  # it was pruned, or deleted, meanwhile
+                    continue  # it was pruned or deleted meanwhile
                 records += found
             return records[:limit]
         raise StoreBusyError(f"session {session!r} is pruned all the time", retry_after_s=1.0)
@@ -152,7 +152,7 @@ class SessionReader(StoreReader):
         return records
 
     async def _seek(self, place: SessionPlace, birth: int, after: int, start: int, end: int) -> int:
-        """Return a sequence number near the first record behind a position, not above it."""
+        """Return a sequence number near the first record after a position, and not above it."""
         while end - start > SEEK_FROM and after > 0:
             middle = (start + end) // 2
             found = await self._link.next(place.stream, place.journal, start=middle)
@@ -182,7 +182,7 @@ class SessionReader(StoreReader):
     async def find_record(
         self, session: str, newest: NewestMessage, position: int
     ) -> tuple[int, StoredRecord] | None:
-        """Return a record, with the sequence number of the first message that has it or parts of it."""
+        """Return a record, with the sequence number of the first message that contains it or a part of it."""
         place = self._subjects.session(session)
         marks = self._marks_of(session, newest.head.birth)
         start = await self._seek(place, newest.head.birth, position - 1, marks.find(position - 1), newest.seq)

@@ -1,7 +1,7 @@
-"""Deletion of a session with its parts: one batch of marks that it is gone, then the removal of what it had.
+"""Deletion of a session with its parts: one batch of deletion marks, then the removal of its messages.
 
-The batch is the deletion: all journals of the family lie in one stream. Where the process dies before the removal, the
-next claim or deletion of the name finishes it. Epochs and versions that were used are kept in the stream's ledger.
+The batch is the deletion: all journals of the family are in one stream. If the process dies before the removal, the
+next claim or deletion of the name finishes it. The stream's ledger has the used epochs and versions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from midstream.store.jetstream.stream_subjects import SessionPlace, StreamSubjec
 from midstream.store.jetstream.write_tries import WriteTries
 
 BATCH_SESSIONS_MAX = 150
-"""Sessions in one batch, which has at most 1000 messages. A larger family goes in several, the session itself last."""
+"""Sessions in one batch, which has at most 1000 messages. A larger family needs several; the session itself is last."""
 
 
 class _Member(Struct, frozen=True):
@@ -39,7 +39,7 @@ class SessionRemoval:
     """Deletions of one node.
 
     Args:
-        new_op: Returns what only one write has.
+        new_op: Returns a unique id for a write.
         on_moved: Called with each session that was deleted, and 0.
     """
 
@@ -75,7 +75,7 @@ class SessionRemoval:
             heads = {each.newest.head.session: each.newest.head.birth for each in family}
             if births is None:
                 births = heads
-            # What was made meanwhile under the name of a session that is gone is another one.
+            # A session that was created meanwhile under a deleted name is another one.
             family = [
                 each for each in family if births.get(each.newest.head.session) == each.newest.head.birth
             ]
@@ -88,7 +88,7 @@ class SessionRemoval:
                 return True
 
     async def _find_family(self, session: str) -> list[_Member]:
-        """Return the session and its parts, the session itself last; finish deletions that were not."""
+        """Return the session and its parts, the session last; finish incomplete deletions."""
         place = self._subjects.session(session)
         family: list[_Member] = []
         for subject in sorted(await self._link.subjects(place.stream, place.family), reverse=True):
@@ -119,7 +119,7 @@ class SessionRemoval:
         return True
 
     async def _remove(self, members: Sequence[_Member], tries: WriteTries) -> bool:
-        """Delete some sessions, all or none; False: look at them again."""
+        """Delete some sessions, all or none; False: their state has changed."""
         stream = members[0].place.stream
         writes, versions = await tries.read(lambda: self._entry_writes(members))
         epochs = max(each.newest.head.epoch for each in members)

@@ -1,4 +1,4 @@
-"""Values that are replaced whole: a head, and parts where the body is large."""
+"""Values that are replaced as a whole: a head, and parts if the body is large."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from midstream.store.jetstream.journal_messages import (
 )
 
 TRIES_MAX = 20
-"""Times that a value is read again which is replaced while its parts are read."""
+"""Times that a value is read again because it was replaced meanwhile."""
 
 
 H = TypeVar("H", Fold, Entry, BlobHead)
@@ -44,10 +44,10 @@ def write_value(subject: str, head: H, body: bytes, *, expected: int | None) -> 
 async def read_value(
     link: JetStreamLink, stream: str, subject: str, kind: type[H], world: World = World()
 ) -> tuple[int, H, bytes] | None:
-    """Return the sequence number, the head and the body of a value, or None where there is none.
+    """Return the sequence number, the head and the body of a value, or None if there is none.
 
     Raises:
-        StoreBusyError: It is replaced all the time.
+        StoreBusyError: It is replaced continuously.
     """
     for _ in range(TRIES_MAX):
         found = await link.last(stream, subject)
@@ -58,13 +58,13 @@ async def read_value(
         if body is not None:
             return found.seq, head, body
         await world.sleep(0)
-    raise StoreBusyError("a value of the store is replaced all the time", retry_after_s=1.0)
+    raise StoreBusyError("a value of the store is replaced continuously", retry_after_s=1.0)
 
 
 async def read_body(
     link: JetStreamLink, stream: str, subject: str, head: Fold | Entry | BlobHead
 ) -> bytes | None:
-    """Return the body of a value, or None where it was replaced meanwhile."""
+    """Return the body of a value, or None if it was replaced meanwhile."""
     if not head.parts:
         return head.body
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Streams of a store: made at the first use, and examined at each one."""
+"""Streams of a store: created at the first use, and checked at each use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midstream.store.jetstream.journal_messages import FORMAT, decode, encode
 from midstream.store.jetstream.stream_subjects import StreamSubjects
 
 VERSION_LEAST = (2, 12)
-"""Servers before that have no atomic batches."""
+"""The first server version with atomic batches."""
 REPLICAS_IN_CLUSTER = 3
 MONITOR_WITHIN_S = 3.0
 TRIES_MAX = 10
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoreMeta(Struct, frozen=True, array_like=True):
-    """Description of a store, fixed when it was made."""
+    """Description of a store, fixed when it was created."""
 
     format: int
     streams: int
@@ -39,8 +39,8 @@ class Durability(Struct, frozen=True):
     """Servers and disks that an acknowledged append has reached.
 
     Args:
-        replicas: Servers that have it: more than half of these at once, the others soon.
-        is_synced: Whether each of them has synced it to its disk; None: the servers did not show it.
+        replicas: Servers with a copy: more than half of them at once, the others soon.
+        is_synced: Whether each of them has synced it to its disk; None if unknown.
     """
 
     replicas: int
@@ -56,11 +56,11 @@ class Durability(Struct, frozen=True):
 async def prepare_streams(
     link: JetStreamLink, address: JetStreamAddress
 ) -> tuple[StreamSubjects, Durability]:
-    """Make what is missing of a store, and return its subjects and what an acknowledged append is.
+    """Create missing streams, and return the subjects of the store and the durability of its appends.
 
     Raises:
-        UsageError: The servers cannot keep a store, or do not sync where that is required.
-        StoreBusyError: They are not reached.
+        UsageError: The servers lack an ability, or do not sync although that is required.
+        StoreBusyError: They cannot be reached.
     """
     _require_server(link)
     replicas = address.replicas or (REPLICAS_IN_CLUSTER if "cluster" in link.info else 1)
@@ -80,11 +80,11 @@ async def prepare_streams(
 
 
 async def find_streams(link: JetStreamLink, address: JetStreamAddress) -> StreamSubjects:
-    """Return the subjects of a store that exists. Nothing is made.
+    """Return the subjects of an existing store; create nothing.
 
     Raises:
         NotFoundError: There is no such store.
-        StoreBusyError: The servers are not reached.
+        StoreBusyError: The servers cannot be reached.
     """
     _require_server(link)
     asked = StreamSubjects(address.name, address.streams)
@@ -150,7 +150,7 @@ async def _write_meta(link: JetStreamLink, subjects: StreamSubjects, meta: Store
 
 
 async def _find_sync(address: JetStreamAddress, replicas: int) -> bool | None:
-    """Return whether the servers sync each message; None where they do not all show it."""
+    """Return whether the servers sync each message; None if unknown."""
     try:
         shown = await asyncio.gather(*map(_sync_of, address.monitors))
     except (OSError, ValueError, KeyError) as error:

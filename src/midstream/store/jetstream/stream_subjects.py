@@ -1,4 +1,4 @@
-"""Subjects of a store's messages. Names of sessions and keys are hashed: any name fits, and none is shown.
+"""Subjects of a store's messages. Names of sessions and keys are hashed: any name is possible, and none is visible.
 
     NAME.K.ROOT.PART.j             the journal of a session: one message for each append, claim and release
     NAME.K.ROOT.PART.m             its line in listings, the last one only
@@ -9,7 +9,7 @@
     NAME.kv.NAMESPACE.KEY.e        any other key-value entry
     NAME.kv.ledger, NAME.kv.meta, NAME.kv.node.NODE
 
-A body that one message cannot hold lies in `….p.N` of the same subject. `K` is the number of the stream of a session
+A body that is too large for one message is in `….p.N` of the same subject. `K` is the number of the stream of a session
 and of its parts, so that one atomic batch reaches all of them.
 """
 
@@ -23,11 +23,11 @@ from midstream.session.child_names import root_of
 from midstream.store.contract import OF_SESSIONS
 
 ITSELF = "0"
-"""Token of a session that is no part of another one."""
+"""Token of a root session."""
 
 
 class SessionPlace(NamedTuple):
-    """Stream of a session, and the beginning of its subjects."""
+    """Stream of a session, and the prefix of its subjects."""
 
     stream: str
     subject: str
@@ -63,7 +63,7 @@ class SessionPlace(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Pattern of the journals of its root and of all parts of that."""
+        """Pattern of the journals of its root and all parts of that."""
         return f"{self.subject.rpartition('.')[0]}.*.j"
 
 
@@ -82,14 +82,14 @@ class StreamSubjects:
         self.meta = f"{name}.kv.meta"
         self.nodes = f"{name}.kv.node.*"
         self.signals = f"{name}-signal"
-        """Beginning of the subjects of signals, which no stream keeps."""
+        """Prefix of the subjects of signals, which no stream stores."""
 
     def session(self, session: str) -> SessionPlace:
         """Return the place of a session."""
         return _place(self.name, len(self.shards), session)
 
     def patterns(self) -> dict[str, str]:
-        """Return the subjects that each stream keeps."""
+        """Return the subjects that each stream stores."""
         return {stream: f"{stream.replace('-', '.')}.>" for stream in (*self.shards, self.kv_stream)}
 
     def node(self, node: str) -> str:
@@ -128,16 +128,16 @@ class StreamSubjects:
         return f"{self.signals}.moved.{'.'.join(self.session(session).subject.split('.')[-2:])}"
 
     def inbox(self, node: str, kind: str) -> str:
-        """Return the subject of what is sent to one node."""
+        """Return the subject of messages to one node."""
         return f"{self.signals}.node.{node}.{kind}"
 
     def all_nodes(self, kind: str) -> str:
-        """Return the subject of what is sent to all nodes."""
+        """Return the subject of messages to all nodes."""
         return f"{self.signals}.all.{kind}"
 
 
 def token_of(name: str) -> str:
-    """Return the token that stands for a name: 160 bits of its digest."""
+    """Return the token of a name: 160 bits of its digest."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
 

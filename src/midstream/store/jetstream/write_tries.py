@@ -1,7 +1,7 @@
-"""Tries of one conditional write, until it is certain whether it has happened.
+"""Tries of one conditional write, until its outcome is certain.
 
-A server refuses a write while another one of its subject is under way. That may be an earlier try of the same write,
-whose answer was lost: without a majority it stays under way until the other servers return.
+A server refuses a write while another one of its subject is under way. That may be an earlier try of the same write
+whose answer was lost: without a majority it stays under way.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from midstream.store.jetstream.jetstream_link import JetStreamLink, SubjectWrite
 T = TypeVar("T")
 
 TRIES_MAX = 100
-"""Times that a write is decided anew because others wrote at the same moment."""
+"""Times that a write is decided again because of concurrent writes."""
 PAUSE_S = 0.05
-"""Seconds before a try that meets what the last one met."""
+"""Seconds before a retry on an unchanged subject."""
 
 
 class WriteTries:
@@ -31,7 +31,7 @@ class WriteTries:
 
     def __init__(self, link: JetStreamLink, world: World, what: str) -> None:
         self.is_unknown = False
-        """Whether the answer to a try was lost: it has happened, happens later, or does not happen."""
+        """Whether the answer to a try was lost: it may have happened or may still happen."""
         self._link = link
         self._world = world
         self._what = what
@@ -39,21 +39,21 @@ class WriteTries:
         self._met: Hashable = None
 
     async def read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what a read returns; it is waited for where it shows whether a try has happened.
+        """Run a read. If the outcome of a try is unknown, retry as long as the servers cannot be reached.
 
         Raises:
-            MidstreamError: The servers refused, or did not answer and nothing is unknown.
+            MidstreamError: The servers refused, or did not answer and no outcome is unknown.
         """
         return await (self._link.settle(read) if self.is_unknown else read())
 
     async def begin(self, met: Hashable) -> None:
-        """Begin the next try, after a pause where it meets what the last one met.
+        """Begin the next try, after a pause if the subject is unchanged.
 
         Args:
-            met: The messages that the write is to stand behind.
+            met: The messages before the write.
 
         Raises:
-            StoreBusyError: Others wrote each time. Nothing was written.
+            StoreBusyError: Other writes came first each time. Nothing was written.
         """
         self._count += 1
         if self._count > TRIES_MAX and not self.is_unknown:
@@ -63,7 +63,7 @@ class WriteTries:
         self._met = met
 
     async def commit(self, stream: str, writes: list[SubjectWrite]) -> int | None:
-        """Write, and return the last sequence number; None: look again.
+        """Write, and return the last sequence number; None: read again.
 
         Raises:
             MidstreamError: The servers refused. Nothing was written.

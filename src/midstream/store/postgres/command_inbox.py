@@ -1,7 +1,7 @@
 """Commands from one node to another as rows of a table: forwarded, answered and deleted in groups.
 
-A burst of commands costs a few commits, and not one for each. A forwarded command is synced, so that its number is
-never another one's; an answer is not: lost in a crash of the server, the command is decided again, which is as good.
+A burst of commands costs only a few commits. A forwarded command is synced, so that its number stays unique. An answer
+is not synced: after a crash of the server the command is decided again, which is harmless.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 GROUP_MAX = 200
-"""Rows written at once."""
+"""Rows written in one statement."""
 
-# Keep commands for the nodes that have the leases of their sessions; their numbers are in the order of the commands.
+# Store commands for the nodes that have the leases of their sessions; their numbers are in the order of the commands.
 PUT = """
 with kept as (
     insert into inbox (session, sender, body)
@@ -33,7 +33,7 @@ with kept as (
 )
 select kept.number, node from kept left join session on session.name = kept.session order by kept.number
 """
-# Answer commands whose senders wait, unless another node that lives has their sessions; return the senders.
+# Answer commands whose senders wait, unless another living node has their sessions; return the senders.
 ANSWER = """
 update inbox set answer = given.answer from unnest($1::bigint[], $2::bytea[]) as given (number, answer)
 where inbox.number = given.number and inbox.answer is null
@@ -53,8 +53,8 @@ class PutCommand(Struct, frozen=True):
     """A command in the inbox.
 
     Args:
-        number: Its own.
-        node: Number of the node that has its session; None where none has it.
+        number: Its number.
+        node: Number of the node that has its session; None if there is none.
     """
 
     number: int
@@ -62,18 +62,18 @@ class PutCommand(Struct, frozen=True):
 
 
 class _Waiting(Struct, Generic[T, R], eq=False):
-    """A row that waits for its group."""
+    """A row that waits for the next group."""
 
     row: T
     outcome: asyncio.Future[R]
 
 
 class GroupedRows(Generic[T, R]):
-    """Writes rows, one group at a time, in their order.
+    """Writes rows, one group at a time, in order.
 
     Args:
         write: Writes a group, and returns an outcome for each row.
-        on_unwanted: Called with the outcome of a row whose caller was cancelled meanwhile.
+        on_unwanted: Called with the outcome of a row whose caller was cancelled.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class GroupedRows(Generic[T, R]):
         self._working: asyncio.Task[None] | None = None
 
     def submit(self, row: T) -> asyncio.Future[R]:
-        """Write a row with the next group; a cancelled future stops nothing that was sent."""
+        """Write a row with the next group. Cancelling the future does not cancel the write."""
         outcome: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(row, outcome))
         if self._working is None:
@@ -97,7 +97,7 @@ class GroupedRows(Generic[T, R]):
         return outcome
 
     async def close(self) -> None:
-        """Write what waits."""
+        """Write all waiting rows."""
         if self._working is not None:
             await asyncio.wait({self._working})
 
@@ -138,7 +138,7 @@ class CommandInbox:
     """The commands that this node forwards, and those that it answers.
 
     Args:
-        frozen: The nodes whose sessions may be taken though they hold their locks.
+        frozen: The nodes whose sessions may be claimed although they hold their locks.
     """
 
     def __init__(
@@ -155,20 +155,20 @@ class CommandInbox:
         """Store a command for the node that has a session.
 
         Raises:
-            MidstreamError: It was not stored, or is stored and will not be decided for long.
+            MidstreamError: It was not stored, or was stored after its sender had stopped waiting.
         """
         return await self._puts.submit((session, body))
 
     async def answer(self, number: int, body: bytes) -> int | None:
-        """Store an answer, see `Store.answer`; return the number of the node that waits for it, if there is one."""
+        """Store an answer, see `Store.answer`; return the number of the node that waits for it, or None."""
         return await self._answers.submit((number, body))
 
     def remove_soon(self, number: int) -> None:
-        """Delete a forwarded command; one that stays is removed after the death of this node."""
+        """Delete a forwarded command. If that fails, it is removed after the death of this node."""
         self._removals.submit(number).add_done_callback(asyncio.Future.exception)
 
     async def close(self) -> None:
-        """Write what waits."""
+        """Write all waiting rows."""
         for rows in (self._puts, self._answers, self._removals):
             with contextlib.suppress(MidstreamError):
                 await rows.close()
@@ -181,7 +181,7 @@ class CommandInbox:
 
     async def _answer(self, answers: Sequence[tuple[int, bytes]]) -> Sequence[int | None]:
         node = await self._lock.number()
-        # In the order of their numbers, as `_remove` has them: two groups of rows do not wait for one another.
+        # In the order of numbers, as in `_remove`, so that two groups cannot deadlock.
         in_order = sorted(answers)
         numbers, bodies = [number for number, _ in in_order], [body for _, body in in_order]
         rows = await self._pool.run(lambda db, _: db.fetch(ANSWER, numbers, bodies, node, [*self._frozen()]))

@@ -1,9 +1,8 @@
-"""Which sessions the nodes follow, so that only the ends of those are sent.
+"""The sessions that nodes follow, so that only their ends are sent.
 
-PostgreSQL gives each notification to each node of the database. A node therefore announces the sessions that it
-follows, and the others notify it of these only. An announcement that comes late costs nothing: a node remembers the
-ends that it has not sent, and sends them then. One that is lost costs time only: each second everything is queried
-anyway.
+PostgreSQL gives each notification to each node of the database. So a node announces the sessions that it follows, and
+the others send only their ends. Unsent ends are stored, and sent after a late announcement. A lost announcement costs
+only time, because everything is also queried each second.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from collections.abc import Iterable, Mapping
 from midstream.environment import World
 
 ANNOUNCED_AGAIN_S = 60.0
-"""Seconds after which a node announces a session anew that it still follows."""
+"""Seconds after which a node repeats the announcement of a session."""
 FOLLOWED_S = 2.5 * ANNOUNCED_AGAIN_S
-"""Seconds for which an announcement counts."""
+"""Seconds for which an announcement is valid."""
 UNSENT_MAX = 10_000
-"""Ends that are remembered; of more, the oldest are forgotten."""
+"""Unsent ends in memory; beyond it, the oldest are dropped."""
 
 
 class FollowedByOthers:
-    """The sessions that other nodes follow, and the ends of others, which were not sent."""
+    """The sessions that other nodes follow, and the unsent ends of other sessions."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -31,7 +30,7 @@ class FollowedByOthers:
         self._unsent: OrderedDict[str, int] = OrderedDict()
 
     def note(self, sessions: Iterable[str]) -> Mapping[str, int]:
-        """Note what another node announced; return the ends that it may not have yet."""
+        """Record an announcement of another node; return the ends that it may not have yet."""
         now = self._world.monotonic()
         if now >= self._removes_at:
             self._until = {session: until for session, until in self._until.items() if until > now}
@@ -41,7 +40,7 @@ class FollowedByOthers:
         return {session: self._unsent.pop(session) for session in names if session in self._unsent}
 
     def select(self, ends: Mapping[str, int]) -> Mapping[str, int]:
-        """Return those of these ends that are to be sent, and remember the others."""
+        """Return the ends to send, and store the others."""
         now = self._world.monotonic()
         followed = {}
         for session, end in ends.items():
@@ -49,7 +48,7 @@ class FollowedByOthers:
             if self._until.get(session, now) > now:
                 followed[session] = end
             else:
-                self._unsent[session] = end  # the newest come last
+                self._unsent[session] = end  # the newest are last
         while len(self._unsent) > UNSENT_MAX:
             self._unsent.popitem(last=False)
         return followed
@@ -63,7 +62,7 @@ class FollowedHere:
         self._announced_at: dict[str, float] = {}
 
     def due(self, followed: Iterable[str]) -> list[str]:
-        """Return those of the sessions followed here that are to be announced now, and count them as announced."""
+        """Return the followed sessions that must be announced now, and mark them as announced."""
         before = self._world.monotonic() - ANNOUNCED_AGAIN_S
         names = [session for session in followed if self._announced_at.get(session, before) <= before]
         if names:
@@ -72,5 +71,5 @@ class FollowedHere:
         return names
 
     def forget(self) -> None:
-        """Announce everything anew: another node came, or may have missed something."""
+        """Announce all sessions again: another node joined, or may have missed an announcement."""
         self._announced_at.clear()

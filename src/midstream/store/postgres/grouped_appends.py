@@ -1,11 +1,11 @@
-"""Appends of one process in groups: one statement and one commit for all that wait.
+"""Appends of one process in groups: one statement and one commit for all waiting appends.
 
-A group has at most one append of each session, and only appends that are synced alike. `Sync.FULL` is a synced commit
-of the server, `Sync.NORMAL` one that it does not wait for. The server syncs its log in order, so that a synced commit
-syncs all before it.
+A group has at most one append of each session, and only appends with the same sync. `Sync.FULL` is a synced commit of
+the server, `Sync.NORMAL` an asynchronous one. The server syncs its log in order, so a synced commit includes all
+earlier ones.
 
-A commit whose connection was lost has happened or not. The last record of the journal shows which, before anything else
-is done for that session: nothing is appended twice, and no append is refused that is there.
+If the connection is lost during a commit, its outcome is unknown. The last record of the journal shows it, before any
+other operation on that session. So nothing is appended twice, and no append is refused that has happened.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ with extra("postgres"):
     import asyncpg
 
 GROUP_MAX = 1000
-"""Appends in one group; bounds how long the first of them waits for the last."""
+"""Appends in one group: a limit on the wait of the first one for the last one."""
 GROUP_BYTES_MAX = 8 * 2**20
-"""Bytes of records and blobs in one group, beside its first append."""
+"""Bytes of records and blobs in one group; a larger append is a group of its own."""
 AGAIN_MAX = 10
-"""Times that a group is sent again which the server undid because of another statement."""
+"""Times that a group is sent again after the server undid it because of another statement."""
 CLOSE_S = 10.0
-"""Seconds that a store which is closed waits for a server that is away."""
+"""Seconds that closing a store waits for an unreachable server."""
 
-# Append a group: move the ends of the sessions whose epoch and end fit, and insert the records of those. `set_config`
-# makes this very commit one that is not waited for.
+# Append a group: move the ends of the sessions with matching epoch and end, and insert their records. `set_config`
+# makes this commit asynchronous.
 APPEND = """
 with asked as (
     select * from unnest(
@@ -79,11 +79,11 @@ with asked as (
 )
 select number, case when $1::boolean then set_config('synchronous_commit', 'off', true) end from moved
 """
-# Why an append did not fit.
+# The reason why an append was refused.
 FIND_REASONS = "select name, epoch, last from session where name = any($1::text[])"
-# Wait for whatever the lost connection may still be doing.
+# Wait for the statement of a lost connection.
 LOCK_SESSIONS = "select from session where name = any($1::text[]) order by id for update"
-# Which appends of a lost connection have happened: their last records are there, as they were sent.
+# The appends of a lost connection that have happened: their last records exist, as they were sent.
 FIND_OUTCOMES = """
 select asked.number from unnest($1::integer[], $2::text[], $3::bigint[], $4::bigint[], $5::bytea[])
     as asked (number, name, epoch, reached, body)
@@ -109,7 +109,7 @@ class QueuedAppend(Struct, eq=False):
 
 
 class GroupedAppends:
-    """Makes the appends of one process, one group at a time.
+    """Commits the appends of one process, one group at a time.
 
     Args:
         on_moved: Called with the new ends after each group.
@@ -127,11 +127,11 @@ class GroupedAppends:
 
     @property
     def waiting(self) -> int:
-        """How many appends wait for a group."""
+        """Number of appends that wait for a group."""
         return len(self._waiting)
 
     def submit(self, session: str, batch: Batch) -> asyncio.Future[int]:
-        """Append in the next group that fits; the future has the new end. A cancelled future stops nothing."""
+        """Append in the next matching group; the future has the new end. Cancelling it does not cancel the append."""
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(QueuedAppend(session, batch, answer))
         if self._working is None:
@@ -139,18 +139,17 @@ class GroupedAppends:
         return answer
 
     async def connect(self) -> None:
-        """Open the connection, and let the server prepare the statement: the first append of a takeover is not to wait
-        for that (30 ms).
+        """Open the connection, and prepare the statement (30 ms), before the first append of a takeover.
 
         Raises:
-            MidstreamError: The server is not reached.
+            MidstreamError: The server cannot be reached.
         """
         connection = await self._link.connection()
         async with self._postgres.errors():
             await connection.fetch(APPEND, *arguments_of([]))
 
     async def close(self) -> None:
-        """Finish what was asked for, as far as the server is there, and end the connection."""
+        """Finish the requested appends, if the server can be reached, and close the connection."""
         if self._working is not None:
             await asyncio.wait({self._working}, timeout=CLOSE_S)
         if self._working is not None:
@@ -174,7 +173,7 @@ class GroupedAppends:
             self._working = None
 
     def _take_group(self) -> list[QueuedAppend]:
-        """Return what may share the next commit; the oldest one decides how that is synced."""
+        """Return the appends of the next commit; the oldest one decides its sync."""
         group: list[QueuedAppend] = []
         left: list[QueuedAppend] = []
         sync = self._waiting[0].batch.sync
@@ -189,7 +188,7 @@ class GroupedAppends:
                 size += queued.size
             else:
                 left.append(queued)
-            sessions.add(queued.session)  # what follows in the same session waits for its turn
+            sessions.add(queued.session)  # later appends of the same session wait for the next group
         self._waiting = left
         return group
 
@@ -219,7 +218,7 @@ class GroupedAppends:
     async def _settle(
         self, connection: asyncpg.Connection, group: Sequence[QueuedAppend], fitting: set[int]
     ) -> None:
-        """Answer a group that was committed."""
+        """Answer a committed group."""
         self._finish(queued for number, queued in enumerate(group) if number in fitting)
         others = [queued for number, queued in enumerate(group) if number not in fitting]
         if not others:
@@ -242,18 +241,18 @@ class GroupedAppends:
             self._on_moved(ends)
 
     async def _refuse(self, group: Sequence[QueuedAppend], error: BaseException) -> None:
-        """Refuse one append; of several, find the one that is at fault."""
+        """Refuse one append; if there are several, find the faulty one."""
         if len(group) > 1 and isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError):
             for queued in group:
                 await self._commit([queued])
             return
-        if isinstance(error, asyncpg.ReadOnlySQLTransactionError):  # it has become a replica
+        if isinstance(error, asyncpg.ReadOnlySQLTransactionError):  # the server has become a replica
             self._link.drop()
         for queued in group:
             _refuse(queued, refusal_of(error, self._postgres.where))
 
     async def _find_outcomes(self, group: Sequence[QueuedAppend], error: BaseException) -> None:
-        """Find which of these appends have happened, however long the server is away; the others are sent again."""
+        """Find the appends that have happened; retry while the server cannot be reached. The others are sent again."""
         _log.warning("the outcome of %d appends is unknown: %s", len(group), type(error).__name__)
         self._link.drop()
         for failures in itertools.count(1):
@@ -274,7 +273,7 @@ class GroupedAppends:
 
 
 def arguments_of(group: Sequence[QueuedAppend]) -> list[Any]:
-    """Return the values of `APPEND`."""
+    """Return the arguments of `APPEND`."""
     marks = [queued.batch.mark for queued in group]
     records = [
         (number, queued.batch.expected + place, queued.batch.epoch, body, link)
@@ -310,7 +309,7 @@ def links_of(batch: Batch) -> Iterable[bytes]:
 
 
 def outcomes_of(group: Sequence[QueuedAppend]) -> list[list[Any]]:
-    """Return the values of `FIND_OUTCOMES`; an append without records leaves no trace, and is harmless twice."""
+    """Return the arguments of `FIND_OUTCOMES`. An append without records is not found, and is harmless twice."""
     asked = [(number, queued) for number, queued in enumerate(group) if queued.batch.bodies]
     return [
         [number for number, _ in asked],
@@ -322,7 +321,7 @@ def outcomes_of(group: Sequence[QueuedAppend]) -> list[list[Any]]:
 
 
 def _text(words: str) -> str:
-    """Return text as PostgreSQL can hold it."""
+    """Return text that PostgreSQL can store."""
     return words.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 

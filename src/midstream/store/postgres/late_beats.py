@@ -1,8 +1,8 @@
 """Heartbeats of a node whose event loop is late, from a thread.
 
-A tool that blocks the event loop for a minute works, and is not frozen; its sessions must stay. The thread only reads a
-clock as long as the loop beats by itself. When the loop is late, it beats with a connection of its own. What keeps the
-interpreter for itself, or stops the process, stops the thread as well.
+A node with a tool that blocks the event loop for a minute is not frozen, and must keep its sessions. While the loop
+beats, the thread only reads a clock. When the loop is late, the thread beats on a connection of its own. If the
+interpreter or the process is blocked, the thread is blocked, too.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ with extra("postgres"):
     import asyncpg
 
 LATE_BEATS = 2
-"""Beats that the event loop may leave out before the thread beats in its place."""
+"""Beats that the event loop may miss before the thread beats instead."""
 
 _log = logging.getLogger(__name__)
 
 
 class LateBeats:
-    """Beats in the place of a late event loop, from `start` to `close`.
+    """Beats instead of a late event loop, from `start` to `close`.
 
     Args:
         beat_s: Seconds between two beats.
-        beaten_at: Returns when the event loop has beaten last, by the monotonic clock.
+        beaten_at: Returns the time of the event loop's last beat, on the monotonic clock.
         beat: Beats on a connection.
     """
 
@@ -55,7 +55,7 @@ class LateBeats:
         self._thread = threading.Thread(target=self._work, name="midstream-late-beats", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     async def close(self) -> None:
@@ -76,8 +76,8 @@ class LateBeats:
         try:
             connection = await self._postgres.connect("late beat")
         except MidstreamError:
-            return  # the server is away: the loop may be in time, and waits for it as well
-        _log.warning("the event loop is late: a thread beats in its place")
+            return  # the server cannot be reached, and the loop may be waiting for it, too
+        _log.warning("the event loop is late: a thread sends the heartbeats")
         try:
             while self._is_late() and not self._is_over.is_set():
                 await self._beat(connection)

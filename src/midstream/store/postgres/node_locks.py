@@ -2,17 +2,16 @@
 
 The server frees the lock when the process dies, however it dies. Each node waits for the lock of the next one in the
 order of their numbers, on a connection of its own, and so notices its end within milliseconds. It then deletes the row
-of that node: a node without a row is dead, and its sessions are free. Where the node that waits stands still itself,
-the others look at the lock after two beats.
+of that node: a node without a row is dead, and its sessions are free. If the watching node is stopped itself, the
+others check the lock after two beats.
 
-A connection may also be lost while its process lives. Then the process joins anew under another number, and takes the
-sessions of the old one with it, under the epochs they have. For that it has `GRACE_S`; after a restart of the server,
-where all nodes lose their connections at once, `REJOIN_S`.
+A connection may also be lost while its process lives. Then the process joins again under another number, and keeps its
+sessions and their epochs. It has `GRACE_S` for that, or `REJOIN_S` after a restart of the server, when all nodes lose
+their connections.
 
-A process that is stopped, not dead, still holds its lock. So each node also beats. A node without a beat for the whole
-of a lease counts as frozen. While the event loop is late, a thread beats in its place (`late_beats.py`). No two clocks
-are compared: each observer adds up, by its own clock, how long a beat stayed as it was. A node that is wrongly taken
-for dead or frozen is fenced by the epoch.
+A stopped process still holds its lock. So each node also beats. A node without a beat for a whole lease counts as
+frozen. While the event loop is late, a thread beats instead (`late_beats.py`). No two clocks are compared: each
+observer measures silences with its own clock. A node that is wrongly taken for dead or frozen is fenced by the epoch.
 """
 
 from __future__ import annotations
@@ -39,39 +38,39 @@ with extra("postgres"):
     import asyncpg
 
 BEATS_PER_LEASE = 10
-"""Beats of a node in the time after which it counts as frozen."""
+"""Beats in the time after which a node counts as frozen."""
 BEAT_WITHIN_S = 10.0
-"""Seconds in which the server answers a beat; otherwise its connection is lost."""
+"""Seconds for the server to answer a beat; after that, the connection counts as lost."""
 GRACE_S = 0.02
-"""Seconds that a node has to join anew when its connection was lost and the server is there."""
+"""Seconds for a node to join again after its connection was lost."""
 REJOIN_S = 3.0
-"""Seconds that all others have to join anew when the connection of the observer was lost as well."""
+"""Seconds for all others to join again after the observer's own connection was lost."""
 JOIN_WITHIN_S = 5.0
-"""Seconds that a claim waits for this node to join anew."""
+"""Seconds that a claim waits for this node to join again."""
 REJOIN_BACKOFF = Backoff(first_s=0.02, most_s=1.0, jitter=0.5)
 LOCK_CLASS_BITS = 32
 SNAPSHOT_MS = 200
-"""Milliseconds for which a node that waits for another one's end keeps the server from removing old rows."""
+"""Milliseconds of one snapshot of a waiting node: a snapshot prevents the removal of old rows."""
 FOREVER_S = 1e9
-"""The end of another node may be waited for as long as this one lives."""
+"""No limit for the wait for another node's end."""
 
 # The class of the locks: the schema's oid.
 FIND_CLASS = "select $1::regnamespace::oid::bigint"
 # Become a node.
 JOIN = "insert into node (name, address) values ($1, $2) returning number"
-# Take the lock of this node, until its connection ends.
+# Acquire the lock of this node, until its connection ends.
 LOCK = "select pg_advisory_lock($1, $2)"
-# Take what the node had under its last number with it.
+# Move the sessions of the node's last number to the new one.
 ADOPT_SESSIONS = "update session set node = $1 where node = $2"
-# The same for the commands that it has forwarded.
+# Move the commands that it has forwarded.
 ADOPT_INBOX = "update inbox set sender = $1 where sender = $2"
-# Be no node any more.
+# Stop to be a node.
 LEAVE = "delete from node where number = $1"
-# Beat; no row: others took this node for dead.
+# Beat; no row: other nodes have declared this node dead.
 BEAT = "update node set seen_at = clock_timestamp() where number = $1 returning number"
-# Wait for the end of another node; the lock is given back with the statement. A statement that waits holds a snapshot,
-# and while one is held, the server removes no old version of any row: so the wait begins anew, with a new snapshot.
-# (A `lock_timeout` that is caught leaves no line in the server's log.)
+# Wait for the end of another node; the statement releases the lock again. A waiting statement holds a snapshot, and a
+# snapshot prevents the removal of old row versions. So the wait is repeated with new snapshots. (A `lock_timeout` that
+# is caught leaves no line in the server's log.)
 WAIT_FOR_END = """
 do $$
 begin
@@ -86,14 +85,14 @@ begin
     end loop;
 end $$
 """
-# Notice within seconds that the process which waits has died.
+# Notice the death of the waiting process within seconds.
 CHECK_CLIENT = "set client_connection_check_interval to '2s'"
-# Whether a node left, and whether its lock is free.
+# Whether a node has left, and whether its lock is free.
 LOOK_AT = """
 select not exists (select from node where number = $2), pg_try_advisory_xact_lock_shared($1, $2)
 """
-# Declare a node dead whose lock is free, and delete what it has forwarded: its clients send it again to another node.
-# Return whether it is gone.
+# Declare a node dead if its lock is free, and delete the commands that it has forwarded: its clients send them again to
+# another node. Return whether it has left.
 BURY = """
 with gone as (
     delete from node where number = $2 and pg_try_advisory_xact_lock_shared($1, $2) returning number
@@ -109,12 +108,12 @@ _log = logging.getLogger(__name__)
 
 
 class AdvisoryLock:
-    """The place of this process among the nodes: its number, its lock and its beats.
+    """This process as a node: its number, its lock and its beats.
 
     Args:
-        name: The node's name, for people.
-        on_lost: Called when the lock was lost, before the node joins anew.
-        on_joined: Called when it has joined anew.
+        name: The node's name, for display.
+        on_lost: Called when the lock was lost, before the node joins again.
+        on_joined: Called after it has joined again.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class AdvisoryLock:
         )
 
     async def join(self, connection: asyncpg.Connection) -> None:
-        """Become a node, on a connection that is the node's from now on.
+        """Become a node, on a connection that belongs to the node from now on.
 
         Raises:
             MidstreamError: The server refused.
@@ -163,26 +162,26 @@ class AdvisoryLock:
         self._late_beats.start()
 
     async def number(self) -> int:
-        """Return the number of this node. After the loss of its connection it is waited for, some seconds.
+        """Return the number of this node; wait some seconds if its connection was lost.
 
         Raises:
-            StoreBusyError: The server is away.
+            StoreBusyError: The server cannot be reached.
         """
         if not self._joined.is_set():
             try:
                 async with asyncio.timeout(JOIN_WITHIN_S):
                     await self._joined.wait()
             except TimeoutError:
-                raise StoreBusyError(f"{self._postgres.where} is away", retry_after_s=1.0) from None
+                raise StoreBusyError(f"{self._postgres.where} cannot be reached", retry_after_s=1.0) from None
         return self._number
 
     @property
     def last_number(self) -> int:
-        """The number that this node has or had last."""
+        """The present or last number of this node."""
         return self._number
 
     async def leave(self) -> None:
-        """Give up the lock: this node counts as dead."""
+        """Release the lock: this node counts as dead."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -198,7 +197,7 @@ class AdvisoryLock:
         oid = await connection.fetchval(FIND_CLASS, self._postgres.address.schema)
         self.lock_class = oid - (1 << LOCK_CLASS_BITS) if oid >= 1 << (LOCK_CLASS_BITS - 1) else oid
         address = f"{socket.gethostname()} {os.getpid()}"
-        async with connection.transaction():  # others see its row once it has its lock
+        async with connection.transaction():  # its row becomes visible after it has its lock
             number = await connection.fetchval(JOIN, self._name, address)
             await connection.execute(LOCK, self.lock_class, number)
             if old:
@@ -218,10 +217,10 @@ class AdvisoryLock:
         self._lost.set()
 
     async def _keep(self) -> None:
-        """Join anew, whenever the connection was lost."""
+        """Join again whenever the connection was lost."""
         while True:
             await self._lost.wait()
-            _log.warning("node %d has lost its lock in %s; joining anew", self._number, self._postgres.where)
+            _log.warning("node %d has lost its lock in %s; joining again", self._number, self._postgres.where)
             self._on_lost()
             for failures in itertools.count(1):
                 if await self._join_again():
@@ -255,12 +254,12 @@ class AdvisoryLock:
             else:
                 self._beaten_at = self._world.monotonic()
                 if number is None:
-                    _log.warning("node %d was taken for dead", self._number)
+                    _log.warning("node %d was declared dead by another node", self._number)
                     connection.terminate()
 
 
 class Neighbours:
-    """The other nodes, as this one sees them.
+    """This node's view of the other nodes.
 
     Args:
         lease_s: Seconds without a beat after which a node counts as frozen.
@@ -292,19 +291,19 @@ class Neighbours:
         self._watching = world.spawn(self._watch(), name="sentry")
 
     def protect(self) -> None:
-        """Take no known node for dead: the connection of this one was lost, and perhaps theirs too."""
+        """Declare no known node dead: this node lost its connection, and the others may have, too."""
         self._protected |= {*self._silences.known}
         self._protected_until = math.inf
 
     def protect_for_a_while(self) -> None:
-        """Leave the others time to join anew: this one has."""
+        """Give the others time to join again, after this node has."""
         self._protected_until = self._world.monotonic() + REJOIN_S
 
     async def look(self) -> bool:
-        """Look at all nodes; return whether one came, went, froze or goes on.
+        """Check all nodes; return whether one joined, left, froze or continued.
 
         Raises:
-            MidstreamError: The server is not reached.
+            MidstreamError: The server cannot be reached.
         """
         rows = await self._pool.run(lambda connection, _: connection.fetch(FIND_NODES))
         before = {*self._silences.known}
@@ -314,7 +313,7 @@ class Neighbours:
         if before != {*self._silences.known}:
             self._changed.set()
         for number in self._silences.late - self._silences.frozen:
-            # The node that waits for its end has not noticed it: it stands still.
+            # The node that watches it has not noticed its end, so that node is stopped.
             if await self.is_dead(number):
                 self._silences.drop(number)
                 self._changed.set()
@@ -333,10 +332,10 @@ class Neighbours:
         return is_changed
 
     async def is_dead(self, number: int) -> bool:
-        """Whether a node is dead or frozen; one whose lock stays free is declared dead.
+        """Whether a node is dead or frozen; one with a free lock is declared dead.
 
         Raises:
-            MidstreamError: The server is not reached.
+            MidstreamError: The server cannot be reached.
         """
         if number in self.frozen:
             return True
@@ -362,7 +361,7 @@ class Neighbours:
         self._link.drop()
 
     async def _watch(self) -> None:
-        """Wait for the end of the next node, whichever that is."""
+        """Wait for the end of the current next node, again and again."""
         while True:
             self._changed.clear()
             number = next_node(self._lock.last_number, self._silences.known)
@@ -375,7 +374,7 @@ class Neighbours:
                 if await self.is_dead(number):
                     self._silences.drop(number)
                     self._judge()
-                else:  # it joins anew, and its row goes
+                else:  # it joins again, and its row is deleted
                     await self._world.sleep(GRACE_S)
                 self._on_death()
             except (MidstreamError, *FAILURES) as error:
@@ -384,7 +383,7 @@ class Neighbours:
                 await self._world.sleep(REJOIN_BACKOFF.wait_s(4, chance=self._world.chance()))
 
     async def _wait_for_end(self, number: int) -> bool:
-        """Wait until the lock of a node is free; False when another node is the next one by now."""
+        """Wait until the lock of a node is free; False if another node has become the next one."""
         connection = await self._link.connection()
         with contextlib.suppress(asyncpg.PostgresError):
             await connection.execute(CHECK_CLIENT)

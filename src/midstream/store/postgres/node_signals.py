@@ -1,7 +1,7 @@
-"""Notifications between nodes: sent after an append and never in it, gathered, and never relied on.
+"""Notifications between nodes: sent in groups, after the appends and outside their transactions.
 
-A notification inside an append would take a lock of the whole database in each commit: 525 appends a second instead of
-4,736. Whatever is sent here is also found by looking, each second; a lost notification costs time only.
+A notification inside an append would lock the whole database in each commit: 525 appends a second instead of 4,736. All
+changes are also found by a query each second, so a lost notification costs only time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ with extra("postgres"):
     import asyncpg
 
 PAYLOAD_BYTES_MAX = 7900
-"""PostgreSQL takes notifications of less than 8000 bytes."""
+"""PostgreSQL accepts notifications of less than 8000 bytes."""
 ADDRESSEES_MAX = 128
-"""Nodes that one notification of the inbox names; others find their commands by looking."""
+"""Nodes that one notification of the inbox names; others find their commands by the query."""
 RECONNECT_S = 0.25
 """Seconds between attempts to listen again."""
 PAUSE_S = 0.003
-"""Seconds between two notifications of moved journals alone. Each one wakes all nodes: without a pause, four workers on
-two cores make a tenth fewer steps."""
+"""Seconds between two notifications that contain only moved journals. Each one wakes all nodes: without a pause, four
+workers on two cores make a tenth fewer steps."""
 
 # Notify all nodes of this schema. (Such a connection syncs nothing.)
 NOTIFY = "select pg_notify($1, payload) from unnest($2::text[]) as payload"
@@ -45,9 +45,9 @@ class Kind(StrEnum):
     """Changes besides the ends of journals."""
 
     NODES = "nodes"
-    """A node came, or its end was noticed."""
+    """A node has joined, or its end was noticed."""
     INBOX = "inbox"
-    """A command was forwarded; of a node of an older version also: or answered."""
+    """A command was forwarded. From a node of an older version also: a command was answered."""
     ANSWERS = "answers"
     """A command was answered. It is never sent: see `Signal.answered`."""
     FREE = "free"
@@ -58,12 +58,12 @@ class Signal(Struct, frozen=True, omit_defaults=True):
     """One notification.
 
     Args:
-        by: The node that sends it.
-        moved: Sessions that were appended to or deleted, with their ends.
-        kinds: What else has changed.
-        follows: Sessions whose ends the sender is to receive from now on.
-        inbox_of, answered: Numbers of the nodes that `Kind.INBOX` is for: commands were forwarded to these, or those of
-            these were answered. Both empty: all nodes look for both, as those of older versions do in any case.
+        by: The sending node.
+        moved: Changed or deleted sessions, with their ends.
+        kinds: Other changes.
+        follows: Sessions that the sender follows from now on.
+        inbox_of, answered: Numbers of the nodes that `Kind.INBOX` concerns: commands were forwarded to them, or theirs
+            were answered. If both are empty, it concerns all nodes.
     """
 
     by: str
@@ -74,7 +74,7 @@ class Signal(Struct, frozen=True, omit_defaults=True):
     answered: tuple[int, ...] = ()
 
     def kinds_for(self, node: int) -> set[Kind]:
-        """Return what has changed for the node of this number."""
+        """Return the changes that concern the node of this number."""
         kinds = {*self.kinds}
         if self.inbox_of or self.answered:
             kinds.discard(Kind.INBOX)
@@ -86,7 +86,7 @@ class Signal(Struct, frozen=True, omit_defaults=True):
 
 
 class _Addressees(Struct):
-    """Nodes that the next notification of the inbox is for."""
+    """Nodes that the next notification of the inbox concerns."""
 
     inbox_of: set[int] = msgspec.field(default_factory=set)
     answered: set[int] = msgspec.field(default_factory=set)
@@ -96,12 +96,12 @@ class _Addressees(Struct):
 
 
 def channel_of(schema: str) -> str:
-    """Return the name under which the nodes of a schema notify one another."""
+    """Return the channel of the nodes of a schema."""
     return f"midstream_{schema}"
 
 
 class Notifier:
-    """Sends notifications on a connection of its own: at most one statement at a time, with all that came meanwhile."""
+    """Sends notifications on a connection of its own: one statement at a time, with all changes since the last one."""
 
     def __init__(self, postgres: Postgres, node: str, world: World) -> None:
         self._followed = FollowedByOthers(world)
@@ -117,44 +117,44 @@ class Notifier:
         self._sending: asyncio.Task[None] | None = None
 
     def report_moved(self, ends: Mapping[str, int]) -> None:
-        """Send the ends of journals, soon, where other nodes follow them."""
+        """Send the ends of journals that other nodes follow, soon."""
         if wanted := self._followed.select(ends):
             self._moved.update(wanted)
             self._begin()
 
     def note_followed(self, sessions: Iterable[str]) -> None:
-        """Send the ends of these from now on: another node follows them."""
+        """Send the ends of these sessions from now on, because another node follows them."""
         if unknown := self._followed.note(sessions):
             self._moved.update(unknown)
             self._is_urgent.set()
             self._begin()
 
     def announce(self, sessions: Iterable[str]) -> None:
-        """Send that this node follows these, soon."""
+        """Announce soon that this node follows these sessions."""
         self._follows.update(dict.fromkeys(sessions))
         self._is_urgent.set()
         self._begin()
 
     def report(self, kind: Kind) -> None:
-        """Send that something else has changed, soon."""
+        """Send another change, soon."""
         self._kinds.add(kind)
         self._is_urgent.set()
         self._begin()
 
     def report_forwarded(self, node: int) -> None:
-        """Send that a command was forwarded to the node of this number, soon."""
+        """Report soon that a command was forwarded to the node of this number."""
         self._addressees.inbox_of.add(node)
         self._is_urgent.set()
         self._begin()
 
     def report_answered(self, node: int) -> None:
-        """Send that a command of the node of this number was answered, soon."""
+        """Report soon that a command of the node of this number was answered."""
         self._addressees.answered.add(node)
         self._is_urgent.set()
         self._begin()
 
     async def close(self) -> None:
-        """Send what is left, as far as that is possible, and end the connection."""
+        """Send the rest if possible, and close the connection."""
         if self._sending is not None:
             self._is_urgent.set()
             await asyncio.wait({self._sending}, timeout=1.0)
@@ -180,7 +180,7 @@ class Notifier:
             except (MidstreamError, *FAILURES) as error:
                 _log.debug("other nodes were not notified: %s", error)
                 self._link.drop()
-                self._follows = {**follows, **self._follows}  # sent with whatever is sent next
+                self._follows = {**follows, **self._follows}  # repeated with the next notification
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
@@ -189,7 +189,7 @@ class Notifier:
     def _payloads(
         self, moved: Mapping[str, int], kinds: set[Kind], follows: Iterable[str], addressees: _Addressees
     ) -> Iterator[str]:
-        """Yield the texts of as few notifications as these need; a name that fits into none is left to be found."""
+        """Yield as few payloads as possible. A name that is too long for one is omitted; the query finds it."""
         ends: dict[str, int] = {}
         names: list[str] = []
         size = 0
@@ -205,7 +205,7 @@ class Notifier:
             else:
                 ends[session] = end
             size += cost
-        if Kind.INBOX in kinds:  # it is for all nodes
+        if Kind.INBOX in kinds:  # without numbers, it concerns all nodes
             addressees = _Addressees()
         elif addressees:
             kinds = {*kinds, Kind.INBOX}
@@ -252,13 +252,13 @@ class Listener:
         """Begin to listen.
 
         Raises:
-            MidstreamError: The server is not reached.
+            MidstreamError: The server cannot be reached.
         """
         await self._listen()
         self._keeping = self._world.spawn(self._keep(), name="listener")
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait({self._keeping})
@@ -279,13 +279,13 @@ class Listener:
                 await self._listen()
                 self._on_gap()
                 continue
-            self._lost.set()  # also where the connection ended before its end could be observed, or only its answer
+            self._lost.set()  # also for a connection that ended before the callback was set
             await self._world.sleep(RECONNECT_S)
 
     def _receive(self, _connection: asyncpg.Connection, _pid: int, _channel: str, payload: str) -> None:
         try:
             signal = msgspec.json.decode(payload, type=Signal)
-        except msgspec.MsgspecError:  # of a newer version
+        except msgspec.MsgspecError:  # from a newer version
             self._on_gap()
             return
         if signal.by != self._node:

@@ -1,6 +1,6 @@
-"""News from other nodes: ends of journals that are followed here, forwarded commands, orphans.
+"""Changes that concern a node: ends of followed journals, forwarded commands, orphans.
 
-A notification starts the query for what it names; each second everything is queried, whether one came or not.
+A notification starts the query for its kind of change. Each second everything is queried, even without a notification.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from midstream.store.postgres.node_signals import Kind, Notifier, Signal
 from midstream.store.postgres.postgres_connections import ConnectionPool
 
 BACKSTOP_S = 1.0
-"""Seconds after which everything is looked at, whatever the signs are."""
+"""Seconds after which everything is queried, without any notification."""
 FORWARDED_MAX = 100
-"""Commands reported at once: more wait for the next look."""
+"""Commands of one result; further ones wait for the next query."""
 
-# Commands without an answer, oldest first, of sessions that this node has or that no living node has, and whose senders
-# wait: they hold their locks. (A node is in its table before it has a session.)
+# Commands without an answer, oldest first, for sessions of this node or of no living node, whose senders wait: they
+# hold their locks. (A node is in its table before it has a session.)
 FIND_UNDECIDED = """
 select inbox.number, inbox.session, inbox.body, coalesce(node.name, ''), coalesce(session.epoch, 0)
 from inbox left join session on session.name = inbox.session left join node on node.number = sender
@@ -38,10 +38,10 @@ where answer is null
     and (sender = $1 or not pg_try_advisory_xact_lock_shared($3, sender))
 order by inbox.number
 """
-# The answers to what this node has forwarded.
+# The answers to commands of this node.
 FIND_ANSWERS = "select number, answer from inbox where sender = $1 and answer is not null"
-# Sessions with an open turn that no living node has, with their epochs. The nodes that have open turns are found one
-# after the other in the index, so that the turns of living nodes, which are many, are not read.
+# Sessions with an open turn that no living node has, with their epochs. The index is searched for each node with open
+# turns in turn, so that the many turns of living nodes are not read.
 FIND_ORPHANS = """
 with recursive holder as (
     (select node from session where is_live and node is not null order by node limit 1)
@@ -58,14 +58,14 @@ with recursive holder as (
 )
 select name, epoch from free order by changed_at
 """
-# Where these journals end.
+# The ends of these journals.
 FIND_ENDS = "select name, last from session where name = any($1::text[])"
 
 _log = logging.getLogger(__name__)
 
 
 class _Found(Struct):
-    """Changes, and the marks of what counts as returned once they are taken."""
+    """Changes, and the marks of returned ones after the caller has received them."""
 
     news: News
     forwarded_commands: frozenset[tuple[int, int]]
@@ -73,7 +73,7 @@ class _Found(Struct):
 
 
 class _Waiting:
-    """A `watch` that waits."""
+    """A waiting `watch` call."""
 
     def __init__(self, followed: Mapping[str, int]) -> None:
         self.followed = dict(followed)
@@ -81,10 +81,10 @@ class _Waiting:
 
 
 class NodeWatcher:
-    """Looks for changes, from `start` to `close`.
+    """Queries for changes, from `start` to `close`.
 
     Args:
-        notifier: Announces to the others what is followed here, and is informed of what they follow.
+        notifier: Announces the sessions that are followed here, and receives the announcements of others.
     """
 
     def __init__(
@@ -103,23 +103,23 @@ class NodeWatcher:
         self._followed = FollowedHere(world)
         self._nudged = asyncio.Event()
         self._signs: set[Kind] = set(Kind)
-        """Where to look."""
+        """The kinds of changes to query."""
         self._moved: dict[str, int] = {}
-        """Ends that other nodes have reported."""
+        """Ends in notifications of other nodes."""
         self._waiting: _Waiting | None = None
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
         self.answers_reported = 0
-        """How often there was a reason to look for answers."""
-        self._told = _Found(News(peers=-1), frozenset(), frozenset())
+        """Number of times that answers may have arrived."""
+        self._reported = _Found(News(peers=-1), frozenset(), frozenset())
         self._all_looked_at = 0.0
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to query."""
         self._looking = self._world.spawn(self._look(), name="store watcher")
 
     async def close(self) -> None:
-        """Stop looking, and cancel those that wait."""
+        """Stop the queries, and cancel the waiting callers."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})
@@ -127,24 +127,24 @@ class NodeWatcher:
             self._waiting.found.cancel()
         for answer in self._awaited.values():
             answer.cancel()
-        await self._world.sleep(0)  # who was cancelled has something to tidy up
+        await self._world.sleep(0)  # the cancelled callers clean up
 
     async def watch(self, followed: Mapping[str, int]) -> News:
         """See `Store.watch`."""
         waiting = self._waiting = _Waiting(followed)
         self._nudged.set()
         try:
-            self._told = await waiting.found  # only now: a cancelled call has consumed nothing
+            self._reported = await waiting.found  # only now, so that a cancelled call consumes nothing
         finally:
             if self._waiting is waiting:
                 self._waiting = None
-        return self._told.news
+        return self._reported.news
 
     async def answer_to(self, number: int, *, answers_reported: int) -> bytes:
-        """Wait for the answer to a command that this node has forwarded.
+        """Wait for the answer to a forwarded command.
 
         Args:
-            answers_reported: What that was before the command was stored: its answer may have been reported since.
+            answers_reported: That attribute before the command was stored. If it changed, the answer may exist already.
         """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._awaited[number] = answer
@@ -156,7 +156,7 @@ class NodeWatcher:
             del self._awaited[number]
 
     def receive(self, signal: Signal) -> None:
-        """Take note of what another node has sent."""
+        """Process a notification of another node."""
         self._notifier.note_followed(signal.follows)
         waiting = self._waiting
         if waiting is not None:
@@ -171,22 +171,22 @@ class NodeWatcher:
             self._followed.forget()
 
     def note(self, *kinds: Kind) -> None:
-        """Look there, soon."""
+        """Request queries of these kinds."""
         self._signs.update(kinds)
         self.answers_reported += Kind.ANSWERS in kinds
         self._nudged.set()
 
     def note_all(self) -> None:
-        """Look everywhere, soon."""
+        """Request all queries."""
         self._all_looked_at = -BACKSTOP_S
         self.note(*Kind)
 
     def note_gap(self) -> None:
-        """Look everywhere, soon, and let the others announce anew what they follow: notifications may be missing."""
+        """Request all queries and new announcements of the others, because notifications may be missing."""
         self.note_all()
         self._notifier.report(Kind.NODES)
 
-    # --- the task that looks
+    # --- the task that queries
 
     async def _look(self) -> None:
         while True:
@@ -206,7 +206,7 @@ class NodeWatcher:
         if now - self._all_looked_at >= BACKSTOP_S:
             self._all_looked_at = now
             self._signs.update(Kind)
-        signs, self._signs = self._signs, set()  # one that comes during a query is not in its answer
+        signs, self._signs = self._signs, set()  # a notification during a query belongs to the next one
         try:
             if Kind.NODES in signs and await self._neighbours.look():
                 signs.update(Kind)
@@ -223,8 +223,8 @@ class NodeWatcher:
         except BaseException:
             self._signs |= signs
             raise
-        if found.news == News(peers=self._told.news.peers):
-            self._told = found
+        if found.news == News(peers=self._reported.news.peers):
+            self._reported = found
         elif not waiting.found.done():
             waiting.found.set_result(found)
             return
@@ -233,15 +233,15 @@ class NodeWatcher:
             self._moved = {**moved, **self._moved}
 
     async def _find_changes(self, followed: Mapping[str, int], signs: set[Kind]) -> _Found:
-        """Return the changes that were not returned yet, and the marks for them."""
+        """Return new changes, and the marks for them."""
         node, lock_class = self._lock.last_number, self._lock.lock_class
         frozen = [*self._neighbours.frozen]
-        commands, orphans = self._told.forwarded_commands, self._told.orphans
+        commands, orphans = self._reported.forwarded_commands, self._reported.orphans
         fresh: list[Any] = []
         if Kind.INBOX in signs or Kind.NODES in signs:
             rows = await self._pool.run(lambda db, _: db.fetch(FIND_UNDECIDED, node, frozen, lock_class))
             fresh = [row for row in rows if (row[0], row[4]) not in commands][:FORWARDED_MAX]
-            # What is gone from the tables is forgotten here too.
+            # Marks of deleted rows are dropped.
             commands = commands.intersection((row[0], row[4]) for row in rows)
             commands = commands.union((row[0], row[4]) for row in fresh)
         lost: list[tuple[str, int]] = []

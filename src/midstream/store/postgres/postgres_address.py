@@ -1,4 +1,4 @@
-"""Addresses of PostgreSQL databases: what the driver connects by, what belongs to the store, what people may see."""
+"""Addresses of PostgreSQL databases: the connection, and the settings of the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from midstream.errors import UsageError
 from midstream.store.store_registry import hide_password
 
 SCHEMA = "midstream"
-"""Schema of the tables where the address names none."""
+"""Schema of the tables if the address has none."""
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}", re.ASCII)
 
 
@@ -20,9 +20,9 @@ class PostgresAddress(Struct, frozen=True):
     """A database, and the schema of the store in it.
 
     Args:
-        dsn: What the driver connects by. It may contain a password: never log it.
+        dsn: The address for the driver. It may contain a password: never log it.
         schema: The schema of the tables.
-        store_key: Path of the key that guards the store, the same on each machine; "" where it is not guarded.
+        store_key: Path of the key that guards the store, the same on each machine; "" if it is not guarded.
         shown: The address without passwords, for messages and logs.
     """
 
@@ -36,13 +36,13 @@ class PostgresAddress(Struct, frozen=True):
 
     @classmethod
     def parse(cls, address: str) -> Self:
-        """Return the address of a URL, given as what follows `postgresql:`.
+        """Parse the part of a URL after `postgresql:`.
 
         Host, port, user, password, `passfile`, `sslmode` and all other parameters are those of PostgreSQL's own tools,
-        and so are the environment variables for what the URL leaves out. `schema` and `store_key` are the store's.
+        as are the environment variables for missing parts. `schema` and `store_key` are parameters of the store.
 
         Raises:
-            UsageError: It is no such address.
+            UsageError: It is not a valid address.
         """
         if not address.startswith("//"):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""PostgreSQL databases as a kind of store: see `store_registry`."""
+"""PostgreSQL databases as stores: see `store_registry`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with extra("postgres"):
 
 
 class PostgresBackend(Backend):
-    """See `Backend`. An address is what follows `postgresql:`."""
+    """See `Backend`. An address is the part of a URL after `postgresql:`."""
 
     @override
     def open(self, address: str, *, world: World) -> PostgresStore:

@@ -1,4 +1,4 @@
-"""Connections to one PostgreSQL database: opened with the same settings, checked, opened anew when they were lost."""
+"""Connections to one PostgreSQL database: opened with the same settings, checked, and reopened after a loss."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ with extra("postgres"):
 T = TypeVar("T")
 
 CONNECT_S = 10.0
-"""Seconds in which a server answers a new connection."""
+"""Seconds for a server to answer a new connection."""
 STATEMENT_S = 60.0
-"""Seconds after which a statement counts as lost with its connection: the network was cut without a sign."""
+"""Seconds after which a statement and its connection count as lost."""
 POOL_MAX = 4
-"""Connections of a process for reads, claims and whatever is no append. PostgreSQL allows a hundred by default."""
+"""Connections of a process for everything except appends. PostgreSQL allows a hundred by default."""
 VERSION_MIN = 14
 PROBES = 5
-"""Transactions of another connection during which a backend is compared with what it was before."""
+"""Transactions of another connection during which a backend is checked for changes."""
 
 SETTINGS: Final = {
-    # Limits of the server for programs that misbehave: a node waits on purpose.
+    # The server's limits for faulty programs do not apply: a node waits intentionally.
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_session_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
-    # A machine that lost its power keeps its locks until the server notices: after 20 s instead of two hours.
+    # The locks of a machine without power stay until the server notices: after 20 s instead of two hours.
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "20000",
 }
-"""Set by statements: a pool in session mode takes few of them with the start of a connection."""
+"""Set by statements: a pooler in session mode accepts few of them at the start of a connection."""
 POOLED: Final = (
     "a connection pooler in transaction mode is in front of it, which gives each transaction another backend: "
     "notifications and the locks by which servers notice each other's end need a backend that stays. "
@@ -46,17 +46,17 @@ POOLED: Final = (
 )
 """Why a pooler is refused."""
 
-# The backend of this connection.
+# The backend of a connection.
 BACKEND = "select pg_backend_pid()"
-# Whether the server is a replica, which takes no writes, and how its commits are synced.
+# Whether the server is a read-only replica, and how its commits are synced.
 STATE = "select pg_is_in_recovery(), current_setting('synchronous_commit')"
-# Sync each commit: an operator's default of `off` is not for what is durable here.
+# Sync each commit: an operator's default of `off` must not apply to durable appends.
 SYNC = "set synchronous_commit to on"
-# The timeline of the server: another one after the promotion of a replica or a restore.
+# The timeline of the server: it changes with the promotion of a replica or a restore.
 TIMELINE = "select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 # Whether the ledger has another timeline.
 HAS_CHANGED = "select true from ledger where timeline <> $1"
-# Begin a new era with a new timeline: epochs that were given and lost are never given again.
+# Begin a new era with a new timeline, so that lost epochs are never used again.
 BEGIN_ERA = """
 update ledger set timeline = $1, era = era + (timeline <> '')::integer where timeline <> $1
 """
@@ -68,20 +68,20 @@ class Postgres:
     def __init__(self, address: PostgresAddress) -> None:
         self.address = address
         self.where = f"store {address.shown}"
-        """The store in messages, without a password."""
+        """The address for messages, without a password."""
         self.set_path = f"set search_path to {address.schema}, pg_temp"
-        """The statement that lets a connection see our tables."""
+        """The statement that gives a connection access to the store's tables."""
 
     async def connect(self, purpose: str, **settings: str) -> asyncpg.Connection:
         """Open a connection.
 
         Args:
-            purpose: For the operator, who lists connections.
+            purpose: A name for the operator's list of connections.
             settings: Further parameters of the server.
 
         Raises:
-            StoreBusyError: The server is not reached, or has no connection left.
-            UsageError: It does not accept this user, or is too old.
+            StoreBusyError: The server cannot be reached, or has no connection left.
+            UsageError: The server refuses this user, or is too old.
         """
         try:
             connection = await asyncpg.connect(
@@ -107,7 +107,7 @@ class Postgres:
 
     @contextlib.asynccontextmanager
     async def _terminating(self, connection: asyncpg.Connection) -> AsyncIterator[None]:
-        """End a connection where its preparation fails or is cancelled."""
+        """Close a connection if its preparation fails or is cancelled."""
         try:
             async with self.errors():
                 yield
@@ -116,10 +116,10 @@ class Postgres:
             raise
 
     async def connect_to_write(self, purpose: str, **settings: str) -> asyncpg.Connection:
-        """Open a connection to a server that takes writes; see `connect`.
+        """Open a connection to a server that accepts writes; see `connect`.
 
         Raises:
-            StoreBusyError: It is a replica.
+            StoreBusyError: The server is a replica.
         """
         connection = await self.connect(purpose, **settings)
         async with self._terminating(connection):
@@ -127,7 +127,7 @@ class Postgres:
         return connection
 
     async def prepare_to_write(self, connection: asyncpg.Connection) -> None:
-        """Check a new connection, and note a server that was promoted."""
+        """Check a new connection, and record a promoted server."""
         async with self.errors():
             is_replica, synced = await connection.fetchrow(STATE)
             if is_replica:
@@ -143,7 +143,7 @@ class Postgres:
             except (asyncpg.PostgresError, asyncpg.InterfaceError):
                 if connection.is_closed():
                     raise
-                return  # a database as a service that has no files of its own
+                return  # a managed database without files of its own
             if await connection.fetchval(HAS_CHANGED, timeline):
                 await connection.execute(BEGIN_ERA, timeline)
 
@@ -151,7 +151,7 @@ class Postgres:
         """Refuse a connection whose backend changes between transactions.
 
         Raises:
-            UsageError: A pooler in transaction mode is between.
+            UsageError: There is a pooler in transaction mode.
         """
         backend = await connection.fetchval(BACKEND)
         if backend == connection.get_server_pid():
@@ -159,7 +159,8 @@ class Postgres:
         other = await self.connect("probe")
         try:
             for _ in range(PROBES):
-                async with other.transaction():  # holds what the pooler would give to the next transaction
+                # occupies the backend that the pooler would use for the next transaction
+                async with other.transaction():
                     if (
                         await other.fetchval(BACKEND) == backend
                         or await connection.fetchval(BACKEND) != backend
@@ -170,7 +171,7 @@ class Postgres:
 
     @contextlib.asynccontextmanager
     async def errors(self) -> AsyncIterator[None]:
-        """Raise ours for PostgreSQL's."""
+        """Convert PostgreSQL's errors."""
         try:
             yield
         except FAILURES as error:
@@ -178,7 +179,7 @@ class Postgres:
 
 
 class ServerLink:
-    """One connection for one purpose, which is opened anew when it was lost. One task at a time uses it."""
+    """One connection for one purpose, reopened after a loss. Only one task at a time may use it."""
 
     def __init__(self, postgres: Postgres, purpose: str, **settings: str) -> None:
         self._postgres = postgres
@@ -197,13 +198,13 @@ class ServerLink:
         return self._connection
 
     def drop(self) -> None:
-        """End the connection at once."""
+        """Terminate the connection at once."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
 
     async def close(self) -> None:
-        """End the connection as the protocol has it."""
+        """Close the connection in an orderly way."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(*FAILURES):
@@ -211,11 +212,11 @@ class ServerLink:
 
 
 Work = Callable[[asyncpg.Connection, bool], Awaitable[T]]
-"""Uses a connection. The flag: it was done before on a connection that was lost, so that perhaps it has happened."""
+"""Uses a connection. The flag states that an earlier try lost its connection, so that it may have happened."""
 
 
 class ConnectionPool:
-    """A few connections for whatever is no append. Close it after use."""
+    """A few connections for everything except appends. Close it after use."""
 
     def __init__(self, postgres: Postgres, pool: Any) -> None:  # noqa: ANN401 - the driver's
         self._postgres = postgres
@@ -234,17 +235,17 @@ class ConnectionPool:
                 max_size=POOL_MAX,
                 connect=lambda *_, **__: postgres.connect("pool"),
                 init=postgres.prepare_to_write,
-                reset=_leave_as_it_is,
+                reset=_keep_settings,
             )
             async with pool.acquire(timeout=CONNECT_S):
                 pass
         return cls(postgres, pool)
 
     async def run(self, work: Work[T]) -> T:
-        """Return what `work` returns; it is done once more where its connection is lost.
+        """Run `work`, and return its result; repeat it if the connection was lost.
 
         Raises:
-            MidstreamError: The server refuses, or is not reached.
+            MidstreamError: The server refuses, or cannot be reached.
         """
         async with self._postgres.errors():
             try:
@@ -263,23 +264,23 @@ class ConnectionPool:
             except FAILURES as error:
                 if not is_lost(error, connection):
                     raise
-                with contextlib.suppress(asyncpg.InterfaceError):  # its pool has taken it back already
+                with contextlib.suppress(asyncpg.InterfaceError):  # the pool has already taken it back
                     connection.terminate()
                 raise _LostError(error) from error
 
     async def close(self) -> None:
-        """Wait for what is being done, and end all connections."""
+        """Wait for running work, and close all connections."""
         with contextlib.suppress(*FAILURES, MidstreamError):
             await self._pool.close()
 
 
 class _LostError(Exception):
-    """A connection was lost in the middle of something."""
+    """A connection was lost during a statement."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(cause)
         self.cause = cause
 
 
-async def _leave_as_it_is(_connection: asyncpg.Connection) -> None:
-    """Keep the settings of a connection: nothing here changes them."""
+async def _keep_settings(_connection: asyncpg.Connection) -> None:
+    """Keep the settings of a connection, which no code here changes."""

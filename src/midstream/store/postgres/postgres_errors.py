@@ -1,4 +1,4 @@
-"""Errors of PostgreSQL and its driver as errors of ours."""
+"""Errors of PostgreSQL and its driver, converted to errors of midstream."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FAILURES = (
     OSError,
     TimeoutError,
 )
-"""Whatever the driver raises where the server refuses, or is not reached."""
+"""Exceptions of the driver if the server refuses or cannot be reached."""
 RETRY_AFTER_S = 1.0
 AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-"""The statement was undone because of another one, and may be repeated."""
+"""The server undid the statement because of another one; it may be repeated."""
 
 _UNREACHABLE = (
     asyncpg.PostgresConnectionError,
@@ -38,7 +38,7 @@ _LOST = (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.Interna
 _TERMINATED = (
     asyncpg.AdminShutdownError,
     asyncpg.ConnectionDoesNotExistError,
-    asyncpg.InterfaceError,  # of the connection that is closed
+    asyncpg.InterfaceError,  # of the closed connection
     asyncpg.InternalClientError,  # the server's last message came between two statements
 )
 _DAMAGED = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError)
@@ -55,18 +55,18 @@ def is_lost(error: BaseException, connection: asyncpg.Connection) -> bool:
         return True
     try:
         is_closed: bool = connection.is_closed()
-    except asyncpg.InterfaceError:  # its pool has taken it back, as one that was closed
+    except asyncpg.InterfaceError:  # the pool has taken it back as closed
         return True
     return is_closed
 
 
 def is_terminated(error: BaseException | None) -> bool:
-    """Whether an established connection was ended; False where none could be made."""
+    """Whether an established connection was ended; False if none could be opened."""
     return isinstance(error, _TERMINATED)
 
 
 def refusal_of(error: BaseException, where: str) -> MidstreamError:
-    """Return our error for one of PostgreSQL's; `where` is the address without its password."""
+    """Return the error of midstream for one of PostgreSQL; `where` is the address without its password."""
     match error:
         case MidstreamError():
             return error
@@ -97,5 +97,5 @@ def refusal_of(error: BaseException, where: str) -> MidstreamError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of an error without its details, which may hold what users wrote."""
+    """Return the message of an error without its details, which may contain users' content."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Tables of a store in PostgreSQL: made and brought up to date, one version after the other."""
+"""Tables of a store in PostgreSQL: their creation and migration, version by version."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ with extra("postgres"):
     import asyncpg
 
 MIGRATIONS = ("postgres_schema_1.sql",)
-"""The files that lead from each version to the next, from an empty schema on."""
+"""The files that lead from each version to the next, starting with an empty schema."""
 SCHEMA_NOW = len(MIGRATIONS)
 LOCK_KEY = 0x6D_73_74_72
-"""Advisory lock that is held while tables are made: "mstr"."""
+"""Advisory lock that is held during migrations: "mstr"."""
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_$-]{0,62}", re.ASCII)
 
-# Whether the schema exists, and whether it has our ledger.
+# Whether the schema exists, and whether it has midstream's ledger.
 FIND_SCHEMA = """
 select to_regnamespace($1) is not null, to_regclass($1 || '.ledger') is not null,
     exists (select from pg_class where relnamespace = to_regnamespace($1))
 """
 # The version of the tables.
 FIND_VERSION = "select schema_version from ledger"
-# Let one process at a time make tables.
+# Allow only one process at a time to migrate.
 LOCK = "select pg_advisory_xact_lock($1)"
-# Note the version that the tables have now.
+# Set the version of the tables.
 SET_VERSION = "update ledger set schema_version = $1"
 
 
 async def require_prepared(postgres: Postgres, connection: asyncpg.Connection) -> None:
-    """Make the tables where they are missing and this role may, or require them as they are.
+    """Create missing tables if this role may, or check the existing ones.
 
     Raises:
-        UsageError: They are missing or old, and this role may not make them; or a newer version made them.
+        UsageError: The tables are missing or old, and this role may not create them; or they have a newer version.
     """
     if await version_of(postgres, connection) == SCHEMA_NOW:
         return
@@ -51,11 +51,11 @@ async def require_prepared(postgres: Postgres, connection: asyncpg.Connection) -
 
 
 async def require_present(postgres: Postgres, connection: asyncpg.Connection) -> None:
-    """Require the tables, and make nothing.
+    """Check that the tables exist; create nothing.
 
     Raises:
         NotFoundError: Nothing was ever stored here.
-        UsageError: Another version made the tables.
+        UsageError: The tables have another version.
     """
     version = await version_of(postgres, connection)
     if version == 0:
@@ -65,10 +65,10 @@ async def require_present(postgres: Postgres, connection: asyncpg.Connection) ->
 
 
 async def version_of(postgres: Postgres, connection: asyncpg.Connection) -> int:
-    """Return the version of the tables, 0 where there are none.
+    """Return the version of the tables, 0 if there are none.
 
     Raises:
-        UsageError: A newer midstream made them, or the schema belongs to another program.
+        UsageError: A newer midstream created them, or the schema belongs to another program.
     """
     schema = postgres.address.schema
     is_there, is_ours, has_tables = await connection.fetchrow(FIND_SCHEMA, schema)
@@ -87,13 +87,13 @@ async def version_of(postgres: Postgres, connection: asyncpg.Connection) -> int:
 
 
 async def migrate(postgres: Postgres, connection: asyncpg.Connection, *, grant: str = "") -> Prepared:
-    """Make the tables, or bring them up to date, in one transaction.
+    """Create or migrate the tables, in one transaction.
 
     Args:
         grant: A role that gets the rights with which a server runs.
 
     Raises:
-        UsageError: See `version_of`; or `grant` is no name of a role. Nothing was changed.
+        UsageError: See `version_of`; or `grant` is not a valid name of a role. Nothing was changed.
     """
     if grant and not _ROLE.fullmatch(grant):
         raise UsageError(f"{grant!r} is not the name of a role")
@@ -113,7 +113,7 @@ async def migrate(postgres: Postgres, connection: asyncpg.Connection, *, grant: 
 
 
 def _grants(schema: str, role: str) -> str:
-    """Return the statements that let a role run a server, and nothing more."""
+    """Return the statements that give a role exactly the rights to run a server."""
     return (
         f'grant usage on schema {schema} to "{role}"; '
         f'grant select, insert, update, delete on all tables in schema {schema} to "{role}"'

@@ -39,27 +39,27 @@ with extra("postgres"):
 T = TypeVar("T")
 
 JOIN_TRIES_MAX = 3
-"""Attempts to become a node, where a backend of it is terminated each time."""
+"""Attempts to become a node, if a backend is terminated each time."""
 
 LEASE_S = 20.0
-"""Seconds without a heartbeat after which a node that holds its lock counts as frozen."""
+"""Seconds without a heartbeat after which a node counts as frozen although it holds its lock."""
 DEATH_NOTICED_S = 1.0
-"""Seconds in which the server ends the backends of a process that was killed; milliseconds where it is not busy."""
+"""Seconds in which the server ends the backends of a killed process; milliseconds if it is not busy."""
 HELD_TRIES_MAX = 3
-"""Attempts to take a session whose node was found dead: another node may be faster each time."""
+"""Attempts to claim a session of a dead node: another node may be faster each time."""
 
 
 class PostgresStore(PostgresReads, Store):
     """A store in a PostgreSQL database that any number of processes and machines may share.
 
     Args:
-        url: `postgresql://user@host/database?schema=midstream`; see `PostgresAddress`. Its tables are made on first
-            use, where the role may do that.
-        lease_s: Seconds after which the sessions of a frozen node may be taken; a dead one's may be at once.
+        url: `postgresql://user@host/database?schema=midstream`; see `PostgresAddress`. Its tables are created on first
+            use, if the role may do that.
+        lease_s: Seconds after which sessions of a frozen node may be claimed; those of a dead node at once.
         world: Clock, jitter and ids.
 
     Raises:
-        UsageError: `url` is no such address.
+        UsageError: `url` is not a valid address.
     """
 
     def __init__(self, url: str, *, lease_s: float = LEASE_S, world: World = World()) -> None:
@@ -80,7 +80,7 @@ class PostgresStore(PostgresReads, Store):
                 self.node = node
 
     async def _join(self, node: str) -> _Opened:
-        """Become a node, again at once where a backend was terminated meanwhile: all that was begun is undone."""
+        """Become a node; retry at once if a backend was terminated meanwhile. A failure undoes all steps."""
         for left in reversed(range(JOIN_TRIES_MAX)):
             try:
                 return await _Opened.make(self._postgres, node, self._lease_s, self._world)
@@ -243,7 +243,7 @@ class PostgresStore(PostgresReads, Store):
 
 
 class _Opened:
-    """Parts between open and close."""
+    """Parts of an open store."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class _Opened:
 
     @classmethod
     async def make(cls, postgres: Postgres, node: str, lease_s: float, world: World) -> _Opened:
-        """Become a node. What was begun is undone where that fails."""
+        """Become a node. A failure undoes all steps."""
         async with contextlib.AsyncExitStack() as undo:
             connection = await postgres.connect("node")
             undo.callback(connection.terminate)
@@ -329,14 +329,14 @@ class _Opened:
 
     @property
     def frozen(self) -> list[int]:
-        """Nodes whose sessions may be taken though they hold their locks."""
+        """Nodes whose sessions may be claimed although they hold their locks."""
         return [*self._neighbours.frozen]
 
     async def write(self, work: Work[T]) -> T:
-        """Return what a write returns; where a node is in its way, examine whether that node lives.
+        """Run a write, and return its result; check the liveness of a node that prevents it.
 
         Raises:
-            LeaseHeldError: It does. Nothing was changed.
+            LeaseHeldError: That node lives. Nothing was changed.
         """
         for _ in range(HELD_TRIES_MAX):
             try:
@@ -344,15 +344,15 @@ class _Opened:
             except HeldError as held:
                 if not await self._neighbours.is_dead(held.node):
                     raise held.refusal() from None
-        raise StoreBusyError("other nodes take this session at the same moment", retry_after_s=1.0)
+        raise StoreBusyError("other nodes claim this session at the same moment", retry_after_s=1.0)
 
     def report(self, kind: Kind) -> None:
-        """Let all nodes look there, this one too."""
+        """Request a query on all nodes, including this one."""
         self.notifier.report(kind)
         self.watcher.note(kind)
 
     def report_forwarded(self, command: PutCommand) -> None:
-        """Let the node look that has the session of a command; where none has it that lives, all nodes."""
+        """Notify the node of a command's session, or all nodes if no living node has it."""
         if command.node in self._neighbours.living:
             self.notifier.report_forwarded(command.node)
         else:
@@ -363,9 +363,7 @@ class _Opened:
         await self.inbox.close()
         await self.appends.close()
         await self._neighbours.close()
-        await (
-            self.lock.leave()
-        )  # whoever finds the lock free may take our sessions: only after the last write
+        await self.lock.leave()  # last: other nodes may claim our sessions once the lock is free
         self.notifier.report(Kind.NODES)
         await self.notifier.close()
         await self._listener.close()

@@ -28,11 +28,11 @@ T = TypeVar("T")
 Question = Callable[[asyncpg.Connection], Awaitable[T]]
 
 LIST_PAGE = 200
-"""Sessions that a listing reads at once."""
+"""Sessions that a listing reads in one step."""
 BEGINNING = ListPlace(math.inf, "")
 """The place before all sessions."""
 
-# The records of a session behind a position, in order.
+# The records of a session after a position, in order.
 FIND_RECORDS = """
 select position, epoch, body, link from record
 where session_id = (select id from session where name = $1) and position > $2 order by position limit $3
@@ -50,13 +50,13 @@ select session.name, last, epoch, created_at, is_live, changed_at, title, turns,
 """
 # The line of one session, with its seal.
 FIND_LINE = f"{COLUMNS}, seal from session where name = $1"
-# All sessions behind a place, or those with or without an open turn, last changed first.
+# All sessions after a place, or those with or without an open turn, last changed first.
 LIST_IDS = """
 select id from session
 where (changed_at, name) < ($2::double precision, $3) and ($1::boolean is null or is_live = $1)
 order by changed_at desc, name desc limit $4
 """
-# The same of some sessions and their parts.
+# The same for some sessions and their parts.
 LIST_IDS_OF = """
 select id from (
     select session.id, session.name, changed_at from unnest($5::text[]) as wanted (name)
@@ -68,7 +68,7 @@ select id from (
     where (changed_at, session.name) < ($2::double precision, $3) and ($1::boolean is null or is_live = $1)
 ) as found order by changed_at desc, name desc limit $4
 """
-# The lines of these sessions, in the order of their ids here.
+# The lines of these sessions, in the order of the given ids.
 LIST_LINES = f"""
 {COLUMNS} from session join unnest($1::bigint[]) with ordinality as wanted (id, place) on session.id = wanted.id
 order by wanted.place
@@ -82,7 +82,7 @@ LIST_ENTRIES = "select key, version, body, at from key_value where namespace = $
 
 
 def require_name(name: str) -> None:
-    """Refuse a name that PostgreSQL cannot hold.
+    """Refuse a name that PostgreSQL cannot store.
 
     Raises:
         UsageError: It is not valid Unicode, or has the character zero.
@@ -99,7 +99,7 @@ class PostgresReads(StoreReader):
     """The reading half of a store, on a connection that `_query` selects."""
 
     async def _query(self, name: str, question: Question[T]) -> T:
-        """Answer a question about what has this name."""
+        """Run a query about a name."""
         raise NotImplementedError
 
     @override
@@ -132,7 +132,7 @@ class PostgresReads(StoreReader):
         after: ListPlace | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
-        """See `StoreReader.list`. The order is that of the first step; what is deleted meanwhile is left out."""
+        """See `StoreReader.list`. The first step fixes the order; sessions that are deleted meanwhile are omitted."""
         place = after or BEGINNING
 
         async def find_ids(db: asyncpg.Connection) -> Any:  # noqa: ANN401 - the driver's rows
@@ -165,7 +165,7 @@ class PostgresReads(StoreReader):
 
 
 class PostgresReader(PostgresReads):
-    """A store that is opened for reading only."""
+    """A store that is opened only for reading."""
 
     def __init__(self, postgres: Postgres, connection: asyncpg.Connection) -> None:
         self._postgres = postgres

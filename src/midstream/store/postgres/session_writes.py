@@ -1,6 +1,6 @@
-"""Writes that are no appends: leases, pruning, deletion, forwarded commands, entries. Each is one transaction.
+"""Writes other than appends: leases, pruning, deletion, entries. Each is one transaction.
 
-A write whose connection was lost may have happened. It is done once more, with `is_repeated`.
+If its connection is lost, a write may have happened. It is repeated with `is_repeated`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ with extra("postgres"):
     import asyncpg
 
 KEY_VALUE_TRIES_MAX = 5
-# Take a session, unless another node that lives has it, or it is not free as $5 expects it. A new one starts above the
-# epochs of all deleted ones. Each era leaves a thousand epochs out: claims that a promoted replica, or a restored
-# backup, did not receive had them.
+# Claim a session, unless another living node has it, or its freedom differs from $5. A new session starts above the
+# epochs of all deleted ones. Each era skips a thousand epochs: a promoted replica, or a restored backup, may lack the
+# claims that used them.
 CLAIM = """
 insert into session (name, epoch, era, node, created_at, changed_at)
 select $1, 1 + epochs_spent + 1000 * era, era, $2, $3, $3 from ledger
@@ -33,16 +33,16 @@ where ($5::boolean is null or (session.node is null) = $5) and (
 )
 returning epoch
 """
-# Whether a session is there, and its node.
+# Whether a session exists, and its node.
 FIND_HOLDER = "select true, node from session where name = $1"
-# The other node that has a session, if it is listed. (A claim that is refused would lock the row, and sync.)
+# The other listed node that has a session. (A refused claim would lock the row, and sync.)
 FIND_OTHER = """
 select session.node from session join node on node.number = session.node
 where session.name = $1 and session.node <> $2 and session.node <> all($3::integer[])
 """
-# Give a session up, and return whether a turn is open in it.
+# Release a session, and return whether a turn is open in it.
 RELEASE = "update session set node = null where name = $1 and epoch = $2 returning is_live"
-# Put what the first records fold to in the place of the last of them, and remove the others.
+# Replace the record at a position by a fold, and remove the records before it.
 PRUNE = """
 with folded as (
     update record set body = $2, link = coalesce($5, link)
@@ -53,7 +53,7 @@ with folded as (
 )
 select exists (select from folded)
 """
-# A session and its parts, locked, with their holders: null where no other node that may live has it.
+# A session and its parts, locked, with their holders: null if no other node that may live has it.
 LOCK_WITH_PARTS = """
 select id, name, epoch, case
     when node = $4 or node = any($5::integer[]) or not exists (select from node where number = session.node) then null
@@ -68,9 +68,9 @@ DELETE_RECORDS = "delete from record where session_id = any($1::bigint[])"
 DELETE_BLOBS = "delete from blob where session_id = any($1::bigint[])"
 # Delete their lines.
 DELETE_SESSIONS = "delete from session where id = any($1::bigint[])"
-# Delete the commands that wait for them.
+# Delete their forwarded commands.
 DELETE_FORWARDED = "delete from inbox where session = any($1::text[])"
-# Remove the entries of sessions, and keep the highest version of them.
+# Delete the entries of sessions, and store the highest of their versions.
 DELETE_ENTRIES = """
 with gone as (
     delete from key_value where namespace = any($1::text[]) and key = any($2::text[]) returning version
@@ -78,10 +78,10 @@ with gone as (
 update ledger set versions_spent = greatest(versions_spent, (select max(version) from gone))
 where exists (select from gone)
 """
-# Let new sessions start above this epoch.
+# Make new sessions start above this epoch.
 SPEND_EPOCHS = "update ledger set epochs_spent = greatest(epochs_spent, $1)"
 
-# Write a new entry. A deleted key starts again above all its versions.
+# Write a new entry. An entry of a deleted key starts above all its versions.
 ADD_ENTRY = """
 insert into key_value (namespace, key, version, body, at)
 select $1, $2, 1 + versions_spent, $3, $4 from ledger
@@ -92,9 +92,9 @@ REPLACE_ENTRY = """
 update key_value set version = version + 1, body = $3, at = $4
 where namespace = $1 and key = $2 and version = $5 returning version
 """
-# An entry as it is now.
+# The current entry.
 FIND_WRITTEN = "select version, body, at from key_value where namespace = $1 and key = $2"
-# Delete an entry at the version that was read, and let its key start above that.
+# Delete an entry at the version that was read, and make its key start above that.
 DROP_ENTRY = """
 with gone as (
     delete from key_value where namespace = $1 and key = $2 and version = $3 returning version
@@ -104,7 +104,7 @@ update ledger set versions_spent = greatest(versions_spent, version) from gone r
 
 
 class HeldError(Exception):
-    """Another node has a session, as far as the tables show; the liveness of that node is to be examined."""
+    """Another listed node has a session; its liveness must be checked."""
 
     def __init__(self, session: str, node: int) -> None:
         super().__init__(session)
@@ -112,7 +112,7 @@ class HeldError(Exception):
         self.node = node
 
     def refusal(self) -> LeaseHeldError:
-        """Return the error for callers: the node lives."""
+        """Return the error for callers if that node lives."""
         message = f"session {self.session!r} belongs to node {self.node}, which is alive"
         return LeaseHeldError(message, session=self.session)
 
@@ -120,7 +120,7 @@ class HeldError(Exception):
 async def is_held_by_other(
     connection: asyncpg.Connection, session: str, *, node: int, frozen: Collection[int]
 ) -> bool:
-    """Whether another node that is listed and not frozen has a session."""
+    """Whether another listed node, which is not frozen, has a session."""
     return await connection.fetchval(FIND_OTHER, session, node, frozen) is not None
 
 
@@ -222,7 +222,7 @@ async def kv_put(
         if is_repeated and found is not None and tuple(found)[1:] == (body, at):
             return int(found["version"])
         require_version(key, 0 if found is None else found["version"], expected)
-    raise EntryMovedError(f"entry {key!r} is written and deleted by others all the time")
+    raise EntryMovedError(f"entry {key!r} is continuously written and deleted by others")
 
 
 async def kv_delete(

@@ -1,7 +1,8 @@
-"""Tools in the transaction of their own outcome: a savepoint for each, a limit of time, our tables out of reach.
+"""Tools in the transaction of their own outcome: a savepoint for each, a time limit, and no access to midstream's
+tables.
 
-The tool is not an enemy: it runs in our process and could do anything. What is held off is accident: a statement that
-would touch a journal, or commit half of an append.
+This is no protection from malicious tools, which run in the same process. It prevents accidents: a statement that would
+change a journal, or commit half of an append.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ with extra("postgres"):
 T = TypeVar("T")
 
 SLOW_S = 1.0
-"""Seconds from which an effect is logged: its transaction holds back what PostgreSQL would clean up."""
+"""Seconds after which an effect is logged as slow: its transaction delays PostgreSQL's cleanup."""
 OUTCOME_TRIES_MAX = 20
-"""Attempts, 0.5 s apart, to find whether a commit has happened whose connection was lost."""
+"""Attempts, 0.5 s apart, to find the outcome of a commit whose connection was lost."""
 OUTCOME_PAUSE_S = 0.5
 
-# Lock the line of a session, and return where it stands.
+# Lock the line of a session, and return its epoch and end.
 LOCK_LINE = "select epoch, last from session where name = $1 for update"
-# Our tables and indexes.
+# The store's tables and indexes.
 FIND_TABLES = "select oid from pg_class where relnamespace = to_regnamespace($1)"
-# The locks of this transaction on them; a table that it dropped is one of them too.
+# This transaction's locks on them, including on dropped tables.
 FIND_LOCKS = """
 select relation, mode from pg_locks
 where locktype = 'relation' and pid = pg_backend_pid() and relation = any($1::oid[])
 """
-# Let a tool see the tables of its role, and ours only by their full names.
+# Give a tool the search path of its role, without the store's schema.
 OPEN_PATH = "set local search_path to default"
 
 _FORBIDDEN = re.compile(
@@ -67,7 +68,7 @@ _FORBIDDEN = re.compile(
     r"set|start|unlisten)\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""Statements that would end the transaction, leave it, or stay with the connection."""
+"""Statements that would end or leave the transaction, or change the connection."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class ToolTransactions:
         loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(1, thread_name_prefix="midstream-tool")
         try:
-            # To its end also when the caller is cancelled: the tool would go on in its thread.
+            # Run to the end even if the caller is cancelled, because the tool's thread cannot be cancelled.
             running = loop.run_in_executor(thread, partial(work, effects.attempt))
             await asyncio.wait({running})
             return running.result()
@@ -123,7 +124,7 @@ class ToolTransactions:
             thread.shutdown(wait=False)
 
     async def _has_happened(self, session: str, batch: Batch) -> bool:
-        """Whether a commit has happened whose connection was lost."""
+        """Whether a commit whose connection was lost has happened."""
         queued = _queued(session, batch)
         for _ in range(OUTCOME_TRIES_MAX):
             try:
@@ -140,7 +141,7 @@ class ToolTransactions:
 
 
 class ToolEffects:
-    """The effects of tools in one transaction, called in a thread beside the event loop of its connection."""
+    """The effects of tools in one transaction, called in a thread beside the connection's event loop."""
 
     def __init__(self, connection: asyncpg.Connection, postgres: Postgres, world: World) -> None:
         self._connection = connection
@@ -151,14 +152,14 @@ class ToolEffects:
         self._is_closed = False
 
     def close(self) -> None:
-        """Let no later call use the connection."""
+        """Refuse all later calls."""
         self._is_closed = True
 
     def attempt(self, effect: Callable[[PostgresTransaction], T], *, within_s: float) -> T:
         """See `contract.Attempt`.
 
         Raises:
-            UsageError: A statement of the tool touched tables of midstream, or ended the transaction. All was undone.
+            UsageError: A tool's statement used tables of midstream, or ended the transaction. Its changes were undone.
         """
         began_at = self._clock()
         savepoint = self._connection.transaction()
@@ -181,12 +182,12 @@ class ToolEffects:
         return value
 
     def _require_apart(self, locks: set[tuple[int, str]]) -> None:
-        """Refuse an effect that used our tables: it has locks on them that were not there before."""
+        """Refuse an effect that used the store's tables: it has new locks on them."""
         if self._wait(self._find_locks()) - locks:
             raise UsageError("a tool used a table of midstream; what it wrote was undone")
 
     def _execute(self, statement: str, bindings: Sequence[Any], within_s: float) -> list[tuple[Any, ...]]:
-        """Run a statement in a savepoint, so that one that fails changes nothing."""
+        """Run a statement in a savepoint, so that a failed one changes nothing."""
 
         async def run() -> list[tuple[Any, ...]]:
             async with self._connection.transaction():
@@ -229,7 +230,7 @@ class PostgresTransaction:
 
         Raises:
             TransactionError: The statement failed or took too long. It changed nothing.
-            UsageError: It would end the transaction; or bindings have names; or the tool has returned.
+            UsageError: The statement would end the transaction, bindings have names, or the tool has returned.
         """
         if self.is_over:
             raise UsageError("this transaction ended when its tool returned")
@@ -244,7 +245,9 @@ class PostgresTransaction:
         try:
             return self._execute(statement, bindings, left_s)
         except TimeoutError as error:
-            raise TransactionError("the time of this call is over. It changed nothing.") from error
+            raise TransactionError(
+                "the time limit of this call was reached. The statement changed nothing."
+            ) from error
         except OSError as error:
             raise StoreBusyError(str(error), retry_after_s=1.0) from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -252,5 +255,5 @@ class PostgresTransaction:
 
 
 def _queued(session: str, batch: Batch) -> QueuedAppend:
-    """Return a batch as one that is synced, whatever it asks for."""
+    """Return a batch as a synced append."""
     return QueuedAppend(session, replace(batch, sync=Sync.FULL), asyncio.get_running_loop().create_future())

@@ -1,4 +1,4 @@
-"""SQLite files as a kind of store: see `store.opening`."""
+"""SQLite files as stores: see `store_registry`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.store.store_registry import Backend
 
 
 class SQLiteBackend(Backend):
-    """See `opening.Backend`. An address is three slashes and a path."""
+    """See `store_registry.Backend`. An address is three slashes and a path."""
 
     @override
     def open(self, address: str, *, world: World) -> SQLiteStore:

@@ -1,4 +1,4 @@
-"""Put a copy of a SQLite store in the place of the database."""
+"""Restore of a SQLite store from a copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPANIONS = ("-wal", "-shm")
 
 
 class Restored(Struct, frozen=True):
-    """A restored database: its path, sessions and records, and where the one before is kept ("" if there was none)."""
+    """A restored database: its path, sessions and records, and the path of the previous one ("" if there was none)."""
 
     path: str
     sessions: int
@@ -28,18 +28,18 @@ class Restored(Struct, frozen=True):
 
 
 def put_back(source: Path, target: Path, *, may_replace: bool = False, world: World = World()) -> Restored:
-    """Put a checked copy of `source` in the place of `target`. The database that is there is kept under another name.
+    """Replace `target` by a checked copy of `source`. The previous database is kept under another name.
 
     A kill at any point leaves the old database or the new one, whole.
 
     Args:
-        source: A copy, made by `back_up`.
-        target: The database; no server may work on it.
-        may_replace: Whether there may be one.
+        source: A copy that `back_up` created.
+        target: The database; no server may use it.
+        may_replace: Whether `target` may exist.
 
     Raises:
-        UsageError: `source` is no database of midstream, or `target` exists. Nothing was changed.
-        StoreBusyError: A server works on `target`. Nothing was changed.
+        UsageError: `source` is not a database of midstream, or `target` exists. Nothing was changed.
+        StoreBusyError: A server uses `target`. Nothing was changed.
         StoreFullError: The disk is full. Nothing was changed.
         StoreDamagedError: `source` is damaged. Nothing was changed.
     """
@@ -49,7 +49,7 @@ def put_back(source: Path, target: Path, *, may_replace: bool = False, world: Wo
         raise UsageError(f"{str(target)!r} exists; replace it with --force")
     file = DatabaseFile(target, world, None)
     if liveness.has_others(file.nodes, ""):
-        raise StoreBusyError(f"a server works on {str(target)!r}; stop it first")
+        raise StoreBusyError(f"a server uses {str(target)!r}; stop it first")
     name = world.new_id("restore")
     unfinished = target.with_name(f".{target.name}.{name}")
     try:
@@ -63,8 +63,8 @@ def put_back(source: Path, target: Path, *, may_replace: bool = False, world: Wo
 
 
 def _set_aside(target: Path, aside: Path) -> Path:
-    """Give a database a second name, with all that its log holds, and remove the log."""
-    with contextlib.suppress(apsw.Error):  # damaged: its log goes with it
+    """Give a database a second name, after merging its log, and remove the log."""
+    with contextlib.suppress(apsw.Error):  # a damaged database takes its log along
         db = apsw.Connection(str(target), flags=apsw.SQLITE_OPEN_READWRITE)
         db.execute("pragma wal_checkpoint(truncate)").fetchall()
         db.close()

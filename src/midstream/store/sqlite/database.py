@@ -1,4 +1,4 @@
-"""The database as a file: how it is made, found, brought up to date and refused."""
+"""The database file: its creation, checks and migration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 2
 """Kept in `pragma user_version`."""
-# From version 1, whose journals have no chain. The column costs no rewriting of rows.
+# From version 1, whose journals have no chain. The new column rewrites no rows.
 UPGRADE = """
 alter table record add column link blob not null default x'';
 create index if not exists session_changed on session (changed_at, name);
@@ -32,36 +32,36 @@ CALLED = "the database"
 APPLICATION_ID = 0x6D_73_74_72
 """Kept in `pragma application_id`, so that the database of another program is refused: "mstr"."""
 PRERELEASE_ID = 0x6D_69_64_73
-"""The application id of versions before the first release, whose journals have records under other names."""
+"""The application id of versions before the first release, whose records had other names."""
 
 BUSY_TRIES_MAX = 1000
-"""Tries to get the lock from another process, 0.2 to 4 ms apart at random: about two seconds. SQLite's own
-waiting lets one process starve the others."""
+"""Tries to get the lock from another process, 0.2 to 4 ms apart at random: about two seconds. With SQLite's own
+waiting, one process could starve the others."""
 BUSY_PAUSE_MIN_S = 0.0002
 BUSY_PAUSE_MAX_S = 0.004
 PAGE_BYTES = 2048
-"""An append rewrites about two pages, however small it is; half of SQLite's usual size is nearly half the bytes."""
+"""Page size: an append rewrites about two pages, so half of SQLite's usual size writes nearly half the bytes."""
 LOG_BYTES_MAX = 64 * 2**20
-"""Size to which a log is cut that a slow reader of another process had made grow."""
+"""Size to which a log is cut after a slow reader of another process has made it grow."""
 BEGIN = "begin immediate"
 
 
 def schema() -> str:
-    """Return the statements that create our tables, views and indexes."""
+    """Return the statements that create the tables, views and indexes."""
     return files("midstream.store.sqlite").joinpath("schema.sql").read_text()
 
 
 class DatabaseFile:
-    """A database as a file.
+    """A database file.
 
     Args:
-        path: Where it is, or will be.
-        world: Where the jitter between tries comes from.
+        path: Its path; it may not exist yet.
+        world: Source of the jitter between tries.
         vfs: Name of a registered SQLite file system, or None for the usual one.
     """
 
     def __init__(self, path: Path, world: World, vfs: str | None) -> None:
-        # Resolved, so that all processes look for nodes in the same place.
+        # Resolved, so that all processes use the same folder for nodes.
         self.path = path.resolve()
         self.nodes = self.path.with_name(f"{self.path.name}.nodes")
         self.key_file = self.path.with_name(f"{self.path.name}.store-key")
@@ -70,23 +70,23 @@ class DatabaseFile:
         self._vfs = vfs
 
     @contextlib.contextmanager
-    def open_for_watcher(self) -> Iterator[inbox.Sight]:
+    def open_for_watcher(self) -> Iterator[inbox.WatcherView]:
         """Open a read-only connection for the watcher, in its thread."""
         with self.convert_errors():
             db = self.connect(flags=apsw.SQLITE_OPEN_READONLY)
 
         def rows(query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
-            # Without patience: who watches looks again soon, and has to beat meanwhile.
+            # Without retries: the watcher checks again soon, and must beat meanwhile.
             with self.convert_errors(db):
                 return db.execute(query, values).fetchall()
 
         try:
-            yield inbox.Sight(rows)
+            yield inbox.WatcherView(rows)
         finally:
             db.close()
 
     def connect(self, *, flags: int = apsw.SQLITE_OPEN_READWRITE) -> apsw.Connection:
-        """Open a connection; one that may write makes the file, readable by this user only.
+        """Open a connection; one that may write creates the file, readable by this user only.
 
         Raises:
             UsageError: The file, or one that SQLite keeps beside it, is not safe to open: see `file_safety`.
@@ -101,21 +101,21 @@ class DatabaseFile:
         return apsw.Connection(str(self.path), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW, vfs=self._vfs)
 
     def prepare(self, db: apsw.Connection) -> None:
-        """Make the tables, or check that they are ours.
+        """Create the tables, or check the existing ones.
 
         Raises:
-            UsageError: They are not, or a newer version made them. Nothing was changed.
+            UsageError: They belong to another program, or have a newer version. Nothing was changed.
         """
-        db.execute(f"pragma page_size = {PAGE_BYTES}")  # of a new file
-        self.retry_while_busy(partial(self.require_ours, db))
+        db.execute(f"pragma page_size = {PAGE_BYTES}")  # only for a new file
+        self.retry_while_busy(partial(self.is_prepared, db))
         self.retry_while_busy(partial(db.execute, "pragma journal_mode = wal"))
         db.execute(f"pragma journal_size_limit = {LOG_BYTES_MAX}")
-        db.execute("pragma secure_delete = on")  # what is deleted is overwritten
-        # macOS: a plain sync stops at the drive's own memory. Without effect elsewhere.
+        db.execute("pragma secure_delete = on")  # deleted content is overwritten
+        # macOS: a plain sync ends in the drive's cache. Without effect elsewhere.
         db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
         self.retry_while_busy(partial(db.execute, BEGIN))
         try:
-            if not self.require_ours(db):
+            if not self.is_prepared(db):
                 db.execute(schema())
                 db.execute(f"pragma application_id = {APPLICATION_ID}")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
@@ -127,7 +127,7 @@ class DatabaseFile:
                 db.execute("rollback")
 
     def retry_while_busy(self, step: Callable[[], T]) -> T:
-        """Do one step of SQLite's, again and again while another process has the lock."""
+        """Run one SQLite operation, and retry while another process has the lock."""
         for _ in range(BUSY_TRIES_MAX):
             try:
                 return step()
@@ -138,36 +138,36 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def convert_errors(self, db: apsw.Connection | None = None) -> Iterator[None]:
-        """Raise ours for SQLite's."""
+        """Convert SQLite's errors."""
         try:
             yield
         except apsw.Error as error:
             raise self.refusal(error, db) from error
 
     def refusal(self, error: apsw.Error, db: apsw.Connection | None) -> MidstreamError:
-        """Return ours for one of SQLite's."""
+        """Return the error of midstream for one of SQLite."""
         return refusal_of(error, f"database {str(self.path)!r}", db)
 
     def _create(self) -> None:
-        # Only if it is not there: closing a second descriptor of a database would free SQLite's locks on it.
+        # Only if it is missing: closing a second descriptor of a database would release SQLite's locks on it.
         try:
             create_own(self.path)
         except OSError as error:
-            raise UsageError(f"database {str(self.path)!r} cannot be made: {error.strerror}") from error
+            raise UsageError(f"database {str(self.path)!r} cannot be created: {error.strerror}") from error
 
     def _upgrade(self, db: apsw.Connection) -> None:
-        # A process of the older version that has the file open would go on to append records without links.
+        # A process of the older version with the open file would append records without links.
         if nodes.has_others(self.nodes, ""):
             raise UsageError(
-                f"database {str(self.path)!r} has schema 1, and a server works on it: stop all servers of the "
+                f"database {str(self.path)!r} has schema 1, and a server uses it: stop all servers of the "
                 "older version, then start this one"
             )
         db.execute(UPGRADE)
         db.execute(f"pragma user_version = {SCHEMA_VERSION}")
 
-    def require_ours(self, db: apsw.Connection) -> bool:
-        """Return whether the tables are there; raise `UsageError` where others are."""
-        with _one_moment(db):  # another process may be making the tables
+    def is_prepared(self, db: apsw.Connection) -> bool:
+        """Return whether the tables exist; raise `UsageError` for those of another program."""
+        with _one_moment(db):  # another process may be creating the tables
             application = number_of(db.execute("pragma application_id"))
             version = number_of(db.execute("pragma user_version"))
             tables = number_of(db.execute("select count(*) from sqlite_schema"))
@@ -190,7 +190,7 @@ class DatabaseFile:
 
 @contextlib.contextmanager
 def _one_moment(db: apsw.Connection) -> Iterator[None]:
-    """Let everything be read as it was at one moment."""
+    """Read from one snapshot in the block."""
     if db.in_transaction:
         yield
         return
@@ -202,6 +202,6 @@ def _one_moment(db: apsw.Connection) -> Iterator[None]:
 
 
 def number_of(cursor: apsw.Cursor) -> int:
-    """Return the one number a query gives."""
+    """Return the only number of a query's result."""
     number: int = cursor.get
     return number

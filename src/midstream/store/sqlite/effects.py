@@ -1,7 +1,7 @@
-"""Fences around a tool in the transaction of its own outcome: a savepoint, a limit of time, our tables out of reach.
+"""Limits of a tool in the transaction of its own outcome: a savepoint, a time limit, no access to midstream's tables.
 
-The tool is not an enemy: it runs in our process and could do anything. What is held off is accident: a statement
-that would touch a journal, commit half of an append, or keep every session waiting.
+This is no protection from malicious tools, which run in the same process. It prevents accidents: a statement that would
+change a journal, commit half of an append, or block all sessions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 SAVEPOINT = "midstream_effect"
 STEPS = 1000
-"""Steps of SQLite's machine between two looks at the clock: some 10 µs."""
+"""Steps of SQLite's virtual machine between two readings of the clock: some 10 µs."""
 SLOW_S = 0.1
-"""Seconds from which an effect is logged as one that held all sessions up."""
+"""Seconds after which an effect is logged, because it blocked all sessions."""
 PRAGMAS = frozenset(
     {"foreign_key_list", "index_info", "index_list", "table_info", "table_list", "table_xinfo"}
 )
-"""Those that only describe tables."""
+"""Pragmas that only describe tables."""
 
 _NEVER = frozenset(
     {
@@ -39,27 +39,27 @@ _NEVER = frozenset(
         apsw.SQLITE_CREATE_TEMP_TABLE,
         apsw.SQLITE_CREATE_TEMP_TRIGGER,
         apsw.SQLITE_CREATE_TEMP_VIEW,
-        apsw.SQLITE_ANALYZE,  # it would change how our own queries are done
+        apsw.SQLITE_ANALYZE,  # it would change the query plans of the store
     }
 )
 _FIRST_IS_TABLE = frozenset({apsw.SQLITE_READ, apsw.SQLITE_UPDATE})
-"""What follows the table there is a column, which may have any name."""
+"""For these operations, the second argument is a column, which may have any name."""
 
 _log = logging.getLogger(__name__)
 
 
 def own_names() -> frozenset[str]:
-    """Return the names of our tables, views and indexes, in lower case, and of the table that counts their rows."""
+    """Return the lower-case names of the store's tables, views and indexes, and of SQLite's table of row numbers."""
     created = re.findall(r"(?im)^create (?:unique )?(?:table|view|index) (\w+)", schema())
     return frozenset(name.lower() for name in created) | {"sqlite_sequence"}
 
 
 class Effects:
-    """The effects of tools on one connection. Belongs to the thread of that connection.
+    """The effects of tools on one connection, for use in the connection's thread.
 
     Args:
         db: The connection; a transaction is open whenever `attempt` is called.
-        begin: Opens another one, where a statement of a tool has ended it.
+        begin: Opens another transaction if a tool's statement has ended it.
     """
 
     def __init__(self, db: apsw.Connection, begin: Callable[[], object], world: World) -> None:
@@ -72,7 +72,7 @@ class Effects:
         """See `contract.Attempt`.
 
         Raises:
-            UsageError: A statement of the tool that failed has ended the transaction. What it had written is undone.
+            UsageError: A failed statement of the tool has ended the transaction. Its changes are undone.
         """
         began_at = self._clock()
         self._db.execute(f"savepoint {SAVEPOINT}")
@@ -99,7 +99,7 @@ class Effects:
             self._db.execute(f"rollback to {SAVEPOINT}")
             self._db.execute(f"release {SAVEPOINT}")
         else:
-            self._begin()  # SQLite itself has undone everything: interrupted in the middle of a write, or on command
+            self._begin()  # SQLite has undone everything: after an interrupted write, or by a statement
 
     @contextmanager
     def _guard(self, opened: OpenTransaction) -> Iterator[None]:
@@ -119,7 +119,7 @@ class Effects:
         _database: str | None,
         _source: str | None,
     ) -> int:
-        """Return whether a tool's statement may do this; SQLite asks while it reads the statement."""
+        """Return whether a tool's statement is permitted; SQLite calls this while it parses the statement."""
         named = (first,) if operation in _FIRST_IS_TABLE else (first, second)
         if operation == apsw.SQLITE_PRAGMA:
             is_allowed = (first or "").lower() in PRAGMAS
@@ -139,7 +139,7 @@ class OpenTransaction:
 
     def __init__(self, db: apsw.Connection, is_late: Callable[[], bool]) -> None:
         self.is_late = is_late
-        """Whether the time of the call is over."""
+        """Whether the time limit of the call was reached."""
         self.is_over = False
         """Whether the tool has returned."""
         self._db = db
@@ -155,17 +155,21 @@ class OpenTransaction:
         try:
             return self._db.execute(statement, bindings).fetchall()
         except apsw.Error as error:
-            what = "the time of this call is over" if isinstance(error, apsw.InterruptError) else str(error)
+            what = (
+                "the time limit of this call was reached"
+                if isinstance(error, apsw.InterruptError)
+                else str(error)
+            )
             if not self._db.in_transaction:
                 left = "Everything that this call wrote was undone."
             elif self._db.total_changes() != changes:
-                left = "Some of its changes were made before it failed, and stand."
+                left = "Some of its changes were made before it failed, and remain."
             else:
                 left = "It changed nothing."
             raise TransactionError(f"{what}. {left}", is_over=not self._db.in_transaction) from error
 
     def require_whole(self) -> None:
-        """Raise `UsageError` where nothing more can be written in this transaction."""
+        """Raise `UsageError` if the transaction accepts no more statements."""
         if self.is_over:
             raise UsageError("this transaction ended when its tool returned")
         if not self._db.in_transaction:

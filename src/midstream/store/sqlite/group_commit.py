@@ -1,8 +1,8 @@
 """Group commit for one database, on a thread or on the event loop.
 
 Operations that arrive while a commit is under way share the next one, so that a hundred sessions cost hardly more syncs
-than one. A synced commit runs on the thread. One that is not synced costs less than the way to the thread and back: if
-it is alone, and the thread is idle, it runs on the event loop. Commits keep the order of the requests, and one thread
+than one. A synced commit runs on the thread. A commit without a sync costs less than the way to the thread and back: if
+it is alone, and the thread is idle, it runs on the event loop. Commits keep the order of the requests. Only one thread
 at a time uses the connection, without a lock.
 """
 
@@ -22,48 +22,48 @@ from midstream.store.sqlite.worker_thread import WorkThread
 T = TypeVar("T")
 
 Durability = Literal["default", "power", "process"]
-"""What `Sync` means: by the kind of the records; every append survives a power cut; none does."""
+"""Durability of appends: as the kind of their records requires; always synced; never synced."""
 _SYNCS = {"power": Sync.FULL, "process": Sync.NORMAL}
 
 BATCH_MAX = 1000
-"""Operations in one commit; bounds how long the first of them waits for the last."""
+"""Operations in one commit: a limit on the wait of the first one for the last one."""
 IDLE_CHECKPOINT_PAGES = 2000
-"""Pages in the write-ahead log from which it is copied back when no append waits (4 MB)."""
+"""Pages in the write-ahead log after which it is checkpointed if no append waits (4 MB)."""
 BUSY_CHECKPOINT_PAGES = 16_000
-"""Pages from which it is copied back even if an append waits (32 MB)."""
+"""Pages after which it is checkpointed even if appends wait (32 MB)."""
 AT_ONCE_SHARE = 0.1
-"""Most of its time that the event loop spends on commits. A disk that takes its time even for a write that is not
-synced soon reaches it, and so do many sessions, which had better share commits: then they are the thread's."""
+"""Greatest share of the event loop's time for commits. On a slow disk, or with many sessions, the share is reached
+soon. Then the thread makes the commits."""
 
 
 class QueuedOperation(Struct):
     """An operation that waits for its commit."""
 
-    write: Callable[[], Any]  # each has its own kind of answer
+    write: Callable[[], Any]  # results have different types
     sync: Sync
     answer: asyncio.Future[Any]  # see `write`
     is_alone: bool
-    """Whether it must not share a commit: it may end a transaction that is not only its own."""
+    """Whether it must not share a commit, because it may end its transaction."""
 
 
 class Committer(Protocol):
-    """Makes commits, on one thread at a time."""
+    """Makes commits; only one thread at a time uses it."""
 
     log_pages: int
-    """Pages in the write-ahead log that are not yet copied back."""
+    """Pages in the write-ahead log that are not checkpointed yet."""
 
     def commit(self, batch: Sequence[QueuedOperation], *, is_patient: bool = True) -> list[Any]:
-        """Do everything, in one transaction, and return each one's answer or refusal, in order.
+        """Run the operations in one transaction, and return their results or errors, in order.
 
         Args:
-            is_patient: Whether to wait for another process that writes; otherwise everything is refused.
+            is_patient: Whether to wait for another writing process; otherwise all operations are refused.
         """
 
     def checkpoint(self) -> None:
-        """Copy the log back without waiting for readers."""
+        """Checkpoint the log without waiting for readers."""
 
     def clear_log(self) -> None:
-        """Copy the log back and empty it, as far as readers allow."""
+        """Checkpoint the log and truncate it, as far as readers permit."""
 
 
 class Commits:
@@ -78,17 +78,17 @@ class Commits:
         self._waiting: list[QueuedOperation] = []
         self._is_busy = False
         self._is_shared = True
-        """Whether the next commit is likely to be of several, as the last one was."""
+        """Whether the next commit probably has several operations, as the last one had."""
         self._has_new_log = False
-        """Whether the next commit may begin the log anew, and sync that."""
+        """Whether the next commit may restart the log, which needs a sync."""
         self._at_once_from = 0.0
-        """When the event loop has time for a commit again."""
+        """Time from which the event loop may commit again."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def waiting(self) -> int:
-        """How many operations wait for a commit."""
+        """Number of operations that wait for a commit."""
         return len(self._waiting)
 
     def submit(
@@ -100,10 +100,10 @@ class Commits:
     ) -> asyncio.Future[T]:
         """Run `write` in a commit; the future has its result once the commit is as durable as `sync` requires.
 
-        A cancelled future stops nothing.
+        Cancelling the future does not cancel the operation.
 
         Args:
-            write: Does it, or refuses by a `MidstreamError` before it has written anything.
+            write: The operation; it may raise a `MidstreamError` before it writes.
         """
         answer: asyncio.Future[T] = self._loop.create_future()
         self._waiting.append(QueuedOperation(write, self._sync or sync, answer, is_alone))
@@ -117,15 +117,15 @@ class Commits:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `now` may commit what need not be synced: nothing else is being committed, or about to be."""
+        """Whether `now` may commit without a sync: no other commit is running or about to run."""
         if self._sync is Sync.FULL or self._is_busy or self._is_shared or self._has_new_log:
             return False
         return not self._thread.is_at_work and self._world.monotonic() >= self._at_once_from
 
     def now(self, write: Callable[[], T], sync: Sync) -> T | None:
-        """Commit `write` alone, here and now, and return its answer; None where it is to be asked for.
+        """Commit `write` alone, in this call, and return its result; None: call `submit` instead.
 
-        After None nothing was written: the commit would be synced, or have to wait, or was refused.
+        After None nothing was written: the commit would need a sync or a wait, or was refused.
         """
         if (self._sync or sync) is Sync.FULL or not self.is_ready:
             return None
@@ -140,12 +140,12 @@ class Commits:
         return None if isinstance(done, BaseException) else done
 
     async def clear_log(self) -> None:
-        """Copy the log into the database and empty it, as far as readers allow."""
+        """Checkpoint the log and truncate it, as far as readers permit."""
         self._has_new_log = True
         await self._thread.submit(self._writer.clear_log)
 
     async def finish(self) -> None:
-        """Wait until everything asked for is committed."""
+        """Wait until all submitted operations are committed."""
         await self._idle.wait()
 
     def _become_busy(self) -> None:
@@ -165,7 +165,7 @@ class Commits:
         self._thread.submit_then(partial(self._writer.commit, batch), partial(self._finish_batch, batch))
 
     def _pause_after(self, began_at: float) -> None:
-        """Leave the event loop to others for a while, after what it was kept from them."""
+        """Leave the event loop to other work for a time in proportion to the last commit."""
         ended_at = self._world.monotonic()
         self._at_once_from = ended_at + (ended_at - began_at) * (1 / AT_ONCE_SHARE - 1)
 

@@ -1,4 +1,4 @@
-"""Commands on their way between nodes, and what a watcher asks of the tables: the SQL, one function each."""
+"""The SQL of forwarded commands, and of the watcher's queries: one function each."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-LETTERS_MAX = 100
-"""Commands reported at once: more wait for the next look."""
+FORWARDED_MAX = 100
+"""Commands of one result; further ones wait for the next check."""
 
 PUT = "insert into inbox (session, sender, body) values (?, ?, ?) returning number"
-FIND_LETTER = """
+FIND_FORWARDED = """
 select inbox.session, sender, node from inbox left join session on session.name = inbox.session where number = ?
 """
 ANSWER = "update inbox set answer = ? where number = ? and answer is null"
@@ -39,14 +39,14 @@ from json_each(?) as wanted join session on session.name = wanted.value
 
 
 class SqlConnection(Protocol):
-    """The part of a database connection that is needed here."""
+    """The method of a database connection that this module uses."""
 
     def execute(self, statements: str, bindings: tuple[Any, ...] = ()) -> Any:  # noqa: ANN401 - the driver's cursor
         """Run one statement."""
 
 
 class Undecided(Struct, frozen=True):
-    """A forwarded command without an answer, who sent it, and who holds its session."""
+    """A forwarded command without an answer, its sender, and the node of its session."""
 
     number: int
     session: str
@@ -56,7 +56,7 @@ class Undecided(Struct, frozen=True):
     epoch: int
 
 
-# --- writing: each is one operation of a transaction ---------------------------------------------------------------
+# --- writes: each is one operation of a transaction ----------------------------------------------------------------
 
 
 def put(db: SqlConnection, session: str, sender: str, body: bytes) -> int:
@@ -66,13 +66,13 @@ def put(db: SqlConnection, session: str, sender: str, body: bytes) -> int:
 
 
 def answer(db: SqlConnection, number: int, body: bytes, *, us: str, may_hold: Callable[[str], bool]) -> None:
-    """Store our answer to a forwarded command, unless another living node holds its session.
+    """Store this node's answer to a forwarded command, unless another living node has its session.
 
     Args:
-        us: The node who answers.
-        may_hold: Whether another node lives.
+        us: This node.
+        may_hold: Whether another node may still have a session.
     """
-    row = db.execute(FIND_LETTER, (number,)).fetchone()
+    row = db.execute(FIND_FORWARDED, (number,)).fetchone()
     if row is None:
         return
     _, sender, node = row
@@ -90,17 +90,17 @@ def remove(db: SqlConnection, number: int) -> None:
 
 
 def clear(db: SqlConnection, *, is_alive: Callable[[str], bool]) -> None:
-    """Delete the forwarded commands whose sender is dead: their clients send them again to another node."""
+    """Delete the forwarded commands of dead senders: their clients send them again to another node."""
     for (sender,) in db.execute(FIND_SENDERS).fetchall():
         if not is_alive(sender):
             db.execute(REMOVE_OF_SENDER, (sender,))
 
 
-# --- looking ----------------------------------------------------------------------------------------------------
+# --- reads ----------------------------------------------------------------------------------------------------------
 
 
-class Sight:
-    """The database as a watcher sees it. It belongs to the watcher's thread."""
+class WatcherView:
+    """The watcher's view of the database, for use in its thread."""
 
     def __init__(self, rows: Callable[[str, tuple[Any, ...]], list[Any]]) -> None:
         self._rows = rows
@@ -115,19 +115,19 @@ class Sight:
         return [Undecided(*row) for row in self._rows(FIND_UNDECIDED, ())]
 
     def answers(self, sender: str) -> list[tuple[int, bytes]]:
-        """Return the answers to what this node has handed over."""
+        """Return the answers to this node's forwarded commands."""
         return self._rows(FIND_ANSWERS, (sender,))
 
     def list_given_up(self) -> list[tuple[str, int]]:
-        """Return the sessions with an open turn that were given up, with their epochs."""
+        """Return the released sessions with an open turn, with their epochs."""
         return self._rows(FIND_GIVEN_UP, ())
 
     def orphans(self, living: Collection[str]) -> list[tuple[str, int, str | None]]:
-        """Return the sessions with an open turn that none of these nodes holds, with epoch and node."""
+        """Return the sessions with an open turn that none of these nodes has, with epoch and node."""
         return self._rows(FIND_ORPHANS, (_json(living),))
 
     def find_moved(self, followed: Mapping[str, int]) -> frozenset[str]:
-        """Return which of these sessions have another end than given, or are gone."""
+        """Return the sessions whose end differs from the given one, or that were deleted."""
         ends = dict(self._rows(FIND_ENDS, (_json(followed),)))
         return frozenset(session for session, end in followed.items() if ends.get(session, 0) != end)
 

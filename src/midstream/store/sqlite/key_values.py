@@ -1,4 +1,4 @@
-"""Small values kept by name, for several processes at once: the SQL, one function each."""
+"""The SQL of key-value entries: one function each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from midstream.store.contract import OF_SESSIONS, KeyValueEntry, require_version
 from midstream.store.sqlite.inbox import SqlConnection
 
 FIND_VERSION = "select version from key_value where namespace = ? and key = ?"
-# A dropped key starts again above all its versions, so that no reader of the old entry replaces the new one.
+# An entry of a deleted key starts above all its versions, so that no reader of the old entry replaces the new one.
 ADD = """
 insert into key_value (namespace, key, version, body, at)
 values (?, ?, 1 + (select versions_spent from ledger), ?, ?) returning version
@@ -30,14 +30,14 @@ Rows = Callable[[str, tuple[Any, ...]], list[Any]]  # as SQLite has them
 """Runs a query and returns its rows."""
 
 
-# --- writing: each is one operation of a transaction ---------------------------------------------------------------
+# --- writes: each is one operation of a transaction ----------------------------------------------------------------
 
 
 def put(db: SqlConnection, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-    """Write an entry where it has the version `expected` (0: where there is none), and return its new version.
+    """Write an entry if it has the version `expected` (0: if there is none), and return its new version.
 
     Raises:
-        EntryMovedError: It has another one. Nothing was written.
+        EntryMovedError: It has another version. Nothing was written.
     """
     row = db.execute(FIND_VERSION, (namespace, key)).fetchone()
     found = row[0] if row else 0
@@ -58,28 +58,28 @@ def delete(db: SqlConnection, namespace: str, key: str, *, expected: int) -> boo
 
 
 def delete_of_session(db: SqlConnection, session: str) -> None:
-    """Remove what is kept of a session that is being deleted."""
+    """Delete the entries of a session that is being deleted."""
     for namespace in OF_SESSIONS:
         for (version,) in db.execute(DROP_ANY, (namespace, session)).fetchall():
             db.execute(SPEND_VERSIONS, (version,))
 
 
-# --- looking -------------------------------------------------------------------------------------------------------
+# --- reads ----------------------------------------------------------------------------------------------------------
 
 
 def get(rows: Rows, namespace: str, key: str) -> KeyValueEntry | None:
-    """Return an entry, or None where there is none, as in a file that an older midstream made."""
+    """Return an entry, or None if there is none, as in a file of an older version."""
     found = rows(FIND, (namespace, key)) if rows(HAS_ENTRIES, ()) else None
     return KeyValueEntry(*found[0]) if found else None
 
 
 def entries(rows: Rows, namespace: str) -> list[KeyValueEntry]:
-    """Return all entries, last written first; none where an older midstream made the file."""
+    """Return all entries, last written first; none from a file of an older version."""
     if not rows(HAS_ENTRIES, ()):
         return []
     return [KeyValueEntry(*row) for row in rows(LIST, (namespace,))]
 
 
 def namespaces(rows: Rows) -> list[str]:
-    """Return the namespaces that have entries; none where an older midstream made the file."""
+    """Return the namespaces that have entries; none from a file of an older version."""
     return [name for (name,) in rows(LIST_NAMESPACES, ())] if rows(HAS_ENTRIES, ()) else []

@@ -1,13 +1,12 @@
 """Liveness of nodes: a node is a process that holds an operating-system lock on a file of its own.
 
-The system frees the lock the moment the process dies, however it dies; a free lock, or a missing file, is a dead
-node. That needs neither a clock nor a heartbeat. A node's name is never used twice.
+The system releases the lock when the process dies. A node with a free lock, or without a file, is dead. That needs
+neither a clock nor a heartbeat. A node's name is never used twice.
 
-A process that is stopped, not dead, still holds its lock. So every node that sees others also touches its file every
-now and then; who sees no touch for the whole of a lease takes it for frozen (`Peers`). A touch shows that the
-process gets processor time, not that its event loop is quick: it comes from a thread of the store, so that a tool
-which blocks the loop for a minute is working, not frozen. `NodeSilences` adds up how long a file stayed as it was. A
-node that is wrongly taken for frozen is fenced by the epoch, as if it had died.
+A stopped process still holds its lock. So every node with peers also touches its file periodically. A node without a
+touch for a whole lease counts as frozen (`Peers`). A thread of the store does the touches, so that a tool that blocks
+the event loop for a minute does not make its node frozen. `NodeSilences` measures how long a file was not touched. A
+node that is wrongly taken for frozen is fenced by the epoch.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ else:
 
     def _is_lock_free(descriptor: int) -> bool:
         try:
-            # Shared: several who look at a dead one in the same moment do not take one another for it.
+            # A shared lock, so that two concurrent observers of a dead node do not take each other for it.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
@@ -58,7 +57,7 @@ else:
 
 
 TRIES_MAX = 100
-"""A sweep by another process may take a new file away before it is locked; a hundred in a row are no accident."""
+"""Another process may remove a new file before it is locked; a hundred times in a row are no accident."""
 BEATS_PER_LEASE = 10
 """Touches of a node's file in the time after which it counts as frozen."""
 
@@ -71,14 +70,13 @@ _log = logging.getLogger(__name__)
 
 
 class NodeLock:
-    """The sign of life of one node: a locked file `<folder>/<node>.lock`."""
+    """The lock of one node: a locked file `<folder>/<node>.lock`."""
 
     def __init__(self, folder: Path, node: str) -> None:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
-            UsageError: The folder cannot be written, is a link or another user's, or its file system has no locks.
-                Nothing is left behind.
+            UsageError: The folder cannot be written, is a link or another user's, or has no locks. No file remains.
         """
         self.node = node
         self._path = _lock_file(folder, node)
@@ -93,31 +91,31 @@ class NodeLock:
             ) from error
         _locks_of_this_process.add(self)
 
-    def show_liveness(self) -> None:
-        """Show those who look that this process is given time."""
+    def beat(self) -> None:
+        """Touch the lock file, as a heartbeat."""
         if self._descriptor >= 0:
-            # A full disk is no reason to die; who looks waits for a whole lease.
+            # A full disk must not end the node; observers wait for a whole lease.
             with contextlib.suppress(OSError):
                 os.utime(self._descriptor if os.utime in os.supports_fd else self._path)
 
     def give_up(self) -> None:
-        """Release the lock, so that this node counts as dead. Calling it twice is harmless."""
+        """Release the lock, so that this node counts as dead. A second call has no effect."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)  # noqa: PTH108 - see `_lock_file`
             self.drop()
 
     def drop(self) -> None:
-        """Let go of the file and leave it there: what the system does for a process that died."""
+        """Close the file without removing it, as the system does for a dead process."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def is_alive(folder: Path, node: str) -> bool:
-    """Return whether a node's lock is held; the file of a dead one is removed.
+    """Whether a node's lock is held; the file of a dead one is removed.
 
-    What is no lock file (a link, a pipe, a name that no node has) holds no lock, and is left where it is.
+    A link, a pipe or an invalid name is no lock: such a file is not removed.
     """
     if not _NODE.fullmatch(node):
         return False
@@ -127,7 +125,7 @@ def is_alive(folder: Path, node: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        # Another user's file: a process that cannot check it must not take over.
+        # Another user's file: without a check, the node must not count as dead.
         return error.errno not in _NO_LOCK_FILE
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -143,18 +141,18 @@ def is_alive(folder: Path, node: str) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the files that killed nodes left behind."""
+    """Remove the files of killed nodes."""
     for path in folder.glob("*.lock"):
         is_alive(folder, path.stem)
 
 
 def has_others(folder: Path, node: str) -> bool:
-    """Return whether another process holds a lock here."""
+    """Whether another process holds a lock in this folder."""
     return any(path.stem != node and is_alive(folder, path.stem) for path in folder.glob("*.lock"))
 
 
 class Peers:
-    """The other nodes of a place, as one of them sees them. One thread looks; others read what it saw.
+    """One node's view of its peers. One thread checks them; other threads read the results.
 
     Args:
         lock: The lock of the observer, which is touched while other nodes exist.
@@ -163,9 +161,9 @@ class Peers:
 
     def __init__(self, folder: Path, lock: NodeLock, *, lease_s: float) -> None:
         self.living: frozenset[str] = frozenset()
-        """Who holds its lock and is not frozen, besides the one who looks."""
+        """The other nodes that hold their locks and are not frozen."""
         self.frozen: frozenset[str] = frozenset()
-        """Who holds its lock and has not beaten for a lease."""
+        """The other nodes that hold their locks and have not beaten for a lease."""
         self._folder = folder
         self._lock = lock
         self._lease_s = lease_s
@@ -177,18 +175,18 @@ class Peers:
         """Check all nodes; return whether one came, went, froze or continued.
 
         Args:
-            now: The looker's own clock, in seconds; it may stand still while the machine is suspended.
+            now: The observer's clock, in seconds; it may stop while the machine is suspended.
         """
         self._silences.observe(
             {node: beat for node, beat in self._beats() if is_alive(self._folder, node)}, now=now
         )
         if self._silences.known and now - self._beaten_at >= self._beat_s:
-            self._lock.show_liveness()
+            self._lock.beat()
             self._beaten_at = now
         return self._judge()
 
     def may_hold(self, node: str) -> bool:
-        """Whether a session of this node must be left to it."""
+        """Whether a node may still run its sessions."""
         return node not in self.frozen and is_alive(self._folder, node)
 
     def _judge(self) -> bool:
@@ -203,21 +201,24 @@ class Peers:
         return is_changed
 
     def _beats(self) -> Iterator[tuple[str, int]]:
-        """Yield the others, and when each has last touched its file."""
+        """Yield the other nodes, each with the time of the last touch."""
         with os.scandir(
             self._folder
-        ) as files:  # fifty times a second: `Path.glob` would cost more than all the rest
+        ) as files:  # fifty times a second: `Path.glob` would cost more than the rest
             for file in files:
                 node, dot, kind = file.name.rpartition(".")
                 if (dot, kind) == (".", "lock") and node != self._lock.node:
-                    with contextlib.suppress(FileNotFoundError):  # it has just gone
-                        yield node, os.lstat(file.path).st_mtime_ns  # the entry's own may be old
+                    with contextlib.suppress(FileNotFoundError):  # it was just removed
+                        yield (
+                            node,
+                            os.lstat(file.path).st_mtime_ns,
+                        )  # the time in the directory entry may be outdated
 
 
 _locks_of_this_process: weakref.WeakSet[NodeLock] = weakref.WeakSet()
 _NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _NO_LOCK_FILE = frozenset((errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENAMETOOLONG))
-"""Errors of opening what is a link, a pipe, a folder, or has a name that no file has."""
+"""Errors of opening a link, a pipe or a folder, or of an invalid name."""
 
 
 def _lock_file(folder: Path, node: str) -> str:
@@ -245,7 +246,7 @@ def _is_same_file(descriptor: int, path: str) -> bool:
 
 
 def _drop_in_child() -> None:
-    # A forked child shares the lock and would keep a killed parent alive for the others.
+    # A forked child shares the lock, and would keep a killed parent alive.
     for lock in _locks_of_this_process:
         lock.drop()
 

@@ -1,4 +1,4 @@
-"""Copy a SQLite store while a server works on it."""
+"""Copies of a SQLite store while a server uses it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNT_RECORDS = "select count(*) from record"
 
 
 class Backup(Struct, frozen=True):
-    """A finished copy: its path, and how many sessions, records and bytes it holds."""
+    """A finished copy: its path, and its numbers of sessions, records and bytes."""
 
     path: str
     sessions: int
@@ -42,12 +42,12 @@ def back_up(
     progress: Callable[[float], None] = lambda _: None,
     world: World = World(),
 ) -> Backup:
-    """Copy a database as of one moment into one file, check the copy, and sync it. The server is not interrupted.
+    """Copy a snapshot of a database into one file, check the copy, and sync it. The server is not interrupted.
 
     The copy appears under its name only when it is complete. It is readable by this user only.
 
     Args:
-        source: The database; a server may be working on it.
+        source: The database; a server may use it.
         target: The new file, in a folder that exists.
         may_replace: Whether a file of this name may be replaced.
         progress: Called with the copied share, 0 to 1.
@@ -63,13 +63,13 @@ def back_up(
     if target.exists() and not may_replace:
         raise UsageError(f"{str(target)!r} exists; choose another name, or replace it with --force")
     with reading(source, world=world):
-        pass  # refuses what is not ours
+        pass  # refuses other files
     file = DatabaseFile(source, world, None)
     unfinished = target.with_name(f".{target.name}.{world.new_id('part')}")
     try:
         os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         with file.convert_errors(), _connect(source, apsw.SQLITE_OPEN_READONLY) as live:
-            # One moment, until it is closed.
+            # One snapshot, until it is closed.
             file.retry_while_busy(partial(live.execute, f"begin; {COUNT_SESSIONS}"))
             _copy(live, unfinished, progress)
         sessions, records = _check(unfinished)
@@ -96,12 +96,12 @@ def _copy(live: apsw.Connection, unfinished: Path, progress: Callable[[float], N
 
 
 def _check(unfinished: Path) -> tuple[int, int]:
-    """Return how many sessions and records a copy has.
+    """Check a copy, and return its numbers of sessions and records.
 
     Raises:
-        StoreDamagedError: It is damaged, as its source is.
+        StoreDamagedError: It is damaged, like its source.
     """
-    uri = f"{unfinished.resolve().as_uri()}?immutable=1"  # makes no files beside it
+    uri = f"{unfinished.resolve().as_uri()}?immutable=1"  # creates no files beside it
     with DatabaseFile(unfinished, World(), None).convert_errors(), _connect(uri, IMMUTABLE) as copy:
         if (found := copy.execute("pragma quick_check(1)").get) != "ok":
             raise StoreDamagedError(f"the database is damaged and was not copied: {found}")

@@ -1,4 +1,4 @@
-"""Reads of a database, on a connection that only reads."""
+"""Reads of a database, on a read-only connection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIND_RECORDS = """
 select position, epoch, body, link from record
 where session_id = (select id from session where name = ?) and position > ? order by position limit ?
 """
-# Of a file that an older version made, which is only read.
+# For a file of an older version, opened only for reading.
 FIND_UNLINKED = FIND_RECORDS.replace(", link", "")
 FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
 LIST_BLOBS = "select digest from blob where session_id = (select id from session where name = ?)"
@@ -48,13 +48,13 @@ FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
 HAS_SEALS = "select 1 from pragma_table_info('session') where name = 'seal'"
 HAS_LINKS = "select 1 from pragma_table_info('record') where name = 'link'"
 FIND_HOLDER = "select node from session where name = ?"
-# Numbers of sessions behind a place; a limit of -1 is none. Without a place, the place is behind all times.
+# Numbers of sessions after a place. A limit of -1 is none. Without a place, the list begins at the newest.
 LIST_NUMBERS = """
 select id from session
 where (changed_at, name) < (?2, ?3) and (?1 is null or is_live = ?1)
 order by changed_at desc, name desc limit ?4
 """
-# `cross join` and the plus keep SQLite from reading the sessions of others by their time.
+# `cross join` and the plus keep SQLite from reading other sessions by their time.
 LIST_NUMBERS_OF = """
 select session.id, changed_at, name from json_each(?5) as wanted cross join session on name = wanted.value
 where (+changed_at, name) < (?2, ?3) and (?1 is null or is_live = ?1)
@@ -68,13 +68,13 @@ LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value or
 
 
 LIST_PAGE = 200
-"""Sessions a listing reads at once."""
+"""Sessions that a listing reads in one step."""
 BEGINNING = ListPlace(math.inf, "")
 """The place before all sessions."""
 
 
 class ReadConnection:
-    """A connection that only reads. It belongs to the thread that uses it (the store's: to its reader's thread)."""
+    """A read-only connection, for use in one thread (the store's reader thread)."""
 
     def __init__(self, file: DatabaseFile, db: apsw.Connection) -> None:
         self._file = file
@@ -83,7 +83,7 @@ class ReadConnection:
         self._has_links = bool(self.rows(HAS_LINKS, ()))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def records(self, session: str, after: int, limit: int) -> list[StoredRecord]:
@@ -106,7 +106,7 @@ class ReadConnection:
         return _line(rows[0]) if rows else None
 
     def holder(self, session: str) -> str | None:
-        """Return the node that claimed a session last and did not release it; None where there is none."""
+        """Return the node that claimed a session last and did not release it, or None."""
         rows = self.rows(FIND_HOLDER, (session,))
         return rows[0][0] if rows else None
 
@@ -126,7 +126,7 @@ class ReadConnection:
         return [number for number, _, _ in rows]
 
     def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
-        """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""
+        """Return the lines of these rows, in their order, without sessions that were deleted meanwhile."""
         wanted = ",".join(map(str, numbers))
         return [_line(row) for row in self.rows(LIST_LINES, (f"[{wanted}]",))]
 
@@ -152,7 +152,7 @@ class SQLiteReads(StoreReader):
     """The reading half of a SQLite store, on a connection that `_query` selects."""
 
     async def _query(self, name: str, question: Callable[[ReadConnection], T]) -> T:
-        """Answer a question about what has this name."""
+        """Run a query about a name."""
         raise NotImplementedError
 
     @override
@@ -179,7 +179,7 @@ class SQLiteReads(StoreReader):
         after: ListPlace | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[SessionInfo]:
-        """See `StoreReader.list`. The order is that of the first step; what is deleted meanwhile is left out."""
+        """See `StoreReader.list`. The first step fixes the order; sessions that are deleted meanwhile are omitted."""
         numbers = await self._query("", lambda reader: reader.numbers(live, of, after, limit))
         for start in range(0, len(numbers), LIST_PAGE):
             page = numbers[start : start + LIST_PAGE]
@@ -200,7 +200,7 @@ class SQLiteReads(StoreReader):
 
 
 class SQLiteReader(SQLiteReads):
-    """A database that is opened for reading only."""
+    """A database that is opened only for reading."""
 
     def __init__(self, reader: ReadConnection) -> None:
         self._reader = reader
@@ -211,12 +211,12 @@ class SQLiteReader(SQLiteReads):
 
 @contextlib.contextmanager
 def reading(path: str | Path, *, world: World = World()) -> Iterator[ReadConnection]:
-    """Look into a database without making, locking or writing anything, also while a server works on it.
+    """Open a database for reading, also while a server uses it. Nothing is created, locked or written.
 
     Raises:
         NotFoundError: There is no such file, or nothing was ever stored in it.
-        UsageError: The file is not ours, or may not be read.
-        StoreDamagedError: It is no intact database.
+        UsageError: The file belongs to another program, or may not be read.
+        StoreDamagedError: The database is damaged.
     """
     file = DatabaseFile(Path(path), world, None)
     if not file.path.is_file():
@@ -225,7 +225,7 @@ def reading(path: str | Path, *, world: World = World()) -> Iterator[ReadConnect
         db = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
     try:
         with file.convert_errors(db):
-            if not file.retry_while_busy(partial(file.require_ours, db)):
+            if not file.retry_while_busy(partial(file.is_prepared, db)):
                 raise NotFoundError(f"nothing was stored in {str(file.path)!r} yet")
         yield ReadConnection(file, db)
     finally:

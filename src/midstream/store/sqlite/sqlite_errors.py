@@ -1,4 +1,4 @@
-"""Errors of SQLite as errors of ours."""
+"""Errors of SQLite, converted to errors of midstream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.errors import (
 
 
 def refusal_of(error: apsw.Error, where: str, db: apsw.Connection | None) -> MidstreamError:
-    """Return ours for SQLite's; `where` names the database."""
+    """Return the error of midstream for one of SQLite; `where` names the database."""
     match error:
         case apsw.ConstraintError():
             return JournalMovedError("another writer appended at this position first")
@@ -41,6 +41,6 @@ def refusal_of(error: apsw.Error, where: str, db: apsw.Connection | None) -> Mid
 
 
 def _is_for_lack_of_space(error: apsw.Error, db: apsw.Connection | None) -> bool:
-    # SQLite detects a full disk by itself, except where it makes its index of the log, and a spent quota.
+    # SQLite detects a full disk itself, except when it creates the log's index, or when a quota is spent.
     is_index = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
     return is_index or (db is not None and db.system_errno in {errno.ENOSPC, errno.EDQUOT})

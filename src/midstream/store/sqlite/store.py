@@ -1,12 +1,13 @@
-"""Journals in one SQLite file: group commit on one connection, readers apart, nodes by operating-system locks.
+"""Journals in one SQLite file: group commit on one connection, a read connection, and nodes with operating-system
+locks.
 
-Reads are in `reading`, writes in `writing`.
+Reads are in `reads.py`, writes in `writes.py`.
 
-Every operation checks first and writes after: a refused one leaves nothing to undo, and what it shares a commit with
-is not disturbed. The write-ahead log is copied into the database between commits, never inside one.
+Every operation checks first and then writes, so that a refused one does not disturb the others of its commit. The
+write-ahead log is copied into the database between commits, never inside one.
 
-apsw is used for the SQLite it carries: those of most Pythons (3.7.0 to 3.51.2) can lose committed pages when two
-connections write and checkpoint at once.
+The driver is apsw, because of its SQLite: the versions in most Pythons (3.7.0 to 3.51.2) can lose committed pages when
+two connections write and checkpoint concurrently.
 """
 
 from __future__ import annotations
@@ -46,28 +47,27 @@ from midstream.store.sqlite.writes import WriteConnection
 T = TypeVar("T")
 
 LEASE_S = 20.0
-"""Seconds without a sign of life after which a process that holds its lock counts as frozen. A garbage collection, a
-burst of swapping or a tool that keeps the interpreter for itself must not look like it."""
+"""Seconds without a touch after which a process that holds its lock counts as frozen: longer than a garbage collection,
+a burst of swapping, or a tool that blocks the interpreter."""
 
 NOW_BYTES_MAX = 16 * 1024
-"""Bytes of records up to which they may be committed on the event loop: some ten pages."""
+"""Bytes of records that may be committed on the event loop: some ten pages."""
 
 
 class SQLiteStore(SQLiteReads, Store):
     """A store in one file that several processes of one machine may share.
 
     Args:
-        path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
-            (`-wal`, `-shm`) appear beside it, which belong to the database and to each copy of it, and a folder
-            of locks (`.nodes`), which does not. A host adds a key (`.store-key`), which belongs to the database and is
-            no part of it: see `store.guard`.
+        path: The database, created on first use, readable by this user only. Its folder must exist. The files `-wal`
+            and `-shm` beside it are parts of it, also of a copy. The folder `.nodes` has the locks. A host adds a key
+            (`.store-key`), see `store.guard`.
         durability: "power" syncs every append, "process" none, "default" syncs as the records require.
-        lease_s: Seconds after which the sessions of a frozen process may be taken; a dead one's may be at once.
-        world: Where the node's id and the jitter come from.
+        lease_s: Seconds after which sessions of a frozen process may be claimed; those of a dead one at once.
+        world: Source of the node's id and of jitter.
         vfs: Name of a registered SQLite file system, e.g. one that encrypts; None for the usual one.
 
     Raises:
-        UsageError: There is no such `durability`.
+        UsageError: `durability` is not valid.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SQLiteStore(SQLiteReads, Store):
         """See `Store.open`.
 
         Raises:
-            UsageError: The file cannot be made, or is not ours. Nothing was changed.
+            UsageError: The file cannot be created, or belongs to another program. Nothing was changed.
         """
         async with self._opening:
             if self._opened is None:
@@ -129,8 +129,8 @@ class SQLiteStore(SQLiteReads, Store):
             if not isinstance(body, bytes):
                 raise UsageError("a record's body is bytes")
         write = partial(opened.writer.append, session, batch)
-        # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
-        # the same epoch, and the positions under it, to another node.
+        # A claim is not synced by itself. The first append under its epoch syncs both; otherwise a power cut could give
+        # the same epoch and positions to another node.
         if opened.synced_epochs.get(session) != batch.epoch:
             end = await opened.commits.submit(write, Sync.FULL)
             opened.synced_epochs[session] = batch.epoch
@@ -157,7 +157,7 @@ class SQLiteStore(SQLiteReads, Store):
         return self._opened is not None and self._opened.commits.is_ready
 
     def append_now(self, session: str, batch: Batch) -> int | None:
-        """See `Immediate.append_now`: only what is small, and not the first append under an epoch."""
+        """See `Immediate.append_now`: only small batches, and not the first append under an epoch."""
         opened = self._opened
         if opened is None or opened.synced_epochs.get(session) != batch.epoch:
             return None
@@ -188,7 +188,7 @@ class SQLiteStore(SQLiteReads, Store):
     async def prune(
         self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
     ) -> bool:
-        """See `Store.prune`. The bytes are overwritten; the file does not shrink, its pages are used again."""
+        """See `Store.prune`. The bytes are overwritten; the file does not shrink, but its pages are reused."""
         opened = self._require_open(session)
         write = partial(opened.writer.prune, session, body, position, epoch, link)
         return await opened.commits.submit(write, Sync.NORMAL)
@@ -206,7 +206,7 @@ class SQLiteStore(SQLiteReads, Store):
         return is_gone
 
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """See `Store.watch`. A death is seen within 20 ms, what others commit within 2 to 20 ms."""
+        """See `Store.watch`. A death is noticed within 20 ms, a commit of another node within 2 to 20 ms."""
         return await self._require_open("").watcher.watch(followed)
 
     @override
@@ -223,7 +223,8 @@ class SQLiteStore(SQLiteReads, Store):
             return await opened.watcher.answer_to(number)
         finally:
             removed = opened.commits.submit(partial(opened.writer.remove, number), Sync.NORMAL)
-            removed.add_done_callback(asyncio.Future.exception)  # one that stays is removed after our death
+            # a command that stays is removed after the death of this node
+            removed.add_done_callback(asyncio.Future.exception)
 
     @override
     async def answer(self, forwarded: int, body: bytes) -> None:
@@ -262,7 +263,7 @@ def _is_small(batch: Batch) -> bool:
 
 
 class _Opened:
-    """Parts between open and close: the node's lock, two connections, a thread for each, and the watcher."""
+    """Parts of an open store: the node's lock, two connections with their threads, and the watcher."""
 
     def __init__(
         self,
@@ -277,7 +278,7 @@ class _Opened:
         self.watcher = watcher
         self.commits = commits
         self.synced_epochs: dict[str, int] = {}
-        """The epoch of each session under which something was synced."""
+        """The epoch of each session under which a record was synced."""
         self.lock = writer.lock
         self._threads = threads
 
@@ -303,7 +304,7 @@ class _Opened:
         await self.watcher.close()
         await self.commits.finish()
         await self._threads.reading.submit(self.reader.close)
-        # Whoever finds the lock free may take our sessions: only after the last write.
+        # Last: other nodes may claim our sessions once the lock is free.
         await self._threads.writing.submit(self.writer.close)
         self._threads.shut()
 
@@ -334,5 +335,5 @@ def _open(file: DatabaseFile, node: str, lease_s: float) -> tuple[WriteConnectio
 
 
 def engine_version() -> str:
-    """Return the version of the SQLite that works on the files."""
+    """Return the version of SQLite."""
     return apsw.sqlite_lib_version()

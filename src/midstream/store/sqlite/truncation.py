@@ -1,4 +1,4 @@
-"""Ends damaged journals before their damage, in a copy of a SQLite store."""
+"""Truncates damaged journals before the damage, in a copy of a SQLite store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from midstream.session.session import Session
 CUT_RECORDS = """
 delete from record where position > ? and session_id = (select id from session where name = ?)
 """
-# The line of a session that was cut, in listings.
+# The line of a truncated session in listings.
 CUT_MARK = "update session set is_live = ?, turns = ? where name = ?"
 
 
 def cut_journals(db: Any, *, sessions: Mapping[str, Session]) -> None:  # noqa: ANN401 - the driver's connection
-    """End each of these sessions at the position of the state that is given for it."""
+    """Truncate each of these sessions to the position of its given state."""
     with db:
         for name, session in sessions.items():
             db.execute(CUT_RECORDS, (session.position, name))

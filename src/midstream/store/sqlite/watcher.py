@@ -1,8 +1,8 @@
-"""The thread of a store that looks around: who else is alive, and what did they leave?
+"""The thread that watches a store for other nodes and their changes.
 
-It polls, because that works on every system and for every kind of death: a few system calls a look while there are
-neighbours, next to nothing while there are none. Two things cost a query only when another connection has committed.
-The thread never waits for a lock, so that closing the store ends it at once.
+It polls, which works on every system and for every kind of death. A check costs a few system calls while there are
+other nodes, and almost nothing without them. The database is queried only after a commit of another connection. The
+thread never waits for a lock, so closing the store ends it at once.
 """
 
 from __future__ import annotations
@@ -19,61 +19,61 @@ from msgspec import Struct
 from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.store.contract import ForwardedCommand, News
-from midstream.store.sqlite.inbox import LETTERS_MAX, Sight
+from midstream.store.sqlite.inbox import FORWARDED_MAX, WatcherView
 from midstream.store.sqlite.liveness import Peers
 
 T = TypeVar("T")
 
 ALONE_S = 0.25
-"""Seconds between two looks while there is no other node: so long may the first one of them go unseen."""
+"""Seconds between two checks without other nodes: the greatest time until the first one is noticed."""
 QUIET_S = 0.02
-"""Seconds between two looks while there are others: at most so late a death is seen."""
+"""Seconds between two checks with other nodes: the greatest time until a death is noticed."""
 BUSY_S = 0.002
-"""Seconds between two looks right after there were news, or while an answer is awaited. From there the pause grows by
-half a look at a time: a stream of words is followed closely, a silence costs little."""
+"""Seconds between two checks after a change, or while an answer is awaited. The pause then grows by half a check each
+time, so that output is followed closely and silence costs little."""
 BACKSTOP_S = 1.0
-"""Seconds after which everything is looked at, whatever the signs are."""
+"""Seconds after which everything is checked."""
 
 _log = logging.getLogger(__name__)
 
 
-class _Told(Struct):
-    """Changes, and the marks of what counts as returned once they are taken."""
+class _Reported(Struct):
+    """Changes, and the marks of returned ones after the caller has received them."""
 
     news: News
     forwarded_commands: frozenset[tuple[int, int]]
     orphans: frozenset[tuple[str, int]]
     changes: int
-    """How often the peers had changed when it was looked."""
+    """Number of changes of the peers at the time of the check."""
 
 
 class _Waiting:
-    """A `watch` that waits."""
+    """A waiting `watch` call."""
 
     def __init__(self, followed: Mapping[str, int]) -> None:
         self.followed = dict(followed)
-        self.told: asyncio.Future[_Told] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[_Reported] = asyncio.get_running_loop().create_future()
         self.is_over = False
-        """There were news for it."""
+        """Whether there were changes for it."""
 
 
 class Watcher:
-    """Looks around in a thread of its own, from `start` to `close`; beats for its node meanwhile.
+    """Checks for changes in a thread of its own, from `start` to `close`, and beats for its node.
 
     Args:
-        sight: Opens the view of the database, in the thread that looks.
+        view: Opens the view of the database, in this thread.
     """
 
     def __init__(
         self,
         node: str,
         peers: Peers,
-        sight: Callable[[], contextlib.AbstractContextManager[Sight]],
+        view: Callable[[], contextlib.AbstractContextManager[WatcherView]],
         world: World,
     ) -> None:
         self._node = node
         self._peers = peers
-        self._sight = sight
+        self._view = view
         self._world = world
         self._loop = asyncio.get_running_loop()
         self._nudged = threading.Event()
@@ -81,11 +81,11 @@ class Watcher:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._waiting: _Waiting | None = None
         self._awaited: dict[int, asyncio.Future[bytes]] = {}
-        self._asked = 0
-        """How often a task here began to wait for something."""
-        self._told = _Told(News(peers=-1), frozenset(), frozenset(), changes=-1)
-        self._seen = (-1, -1)
-        """What `_asked` and the version of the database were at the last look."""
+        self._waits_begun = 0
+        """Number of times that a task began to wait."""
+        self._reported = _Reported(News(peers=-1), frozenset(), frozenset(), changes=-1)
+        self._last_check = (-1, -1)
+        """Values of `_waits_begun` and of the database version at the last check."""
         self._changes = 0
         self._all_looked_at = 0.0
         self._pause_s = BUSY_S
@@ -93,33 +93,33 @@ class Watcher:
     # --- on the event loop
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         threading.Thread(target=self._work, name="midstream-store-watcher", daemon=True).start()
 
     async def close(self) -> None:
-        """End the thread. Who waits for news or answers is cancelled."""
+        """End the thread, and cancel the callers that wait."""
         self._is_over = True
         self._nudged.set()
         await asyncio.shield(self._ended)
         if self._waiting is not None:
-            self._waiting.told.cancel()
+            self._waiting.result.cancel()
         for answer in self._awaited.values():
             answer.cancel()
-        await self._world.sleep(0)  # who was cancelled has something to tidy up
+        await self._world.sleep(0)  # the cancelled callers clean up
 
     async def watch(self, followed: Mapping[str, int]) -> News:
         """See `Store.watch`."""
         waiting = self._waiting = _Waiting(followed)
         self._check_soon()
         try:
-            self._told = await waiting.told  # only now: a cancelled call has reported nothing
+            self._reported = await waiting.result  # only now, so that a cancelled call consumes nothing
         finally:
             if self._waiting is waiting:
                 self._waiting = None
-        return self._told.news
+        return self._reported.news
 
     async def answer_to(self, forwarded: int) -> bytes:
-        """Wait for the answer to a letter of this node."""
+        """Wait for the answer to a forwarded command of this node."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._awaited[forwarded] = answer
         self._check_soon()
@@ -129,7 +129,7 @@ class Watcher:
             del self._awaited[forwarded]
 
     def _check_soon(self) -> None:
-        self._asked += 1
+        self._waits_begun += 1
         self._nudged.set()
 
     # --- in the thread
@@ -137,15 +137,15 @@ class Watcher:
     def _work(self) -> None:
         try:
             with contextlib.ExitStack() as closing:
-                sight: Sight | None = None
+                view: WatcherView | None = None
                 while not self._is_over:
                     try:
                         self._changes += self._peers.check_all(now=self._world.monotonic())
                         if self._has_waiting():
-                            sight = sight or closing.enter_context(self._sight())
-                            self._check(sight)
+                            view = view or closing.enter_context(self._view())
+                            self._check(view)
                     except (MidstreamError, OSError) as error:
-                        self._seen = (-1, -1)
+                        self._last_check = (-1, -1)
                         _log.debug("the store cannot be read: %s", error)
                     self._nudged.wait(self._next_pause_s())
                     self._nudged.clear()
@@ -154,7 +154,7 @@ class Watcher:
                 self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
     def _has_waiting(self) -> bool:
-        waiting = self._waiting  # until the event loop has taken its news it stands here, and waits no more
+        waiting = self._waiting  # it stays until the event loop has received the changes, and waits no more
         return (waiting is not None and not waiting.is_over) or bool(self._awaited)
 
     def _next_pause_s(self) -> float:
@@ -165,32 +165,32 @@ class Watcher:
         self._pause_s = min(1.5 * self._pause_s, QUIET_S)
         return self._pause_s
 
-    def _check(self, sight: Sight) -> None:
+    def _check(self, view: WatcherView) -> None:
         now, changes = self._world.monotonic(), self._changes
-        is_all = changes != self._told.changes or now - self._all_looked_at >= BACKSTOP_S
-        before, self._seen = self._seen, (self._asked, sight.version())
-        if self._seen == before and not is_all:
+        is_all = changes != self._reported.changes or now - self._all_looked_at >= BACKSTOP_S
+        before, self._last_check = self._last_check, (self._waits_begun, view.version())
+        if self._last_check == before and not is_all:
             return
         if self._awaited:
-            self._settle_answers(dict(sight.answers(self._node)))
+            self._settle_answers(dict(view.answers(self._node)))
         waiting = self._waiting
         if waiting is None or waiting.is_over:
             return
         if is_all:
             self._all_looked_at = now
-        told = self._find_changes(waiting.followed, sight, changes, is_all=is_all)
-        if told.news == News(peers=self._told.news.peers):
-            self._told = told
+        result = self._find_changes(waiting.followed, view, changes, is_all=is_all)
+        if result.news == News(peers=self._reported.news.peers):
+            self._reported = result
         else:
             waiting.is_over = True
             self._pause_s = BUSY_S
-            _deliver(waiting.told, told)
+            _deliver(waiting.result, result)
 
     def _find_changes(
-        self, followed: Mapping[str, int], sight: Sight, changes: int, *, is_all: bool
-    ) -> _Told:
-        """Return the changes that were not returned yet, and the marks for them."""
-        forwarded_commands = [each for each in sight.list_undecided() if self._is_ours(each.node)]
+        self, followed: Mapping[str, int], view: WatcherView, changes: int, *, is_all: bool
+    ) -> _Reported:
+        """Return new changes, and the marks for them."""
+        forwarded_commands = [each for each in view.list_undecided() if self._is_ours(each.node)]
         senders = {
             sender for sender in {each.sender for each in forwarded_commands} if self._may_wait(sender)
         }
@@ -198,31 +198,31 @@ class Watcher:
         fresh = [
             each
             for each in forwarded_commands
-            if (each.number, each.epoch) not in self._told.forwarded_commands
-        ][:LETTERS_MAX]
-        orphans = self._orphans(sight) if is_all else sight.list_given_up()
-        lost = [each for each in orphans if each not in self._told.orphans]
+            if (each.number, each.epoch) not in self._reported.forwarded_commands
+        ][:FORWARDED_MAX]
+        orphans = self._orphans(view) if is_all else view.list_given_up()
+        lost = [each for each in orphans if each not in self._reported.orphans]
         news = News(
-            sight.find_moved(followed) if followed else frozenset(),
+            view.find_moved(followed) if followed else frozenset(),
             tuple(ForwardedCommand(each.number, each.session, each.body, each.sender) for each in fresh),
             tuple(session for session, _ in lost),
             len(self._peers.living),
         )
-        # What is gone from the tables is forgotten here too.
-        still = self._told.forwarded_commands.intersection(
+        # Marks of deleted rows are dropped.
+        still = self._reported.forwarded_commands.intersection(
             (each.number, each.epoch) for each in forwarded_commands
         )
-        known = self._told.orphans.intersection(orphans) if is_all else self._told.orphans
+        known = self._reported.orphans.intersection(orphans) if is_all else self._reported.orphans
         told_letters = still.union((each.number, each.epoch) for each in fresh)
-        return _Told(news, told_letters, known.union(lost), changes if is_all else self._told.changes)
+        return _Reported(news, told_letters, known.union(lost), changes if is_all else self._reported.changes)
 
-    def _orphans(self, sight: Sight) -> list[tuple[str, int]]:
+    def _orphans(self, view: WatcherView) -> list[tuple[str, int]]:
         living = {self._node, *self._peers.living}
-        # Queried again: a node that came a moment ago is alive, and what is reported of it now is not reported again.
-        return [(name, epoch) for name, epoch, node in sight.orphans(living) if self._is_ours(node)]
+        # Queried again: a node that has just joined is alive, and its sessions are no orphans.
+        return [(name, epoch) for name, epoch, node in view.orphans(living) if self._is_ours(node)]
 
     def _is_ours(self, node: str | None) -> bool:
-        """Whether a session is this node's, or of no living node."""
+        """Whether a session belongs to this node, or to no living node."""
         return node is None or node == self._node or not self._peers.may_hold(node)
 
     def _may_wait(self, sender: str) -> bool:

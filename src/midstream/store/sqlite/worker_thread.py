@@ -1,7 +1,7 @@
-"""One thread that does what an event loop asks of it, in order.
+"""One thread that runs the work of an event loop, in order.
 
-`loop.run_in_executor` does the same for many threads and costs several times more per question: two futures, their
-locks and two wake-ups. A store asks twice for each step of an agent.
+`loop.run_in_executor` does the same for many threads and costs several times more for each call: two futures, their
+locks and two wake-ups. A store has two calls for each step of an agent.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ T = TypeVar("T")
 
 
 class WorkThread:
-    """A thread with a queue. It is a daemon: a process that ends does not wait for a store that was not closed."""
+    """A thread with a queue. It is a daemon: the process can end although a store was not closed."""
 
     def __init__(self, name: str) -> None:
-        self._asked: SimpleQueue[_Question | None] = SimpleQueue()
-        self._told = 0
+        self._submitted: SimpleQueue[_Work | None] = SimpleQueue()
+        self._submitted_count = 0
         self._done = 0
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     @property
     def is_at_work(self) -> bool:
-        """Whether anything it was asked is not done yet."""
-        return self._done != self._told
+        """Whether submitted work is not finished."""
+        return self._done != self._submitted_count
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Let the thread do `work`; the future, of the running loop, has what it returned or raised.
+        """Run `work` in the thread; the future, of the running loop, has its result or exception.
 
-        A cancelled future stops nothing: the work is done all the same.
+        Cancelling the future does not cancel the work.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.submit_then(work, partial(_settle, answer))
@@ -43,39 +43,39 @@ class WorkThread:
     def submit_then(
         self, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]
     ) -> None:
-        """Let the thread do `work`, then call `then` on the running loop with what it returned or raised.
+        """Run `work` in the thread, then call `then` on the running loop with its result or exception.
 
-        For who needs no future: it costs one turn of the loop less.
+        For callers that need no future: it saves one iteration of the loop.
         """
-        self._told += 1
-        self._asked.put((asyncio.get_running_loop(), then, work))
+        self._submitted_count += 1
+        self._submitted.put((asyncio.get_running_loop(), then, work))
 
     def shut(self) -> None:
-        """End the thread after what was asked so far. Nothing may be asked afterwards."""
-        self._asked.put(None)
+        """End the thread after the submitted work. No more work may be submitted."""
+        self._submitted.put(None)
 
     def _work(self) -> None:
-        while (question := self._asked.get()) is not None:
-            loop, then, work = question
+        while (work_item := self._submitted.get()) is not None:
+            loop, then, work = work_item
             error, result = None, None
             try:
                 result = work()
             except BaseException as raised:  # noqa: BLE001 - the submitter raises it, whatever it is
                 error = raised
-            self._done += 1  # written by this thread only, as the other number is by submitters
+            self._done += 1  # only this thread writes it, and only submitters write the other number
             with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
                 loop.call_soon_threadsafe(then, result, error)
-            del question, loop, then, work, error, result
+            del work_item, loop, then, work, error, result
 
 
 def pause(seconds: float) -> None:
-    """Let the thread that calls it do nothing for so long."""
+    """Block the calling thread for so many seconds."""
     _NEVER.wait(seconds)
 
 
 _NEVER = threading.Event()
-"""Never set: waiting for it is a pause."""
-_Question = tuple[asyncio.AbstractEventLoop, Callable[[Any, BaseException | None], None], Callable[[], Any]]
+"""An event that is never set; waiting for it is a pause."""
+_Work = tuple[asyncio.AbstractEventLoop, Callable[[Any, BaseException | None], None], Callable[[], Any]]
 
 
 def _settle(answer: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""Writes to a database, on the one connection that does."""
+"""Writes to a database, on its only writing connection."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ where session_id = (select id from session where name = ?2) and position = ?3 an
 returning session_id
 """
 DELETE_BEFORE = "delete from record where session_id = ? and position < ?"
-# An empty title leaves the old one.
+# An empty title keeps the old one.
 MARK = """
 update session set is_live = ?, changed_at = ?, title = iif(?3 = '', title, ?3), turns = ?, status = ?
 where id = ?
@@ -54,13 +54,13 @@ DELETE_BLOBS = "delete from blob where session_id = ?"
 DELETE_RECORDS = "delete from record where session_id = ?"
 DELETE_SESSION = "delete from session where id = ?"
 SPEND_EPOCHS = "update ledger set epochs_spent = max(epochs_spent, ?)"
-# Changes whenever another connection has committed something, and only then.
+# A number that changes exactly when another connection has committed.
 FIND_DATA_VERSION = "pragma data_version"
 VOID = "update ledger set voided = voided + 1"
 
 
 class _End(Struct, frozen=True, gc=False):
-    """End of a journal, the epoch under which it was seen, and the version of the data at that time."""
+    """End of a journal, with the epoch and the data version of its last check."""
 
     number: int
     position: int
@@ -69,7 +69,7 @@ class _End(Struct, frozen=True, gc=False):
 
 
 class WriteConnection:
-    """The one connection that writes and checkpoints. After `_open` it belongs to `Commits`."""
+    """The only connection that writes and checkpoints. After `_open` it belongs to `Commits`."""
 
     def __init__(
         self,
@@ -81,30 +81,30 @@ class WriteConnection:
         self.lock = lock
         self.peers = peers
         self.log_pages = 0
-        """See `commits.Committer`."""
+        """See `group_commit.Committer`."""
         self._file = file
         self._db = db
         self._execute = db.cursor().execute
-        """For what every commit does: a cursor for each statement costs a tenth of a short commit."""
+        """A shared cursor for the statements of every commit: a new cursor for each costs a tenth of a short commit."""
         self._is_full: bool | None = None
         self._ends: dict[str, _End] = {}
-        """Where a session's journal ends, as was last seen here."""
+        """Last known ends of journals."""
         self._data_version = -1
-        """See `FIND_DATA_VERSION`: as it is in this commit."""
+        """The result of `FIND_DATA_VERSION` in this commit."""
         self._copied_pages = 0
-        """Pages that were in the log when it was copied back last, as far as readers allowed."""
+        """Pages that were in the log at its last checkpoint."""
         self._effects = Effects(db, partial(file.retry_while_busy, partial(db.execute, BEGIN)), file.world)
         db.wal_autocheckpoint(0)  # SQLite's own checkpoints would come inside a commit
 
     def close(self) -> None:
-        """Give up all leases and close; the last connection of all empties the log."""
+        """Release all leases and close; the last connection of all processes empties the log."""
         self.lock.give_up()
         self._db.close()
 
     # --- commits
 
     def commit(self, batch: Sequence[QueuedOperation], *, is_patient: bool = True) -> list[Any]:
-        """See `commits.Committer`."""
+        """See `group_commit.Committer`."""
         begin = partial(self._execute, BEGIN)
         try:
             self._sync_if(any(asked.sync is Sync.FULL for asked in batch))
@@ -122,7 +122,7 @@ class WriteConnection:
         except apsw.Error as error:
             refusal = self._file.refusal(error, self._db)
             self._undo()
-            if len(batch) > 1:  # one's fault is not everybody's
+            if len(batch) > 1:  # one operation must not fail the others
                 return [answer for asked in batch for answer in self.commit([asked])]
             return [refusal]
         except BaseException:
@@ -138,8 +138,8 @@ class WriteConnection:
 
     def _undo(self) -> None:
         self._ends.clear()
-        # A commit whose sync failed may lie in the log as if it were whole; the next opening of the file would
-        # find it there. Another one is written over it.
+        # A commit whose sync failed may be complete in the log, so that the next opening would find it. Another commit
+        # overwrites it.
         with contextlib.suppress(apsw.Error):
             if self._db.in_transaction:
                 self._db.execute("rollback")
@@ -160,7 +160,7 @@ class WriteConnection:
             return number_of(self._db.execute(CREATE, (session, self.lock.node, at, at)))
         number, _, node = row
         self._refuse_if_held(session, node)
-        self._ends.pop(session, None)  # its epoch is over, also for a caller of this process that has it
+        self._ends.pop(session, None)  # its epoch has ended, also for callers of this process
         return number_of(self._db.execute(CLAIM, (self.lock.node, number)))
 
     def release(self, session: str, epoch: int) -> None:
@@ -198,8 +198,8 @@ class WriteConnection:
 
     def _require_end(self, session: str, expected: int, epoch: int) -> int:
         known = self._ends.get(session)
-        # No other process has committed anything since, and our own claims and deletions remove what is known: at 100
-        # sessions, reading the epoch for each append anyway costs a twelfth of the steps.
+        # No other process has committed since, and own claims and deletions remove the known end. At 100 sessions,
+        # reading the epoch for each append would cost a twelfth of the steps.
         if known is None or known.epoch != epoch or known.data_version != self._data_version:
             known = self._find_end(session, epoch, known)
         if known.position != expected:
@@ -207,12 +207,14 @@ class WriteConnection:
         return known.number
 
     def _find_end(self, session: str, epoch: int, known: _End | None) -> _End:
-        row = self._execute(FIND_EPOCH, (session,)).get  # to the end: what is half read stays locked
+        row = self._execute(
+            FIND_EPOCH, (session,)
+        ).get  # read to the end, because an unfinished query keeps a lock
         if row is None or row[1] != epoch:
             self._ends.pop(session, None)
             raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
         number = row[0]
-        # Nobody else appends under our epoch, and none is given twice: what was once seen under it still holds.
+        # Only this node appends under its epoch, and no epoch is used twice, so the known end is still valid.
         if known is None or known.epoch != epoch:
             position = number_of(self._db.execute(FIND_END, (number,)))
         else:
@@ -272,23 +274,23 @@ class WriteConnection:
     # --- the log
 
     def checkpoint(self) -> None:
-        """See `commits.Committer`. A failure costs nothing but space: the log goes on."""
+        """See `group_commit.Committer`. After a failure the log grows until the next checkpoint."""
         self._copied_pages += self.log_pages
         self.log_pages = 0
         with contextlib.suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def clear_log(self) -> None:
-        """See `commits.Committer`."""
+        """See `group_commit.Committer`."""
         with contextlib.suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def _count_log(self) -> None:
         try:
-            pages, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)  # copies nothing: it counts
+            pages, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)  # only counts the pages
         except apsw.Error:
-            return  # the next commit raises what is wrong
-        if pages < self._copied_pages:  # it was started anew
+            return  # the next commit raises the error
+        if pages < self._copied_pages:  # the log was restarted
             self._copied_pages = 0
         self.log_pages = pages - self._copied_pages
 

@@ -1,1 +1,1 @@
-"""Conformance scripts of the stream protocol: the frames of one side and the required answers of the other, as data."""
+"""Conformance scripts of the stream protocol, as data: frames of one side, and required answers of the other."""

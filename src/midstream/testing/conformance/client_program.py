@@ -1,17 +1,17 @@
-"""A client program under trial, in any language: it is driven with JSON lines on its stdin and stdout.
+"""A client program under test, in any language, controlled with JSON lines on its stdin and stdout.
 
 Each request is one line, `{"method": …}` with members of its own; the program answers each with one line, an object.
 The methods are those of `ProbedClient`:
 
-- `begin`: use this `session` at this `url`, over this `transport`, and store what must survive in this `folder`.
-- `resume`: the same, with what an earlier process left in the folder. That process was killed.
+- `begin`: use this `session` at this `url`, over this `transport`, and store persistent data in this `folder`.
+- `resume`: the same, with the data of an earlier process in the folder, which was killed.
 - `submit`: let the application submit this `payload`. A `send` opens the stream, a `cancel` follows on it.
-- `detach`: let the application leave, and keep what is stored.
+- `detach`: let the application leave, and keep the stored data.
 - `handled`: the application has handled all events up to `event_id`.
-- `pass_time`: let the client's clock go on to the next thing that is due.
+- `pass_time`: advance the client's clock to its next deadline.
 - `look`: answer with the members of `ClientView`.
 
-Only one request at a time is on its way. What the program writes to stderr is passed on.
+There is only one request at a time. The program's stderr is passed on.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ class ClientProgram:
 
     Args:
         command: The program and its arguments.
-        folder: Where the program may store its files; each stream gets a folder of its own there.
+        folder: The folder for the program's files; each stream gets a folder of its own in it.
         wait_s: Seconds for each answer.
 
     Raises:
-        UsageError: By each method, where the program cannot be started, ended, or answered with something else than
-            one JSON object in time.
+        UsageError: By each method, if the program cannot start, has ended, or did not answer with JSON in time.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class ClientProgram:
         self._setup: Json = {}
 
     async def begin(self, session: str, way: TransportKind) -> None:
-        """Start the program, which begins in this session, over this transport."""
+        """Start the program with this session and transport."""
         folder = self._folder / session / way.value
         folder.mkdir(parents=True, exist_ok=True)
         self._setup = {"url": self._url, "session": session, "transport": way.value, "folder": str(folder)}
@@ -68,7 +67,7 @@ class ClientProgram:
         await self._call("begin", **self._setup)
 
     async def submit(self, payload: Json) -> None:
-        """Let the application submit this."""
+        """Let the application submit this payload."""
         await self._call("submit", payload=payload)
 
     async def detach(self) -> None:
@@ -76,21 +75,21 @@ class ClientProgram:
         await self._call("detach")
 
     async def mark_handled(self, event_id: str) -> None:
-        """Let the application be done with this event."""
+        """Mark an event as handled by the application."""
         await self._call("handled", event_id=event_id)
 
     async def restart(self) -> None:
-        """Kill the program, and let another process of it resume."""
+        """Kill the program, and resume with another process of it."""
         await self.end()
         await self._start()
         await self._call("resume", **self._setup)
 
     async def pass_time(self) -> None:
-        """Let the client's clock go on to the next thing that is due."""
+        """Advance the client's clock to its next deadline."""
         await self._call("pass_time")
 
     async def snapshot(self) -> ClientView:
-        """Return what the program reports of its client."""
+        """Return the program's report of its client."""
         answer = await self._call("look")
         try:
             return msgspec.convert(answer, ClientView)
@@ -98,7 +97,7 @@ class ClientProgram:
             raise UsageError(f"the client program's answer to `look` does not fit: {error}") from error
 
     async def end(self) -> None:
-        """Kill the program, and all that it started."""
+        """Kill the program and its child processes."""
         program, self._program = self._program, None
         if program is None:
             return
@@ -120,7 +119,7 @@ class ClientProgram:
 
     async def _call(self, method: str, **members: object) -> Json:
         program = self._program
-        assert program is not None, "it was begun"
+        assert program is not None, "call `begin` first"
         assert program.stdin is not None, "it has a pipe"
         assert program.stdout is not None, "it has a pipe"
         line = b""
@@ -133,7 +132,7 @@ class ClientProgram:
         except TimeoutError:
             message = f"the client program did not answer `{method}` within {self._wait_s:g} s"
             raise UsageError(message) from None
-        except ValueError as error:  # of a line that is too long
+        except ValueError as error:  # the line is too long
             raise UsageError(f"the client program's answer to `{method}` is too long: {error}") from error
         if not line:
             status = await program.wait()

@@ -1,21 +1,21 @@
-"""Play a server to a client and check its frames: the steps of a client's script, run against ours.
+"""Runs the steps of a client's script against midstream's own client half, in the role of a server.
 
 Steps:
 
-- `submit`: the application submits this payload. `cancel`: it stops the turn. `detach`: it leaves.
-- `connected`: a connection is made, which the client requires. `lost`: it is gone.
-- `receive`: this frame comes. `text`: this text comes, which may be no frame.
-- `sent`: since the step before that asked, exactly these frames were sent, each fitting its pattern.
-- `told`: since then, the application received exactly the events of these ids. `forget` stands for a line that is gone,
-  and an id with a question mark behind it may be missing.
-- `handled`: the application is done with the event of this id.
-- `waits`: the client requires no connection now, and will require one later. `dropped`: it gave up the one it had.
+- `submit`: the application submits this payload. `cancel`: it cancels the turn. `detach`: it leaves.
+- `connected`: a connection that the client requires is opened. `lost`: it has ended.
+- `receive`: the client receives this frame. `text`: it receives this text, which may be no frame.
+- `sent`: since the last such step, exactly these frames were sent, each matching its pattern.
+- `told`: since the last such step, the application received exactly the events of these ids. `forget` means a lost part
+  of the line, and an id with a question mark after it may be missing.
+- `handled`: the application has handled the event of this id.
+- `waits`: the client requires no connection now, and requires one later. `dropped`: it ended its connection.
 - `silence`: it receives nothing until its patience ends.
-- `restart`: its process dies, and the next one goes on with the checkpoint.
+- `restart`: its process dies, and the next one continues with the checkpoint.
 - `acknowledged`, `reconnecting`, `degraded`, `kept`: the client's own properties, true or false.
-- `ended`: the stream is over, with the error of this code, or well (null).
+- `ended`: the stream has ended, with the error of this code, or without one (null).
 
-After the last step, nothing that was sent or delivered may be left without a step.
+After the last step, no sent frame or delivered event may be left without a step.
 
 Names: `$stream`, `$secret`.
 """
@@ -45,7 +45,7 @@ SECRET = "s" * 43
 
 
 def checkpoint_after(kept: Checkpoint | None, write: Write) -> Checkpoint | None:
-    """Return what a checkpoint in memory is after a write; None where nothing is kept any more."""
+    """Return a checkpoint in memory after a write; None if it was deleted."""
     if kept is None:
         return None
     match write:
@@ -60,7 +60,7 @@ def checkpoint_after(kept: Checkpoint | None, write: Write) -> Checkpoint | None
 
 
 class ClientTrial:
-    """Our client, a checkpoint in memory, and a clock that stands still unless the script waits."""
+    """midstream's client half, a checkpoint in memory, and a clock that only the script advances."""
 
     def __init__(self) -> None:
         self._names: Names = {"stream": STREAM, "secret": SECRET}
@@ -81,7 +81,7 @@ class ClientTrial:
         return ScriptOutcome(script.name, script.clauses, problem, len(script.steps) + 1 if problem else 0)
 
     def _find_left_over(self) -> str | None:
-        """Return what came in the end that no step asked for."""
+        """Return the difference of frames or events without a step, or None."""
         what = self._difference_of_sent([])
         return what or (f"in the end the application received {self._told}" if self._told else None)
 
@@ -92,7 +92,7 @@ class ClientTrial:
 
     def _settle(self) -> None:
         if self._stream.needs_secret:
-            self._stream.show(SECRET)  # which no client changes
+            self._stream.show(SECRET)  # another secret is never set
         for write in self._stream.writes():
             self._checkpoint = checkpoint_after(self._checkpoint, write)
         self._sent += [msgspec.json.decode(frame) for frame in self._stream.frames_to_send()]
@@ -155,7 +155,7 @@ class ClientTrial:
         return None
 
     def _wait(self) -> None:
-        """Let time pass until the client owes something, and do that."""
+        """Advance the clock to the client's next deadline, and handle it."""
         deadline = self._stream.next_deadline()
         if deadline is not None:
             self._now = max(self._now, deadline.at)
@@ -188,4 +188,4 @@ class ClientTrial:
 
 
 STATES = frozenset({"acknowledged", "reconnecting", "degraded", "kept"})
-"""Steps that check what a client reports of itself."""
+"""Steps that check properties of the client."""

@@ -1,8 +1,8 @@
-"""Play a server to a client over a real line: the steps of a client's script, against a client in any language.
+"""Runs the steps of a client's script against a client in any language, in the role of a server over a real connection.
 
-`ClientTrial` (`client_side`) drives our own half; this module judges a client by its frames to a `ScriptedServer`,
-over one transport after the other, and by the few things that `ProbedClient` asks of it: drive your client
-behind it. The steps are the same; time is the client's own, which `ProbedClient.pass_time` lets pass.
+`ClientTrial` (`client_side`) tests midstream's own client half. This module tests a client by its frames to a
+`ScriptedServer`, over each transport, and by its state through `ProbedClient`, which you implement for your client. The
+steps are the same; the client has its own clock, which `ProbedClient.pass_time` advances.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
 from midstream.testing.conformance.server_side import ScriptOutcome
 
 WAIT_S = 20.0
-"""Seconds a client has for whatever it owes."""
+"""Seconds for each required action of a client."""
 LOOK_S = 0.02
-"""Seconds between two looks at a client."""
+"""Seconds between two checks of a client."""
 HEARD_CHARS_MAX = 300
 """Characters of a client's frame in a report."""
 GRACE_S = 0.5
-"""Seconds for the actions of a client that cannot report what it has received and sent."""
+"""Seconds for the actions of a client that cannot report its received and sent frames."""
 
 
 class ClientView(Struct, frozen=True):
-    """A client, when all that was due is written down, sent and delivered.
+    """State of a client after all due work is stored, sent and delivered.
 
     Args:
         phase: `waiting` (for the next try), `connecting` (until the welcome), `live`, `ended`.
-        code: With `ended`, the code of its error; None where it ended well.
-        told: The ids of all events its application ever got in this life, in order; `forget` stands for a line
-            that is gone.
+        code: With `ended`, the code of its error; None if it ended without an error.
+        told: The ids of all events that its application received in this life, in order; `forget` means a lost part of
+            the line.
         is_acknowledged, is_reconnecting, is_degraded, is_kept: See the steps of a script.
-        heard: Frames it took off the wire in this life; None where it is unknown.
-        said: Frames it gave to its newest connection; None where it is unknown.
+        heard: Number of frames that it received in this life; None if unknown.
+        said: Number of frames that it sent on its newest connection; None if unknown.
     """
 
     phase: Literal["waiting", "connecting", "live", "ended"]
@@ -58,38 +58,38 @@ class ClientView(Struct, frozen=True):
 
 
 class ProbedClient(Protocol):
-    """A client under trial: one stream at a time, at the server whose address it was given."""
+    """A client under test: one stream at a time, at the server with the given address."""
 
     async def begin(self, session: str, way: TransportKind) -> None:
-        """Be a new client, which begins in this session, over this transport and no other."""
+        """Begin as a new client, in this session, over only this transport."""
 
     async def submit(self, payload: Json) -> None:
-        """Let the application submit this: a `send` opens the stream, a `cancel` follows on it."""
+        """Let the application submit this payload: a `send` opens the stream, a `cancel` follows on it."""
 
     async def detach(self) -> None:
-        """Let the application leave, and keep what was written down."""
+        """Let the application leave, and keep the stored data."""
 
     async def mark_handled(self, event_id: str) -> None:
-        """Let the application be done with this event."""
+        """Mark an event as handled by the application."""
 
     async def restart(self) -> None:
-        """Die without a word, and go on with the checkpoint."""
+        """Die without notice, and continue with the checkpoint."""
 
     async def pass_time(self) -> None:
-        """Let the client's clock go on to whatever it owes next: a try, or the end of its patience with silence."""
+        """Advance the client's clock to its next deadline: a try, or the end of its patience with silence."""
 
     async def snapshot(self) -> ClientView:
-        """Look at it."""
+        """Return the client's state."""
 
     async def end(self) -> None:
-        """Be no client any more."""
+        """End the client."""
 
 
 class WireTrial:
-    """Plays scripts to one client.
+    """Runs scripts against one client.
 
     Args:
-        wait_s: Seconds that the client has for whatever it owes.
+        wait_s: Seconds for each required action of the client.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class WireTrial:
         self._world = world
         self._session = ""
         self._lines: list[ScriptedConnection] = []
-        """Those of this script, the newest last."""
+        """Connections of this script, the newest last."""
         self._asked = 0
-        """Frames of theirs that a step has asked for."""
+        """Number of frames for which there was a step."""
         self._told = 0
         self._names: Names = {}
 
     async def run(self, script: Script, way: TransportKind) -> ScriptOutcome:
-        """Play one script over one transport, and return the result; steps that no client can show there pass."""
+        """Run one script over one transport, and return the result; impossible steps are skipped."""
         if "pipelining" in script.needs and way is not TransportKind.WEBSOCKET:
             return ScriptOutcome(script.name, script.clauses, transport=way)  # STREAM-38
         self._session = self._world.new_id(KEPT_ELSEWHERE)
@@ -133,7 +133,7 @@ class WireTrial:
         return ScriptOutcome(script.name, script.clauses, transport=way)
 
     def _failed(self, script: Script, way: TransportKind, step: int, what: str) -> ScriptOutcome:
-        """Return a difference, with the last frames of the client."""
+        """Return the result for a difference, with the client's last frames."""
         frames = [frame for line in self._lines for frame in line.said][-3:]
         heard = tuple(msgspec.json.encode(frame).decode()[:HEARD_CHARS_MAX] for frame in frames)
         return ScriptOutcome(script.name, script.clauses, what, step, heard, way)
@@ -172,7 +172,7 @@ class WireTrial:
                 await self._subject.detach()
             case {"handled": str(event_id)}:
                 await self._subject.mark_handled(event_id)
-                # A cursor may be written down later; what follows needs it there.
+                # A cursor may be stored later; the next step needs it.
                 await self._subject.snapshot()
             case {"restart": _}:
                 while not (arrived := self._server.new_connections(self._session)).empty():
@@ -193,7 +193,7 @@ class WireTrial:
         return None
 
     async def _accept_connection(self) -> str | None:
-        """Take the connection that the client makes, when it is time, and read its `open`."""
+        """Accept the client's connection when it is due, and read its `open`."""
         arrived = self._server.new_connections(self._session)
         while arrived.empty():
             seen = await self._subject.snapshot()
@@ -221,12 +221,12 @@ class WireTrial:
             await self._until(lambda seen: seen.heard is None or seen.heard > before)
 
     def _is_without(self, seen: ClientView) -> bool:
-        """Whether the client has its connection no more: it waits, it has ended, or there is a newer one."""
+        """Whether the client has left its connection: it waits, has ended, or has a newer one."""
         has_newer = not self._server.new_connections(self._session).empty()
         return has_newer or seen.phase in ("waiting", "ended")
 
     def _has_all_sent(self, seen: ClientView) -> bool:
-        """Whether all frames of the client on the newest connection are here."""
+        """Whether all frames of the client on the newest connection have arrived."""
         is_another = not self._lines or not self._server.new_connections(self._session).empty()
         return is_another or seen.said is None or len(self._lines[-1].said) >= seen.said
 
@@ -235,7 +235,7 @@ class WireTrial:
             await self._world.sleep(LOOK_S)
         return seen
 
-    # --- what is compared -------------------------------------------------------------------------------------------
+    # --- comparisons ----------------------------------------------------------------------------------------------
 
     async def _difference_of_sent(self, patterns: list[Json]) -> str | None:
         if (await self._subject.snapshot()).said is None:

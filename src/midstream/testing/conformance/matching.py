@@ -1,9 +1,9 @@
-"""Patterns of frames: what must be there, and what may be anything.
+"""Patterns of frames.
 
-A member that a pattern does not name may have any value. A string `$name` stands for what was captured or given under
-that name. An object with one of these members stands for a rule: `$any` (something is there), `$absent`, `$one_of`
-(values), `$least` (a number), `$none` (null, or nothing), `$event_id` (an event id), `$capture` (any value, to be known
-by that name from then on), `$above` (a number above the one that was captured under this name; it may be captured too).
+A member that is not in a pattern may have any value. A string `$name` is the value that was captured or given under
+that name. An object with one of these members is a rule: `$any` (any value), `$absent`, `$one_of` (values), `$least` (a
+number), `$none` (null, or missing), `$event_id` (an event id), `$capture` (any value, which gets this name), `$above`
+(a number above the one captured under this name; it may be captured, too).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MISSING = object()
 
 
 def fill(value: Any, names: Names) -> Any:  # noqa: ANN401 - JSON
-    """Return a value with what stands for names put in.
+    """Return a value with the values of its names.
 
     Raises:
-        KeyError: Nothing is known by a name.
+        KeyError: A name has no value.
     """
     match value:
         case str() if value.startswith("$"):
@@ -35,7 +35,7 @@ def fill(value: Any, names: Names) -> Any:  # noqa: ANN401 - JSON
 
 
 def difference(pattern: Any, found: Any, names: Names, place: str = "") -> str | None:  # noqa: ANN401 - JSON
-    """Return the first place in which `found` differs from the pattern, and how; None where it is."""
+    """Return the first difference of `found` from the pattern, with its place; None if it matches."""
     match pattern:
         case {"$absent": _}:
             return None if found is _MISSING else f"{place} is {found!r} and should not be there"
@@ -77,9 +77,9 @@ def _difference_within(pattern: Names, found: Any, names: Names, place: str) -> 
 
 
 def difference_of_told(wanted: list[str], told: list[str]) -> str | None:
-    """Return how the ids of events that an application received differ from a script's; None where they do not.
+    """Return the difference between the ids of received events and those of a script, or None.
 
-    An id with a question mark behind it may be missing: the event of a record that a client need not deliver.
+    An id with a question mark after it may be missing: a client need not deliver the event of such a record.
     """
     left = list(told)
     for each in wanted:
@@ -95,7 +95,7 @@ def difference_of_told(wanted: list[str], told: list[str]) -> str | None:
 
 
 def is_event_id(value: object) -> bool:
-    """Return whether a value is an event id."""
+    """Whether a value is an event id."""
     try:
         return isinstance(value, str) and bool(EventId.parse(value))
     except MalformedFrameError:

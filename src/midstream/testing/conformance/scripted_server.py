@@ -1,7 +1,7 @@
-"""A server that sends the frames of a script, and nothing else: one address, each transport of the stream protocol.
+"""A server that only sends the frames of a script: one address, each transport of the stream protocol.
 
-It is made of sockets and nothing of ours, so that what it shows of a client does not stand on our own server. It
-answers no command by itself, ends no answer by itself, and judges nothing.
+It uses only sockets, so that the test of a client does not depend on midstream's own server. It does not answer
+commands, end answers or check frames itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from midstream.environment import World
 Json = dict[str, Any]
 
 BODY_BYTES_MAX = 2 * 2**20
-"""Bytes of one request or message of a client; a frame has half of that."""
+"""Bytes of one request or message of a client; a frame has at most half of that."""
 HEAD_END = b"\r\n\r\n"
 _PATH = re.compile(r"/v1/sessions/([^/?]+)/(stream|events|poll|commands)(?:\?n=([0-9]+).*)?")
 _ACCEPTS = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -30,10 +30,10 @@ _TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
 
 
 class ScriptedConnection(Protocol):
-    """One connection of a client, as the script sees it."""
+    """One connection of a client, for a script."""
 
     said: list[Json]
-    """The frames that came, the `open` first."""
+    """The received frames, the `open` first."""
 
     @property
     def is_over(self) -> bool:
@@ -46,16 +46,16 @@ class ScriptedConnection(Protocol):
         """Send text that may be no frame."""
 
     def cut(self) -> None:
-        """Break it, as a network does."""
+        """Break the connection, as a network does."""
 
 
 class ScriptedServer:
     """Listens on this machine; use it as `async with server.listening()`.
 
-    `url` is its address. A connection waits in `new_connections` of its session until it is taken.
+    `url` is its address. A connection waits in `new_connections` of its session.
 
     Args:
-        files: What else is found there, by its path: the page and the modules of a client that lives in a browser.
+        files: Other resources by path: the page and the modules of a client in a browser.
     """
 
     def __init__(self, files: Mapping[str, bytes] | None = None, *, world: World = World()) -> None:
@@ -69,7 +69,7 @@ class ScriptedServer:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[ScriptedServer]:
-        """Listen on a free port until the end of the block; then nothing is open any more."""
+        """Listen on a free port until the end of the block; then all connections are closed."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=BODY_BYTES_MAX)
         async with server:
             self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -79,11 +79,11 @@ class ScriptedServer:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def new_connections(self, session: str) -> asyncio.Queue[ScriptedConnection]:
-        """Return the connections of a session that were not taken yet."""
+        """Return the queue of a session's new connections."""
         return self._arrived.setdefault(session, asyncio.Queue())
 
     async def wait_for_frame(self) -> None:
-        """Wait until a frame came, or a client went."""
+        """Wait until a frame arrives, or a client leaves."""
         self._bell.clear()
         await self._bell.wait()
 
@@ -160,7 +160,7 @@ class ScriptedServer:
 
 
 class _Socket:
-    """A WebSocket, as much of one as frames of text need."""
+    """A WebSocket with the abilities that text frames need."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.said: list[Json] = []
@@ -214,7 +214,7 @@ class _Socket:
 
 
 class _HttpLine:
-    """Frames for a client over plain HTTP, until they can be sent."""
+    """Frames for a client over plain HTTP, which wait until they can be sent."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -235,7 +235,7 @@ class _HttpLine:
             self._writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one request of it."""
+        """Serve one request of this connection."""
         self._writer = writer
         if self.is_cut:
             return
@@ -266,7 +266,7 @@ class _Events(_HttpLine):
 
 
 class _Poll(_HttpLine):
-    """Whole answers."""
+    """Complete answers."""
 
     async def _carry(self, writer: asyncio.StreamWriter) -> None:
         frames = [await self._outgoing.get()]
@@ -276,7 +276,7 @@ class _Poll(_HttpLine):
 
 
 def _events_of(text: str) -> bytes:
-    """Return a frame as events, records each as one of their own; text that is none as one that is none."""
+    """Encode a frame as events, one for each record; other text as an invalid event."""
     try:
         frame = msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -304,6 +304,6 @@ async def _answer(
 
 
 def _header(head: bytes, name: bytes) -> bytes:
-    """Return a header's value, or b"" where it is missing."""
+    """Return a header's value, or b"" if it is missing."""
     found = re.search(rb"(?i)\r\n" + name + rb": *([^\r]*)", head)
     return found[1] if found else b""

@@ -1,7 +1,7 @@
-"""The scripts: JSON files beside this module, one list of steps each, with the clauses they prove.
+"""The scripts: JSON files beside this module, with lists of steps and the clauses that they prove.
 
-A script of the side `server` sends frames to a server and checks its answers; `server_side` runs it. One of the side
-`client` is played to a client; `client_side` runs it against ours, and any other client can be tried in the same way.
+A script of the side `server` sends frames to a server and checks its answers; `server_side` runs it. A script of the
+side `client` tests a client: `client_side` runs it against midstream's own, `client_wire` against any other.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Json = dict[str, Any]
 Side = Literal["server", "client"]
 
 KEPT_ELSEWHERE = "conformance"
-"""Sessions that scripts open begin with this word."""
+"""Prefix of the sessions that scripts open."""
 
 
 class Script(Struct, frozen=True, forbid_unknown_fields=True):
-    """One story.
+    """One script.
 
     Args:
-        name: What is promised, as a sentence.
-        clauses: Of `docs/spec/stream.md`.
-        steps: One thing after the other; see the module that runs them.
-        needs: What a server's transport must be: `websocket` (one connection both ways, which outlives the turn) or
-            `requests` (each of which is answered); none for a story that every transport can play. What a client must
-            do: `pipelining` (commands right behind its `open`).
+        name: The promise, as a sentence.
+        clauses: Clauses of `docs/spec/stream.md`.
+        steps: The steps in order; see the module that runs them.
+        needs: For a server, the kind of transport: `websocket` (one connection both ways, which outlives the turn) or
+            `requests` (each of which is answered); empty for any. For a client: `pipelining` (commands directly after
+            its `open`).
     """
 
     name: str
@@ -40,7 +40,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     needs: tuple[str, ...] = ()
 
     def fits(self, way: TransportKind) -> bool:
-        """Whether a transport can play it."""
+        """Whether it can run over a transport."""
         kind = "websocket" if way is TransportKind.WEBSOCKET else "requests"
         return not self.needs or kind in self.needs
 

@@ -1,30 +1,29 @@
 """Send a script to a server and check its answers.
 
-Steps, each on the connection that `on` names ("a" where it does not):
+Steps, each on the connection in `on` ("a" by default):
 
-- `connect`: make a connection and send nothing.
-- `open`: make one and send an `open` with these fields; `stream` and `secret` are the script's own where they are
-missing, and left out where they are null.
-- `send`: send a frame. `text`: send text that may be none.
-- `expect`: the next frame that is neither `events` nor `heartbeat` fits this pattern. An ack of a later command
-fits too, and a repeated ack may come anywhere (STREAM-13).
-- `events`: read events until one with a record of this type; `capture` gives a name to its id.
-- `quiet`: a `ping` is answered by a heartbeat, and nothing but events comes before it.
+- `connect`: open a connection and send nothing.
+- `open`: open a connection and send an `open` with these fields; `stream` and `secret` are the script's own if they are
+  missing, and omitted if they are null.
+- `send`: send a frame. `text`: send text that may be no frame.
+- `expect`: the next frame that is neither `events` nor `heartbeat` matches this pattern. An ack of a later command
+  matches, too, and a repeated ack may come anywhere (STREAM-13).
+- `events`: read events until one with a record of this type; `capture` names its id.
+- `quiet`: a heartbeat answers a `ping`, and only events come before it.
 - `closed`: the server ends the connection, and sends only events before that.
-- `refused`: an `error` of this code ends the connection, at once or behind its welcome.
-- `heartbeat`: while nothing is asked, one comes and nothing else, within three times the silence that the welcome spoke
-  of (or the time for any answer, where that is longer).
-- `drop`: cut the connection without a word.
+- `refused`: an `error` of this code ends the connection, at once or after its welcome.
+- `heartbeat`: without any request, only a heartbeat comes, within three times the silence in the welcome (or the time
+  for any answer, if that is longer).
+- `drop`: cut the connection without a frame.
 
-On every connection it is checked besides: the first frame is `welcome` or `error`; a welcome that is degraded has a
-reason; events follow one another without gap from the welcome's position; and after the last step it is `quiet`, if
-it is still open, so that no unexpected frame comes. A reader shows the script's secret where the session is
-encrypted, by the welcome (STREAM-84). Where the server has had enough of its caller for now (STREAM-74), a script
-waits and begins anew. Names: `$session`, `$stream`, `$other` (another stream key), `$secret`, `$wrong`, `$long`
-(text above every limit).
+On every connection, these are also checked: the first frame is `welcome` or `error`; a welcome that is degraded has a
+reason; events follow one another without gap from the welcome's position; and after the last step it is `quiet`, if it
+is still open, so that no unexpected frame comes. A reader sends the script's secret if the session is encrypted, by the
+welcome (STREAM-84). After a refusal because of a limit (STREAM-74), a script waits and begins again. Names: `$session`,
+`$stream`, `$other` (another stream key), `$secret`, `$wrong`, `$long` (text above every limit).
 
-A transport is made of one connection or of requests. Of requests, a refusal is the `error` that it stands for
-(STREAM-37), and the end of the stream's turn ends the connection too (STREAM-27).
+A transport consists of one connection or of requests. With requests, a refusal counts as its `error` (STREAM-37), and
+the end of the stream's turn also ends the connection (STREAM-27).
 """
 
 from __future__ import annotations
@@ -45,25 +44,25 @@ from midstream.testing.conformance.matching import Names, difference, fill, is_e
 from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
 
 WAIT_S = 30.0
-"""Seconds a server has for each answer; an agent may think before its turn ends."""
+"""Seconds for each answer of a server; an agent may take time for its turn."""
 BUSY_S = 120.0
-"""Seconds a script waits, all in all, for a server that has had enough: two of the minutes that one counts in."""
+"""Total seconds that a script waits after refusals because of a limit: two minutes, the usual window."""
 BUSY_S_MIN = 1.0
-"""Seconds to wait where it does not set how long."""
+"""Seconds to wait if the server sends none."""
 _PING = b'{"type":"ping"}'
 _HEARTBEAT: Json = {
     "event_id": {"$event_id": True},
     "waiting_on": {"$one_of": ["model", "tool", "client", "person", "nothing"]},
 }
 _ENDED = frozenset(("completed", "cancelled", "failed", "interrupted", "ended"))
-"""Part of a welcome for a turn that is over."""
+"""Part of a welcome for a turn that has ended."""
 
 
 class ProbedConnection(Protocol):
-    """One connection to the server that is tried; the transports of `midstream.client` are such."""
+    """One connection to the tested server, such as a transport of `midstream.client`."""
 
     async def receive(self) -> bytes:
-        """Return the next frame; `ConnectionLostError` where there will be none."""
+        """Return the next frame; raise `ConnectionLostError` after the last one."""
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """Send frames in order."""
@@ -74,13 +73,13 @@ class ProbedConnection(Protocol):
 
 T = TypeVar("T")
 Connect = Callable[[str], Awaitable[ProbedConnection]]
-"""Makes a connection to a session."""
+"""Opens a connection to a session."""
 
 
 class ScriptOutcome(Struct, frozen=True):
-    """How a script went. `problem` is the first difference, "" where there was none; `step` counts from 1.
+    """Result of a script. `problem` is the first difference, or ""; `step` counts from 1.
 
-    A step behind the last one is the look for what should not have come.
+    A step after the last one is the final check for unexpected frames.
     """
 
     script: str
@@ -88,28 +87,28 @@ class ScriptOutcome(Struct, frozen=True):
     problem: str = ""
     step: int = 0
     heard: tuple[str, ...] = ()
-    """The last frames that came before the difference."""
+    """The last frames before the difference."""
     transport: str = ""
 
     @property
     def is_kept(self) -> bool:
-        """Whether everything came as it should."""
+        """Whether the server behaved as required."""
         return not self.problem
 
 
 _PLACED = {"welcome": "resume_from", "gone": "resume_from", "snapshot": "event_id"}
-"""Frames with the place from which events go on, and in which member."""
+"""Frames with an event id, and the member that has it."""
 
 
 class _DifferenceError(Exception):
     """The server's frames differ from the script."""
 
 
-class _Heard:
-    """One connection and what came through it.
+class _CheckedConnection:
+    """One connection and its received frames.
 
     Args:
-        stream: Whose it is; "" for a reader.
+        stream: Its stream key; "" for a reader.
     """
 
     def __init__(self, wire: ProbedConnection, stream: str) -> None:
@@ -118,26 +117,26 @@ class _Heard:
         self.events: list[Json] = []
         self.position: EventId | None = None
         self.is_over = False
-        """The server ended it, or the script did."""
+        """Whether the server or the script has ended it."""
         self.is_turn_over = False
-        """The turn of its stream has ended."""
+        """Whether the turn of its stream has ended."""
         self.is_encrypted = False
-        """The server reported so of the session."""
+        """Whether the session is encrypted, as the server reported."""
         self.heartbeat_s = HEARTBEAT_S
         self.newest_said = -1
-        """The highest number of a command that the server has, or was sent here."""
+        """The highest number of a command that the server has, or that was sent here."""
         self._newest_acked = -1
         self._acked_ahead = -1
-        """An ack of so many came where one of fewer was enough: it is also those that a script asks for next."""
+        """Number in an ack that was higher than expected: it also answers the next expected acks."""
         self._stream = stream
         self._turn = 0
 
     async def next(self, wait_s: float) -> Json:
-        """Return the next frame, its events checked and kept.
+        """Return the next frame, after checking and storing its events.
 
         Raises:
-            ConnectionLostError: There will be none.
-            LimitReachedError: The server has had enough for now.
+            ConnectionLostError: The connection has ended.
+            LimitReachedError: The server refused because of a limit.
         """
         frame = _read(await self._body(wait_s))
         _require_patience(frame)
@@ -174,7 +173,7 @@ class _Heard:
         except ConnectionLostError:
             self.is_over = True
             raise
-        except MidstreamError as refusal:  # in words of HTTP
+        except MidstreamError as refusal:  # as an HTTP refusal
             self.is_over = True
             asked_s = refusal.retry_after_s
             return encode(Error(refusal.code, refusal.message, refusal.retry, retry_after_s=asked_s))
@@ -190,9 +189,9 @@ class _Heard:
         return frame
 
     async def wait_for_ack(self, seqno: int, wait_s: float) -> Json | None:
-        """Return what came in the place of an ack of this command; None where one came, or came before.
+        """Wait for an ack of this command; return another frame that came instead, or None.
 
-        An ack of a later command is one of this command too.
+        An ack of a later command includes this command.
 
         Raises:
             ConnectionLostError, LimitReachedError: As `next` does.
@@ -257,8 +256,8 @@ class ServerTrial:
     """Runs scripts against one server.
 
     Args:
-        way: How these carry frames.
-        world: Gives the scripts their names.
+        way: The transport of these connections.
+        world: Source of the scripts' names.
         wait_s: Seconds for each answer.
     """
 
@@ -275,7 +274,7 @@ class ServerTrial:
         self._world = world
         self._wait_s = wait_s
         self.sessions: dict[str, str] = {}
-        """Those that scripts were run on, and the secrets that open them."""
+        """The sessions of the scripts, with their secrets."""
 
     async def run(self, script: Script) -> ScriptOutcome:
         """Run one script on its own session, and return the result."""
@@ -301,7 +300,7 @@ class ServerTrial:
             "long": "x" * (FRAME_BYTES_MAX + 1),
         }
         self.sessions[names["session"]] = names["secret"]
-        connections: dict[str, _Heard] = {}
+        connections: dict[str, _CheckedConnection] = {}
         steps = [*script.steps, {"over": True}]
         try:
             for number, step in enumerate(steps, start=1):
@@ -315,7 +314,9 @@ class ServerTrial:
                 await each.wire.close()
         return ScriptOutcome(script.name, script.clauses, transport=self._way)
 
-    async def _problem(self, step: Json, connections: dict[str, _Heard], names: Names) -> str | None:
+    async def _problem(
+        self, step: Json, connections: dict[str, _CheckedConnection], names: Names
+    ) -> str | None:
         try:
             await self._do(step, connections, names)
         except _DifferenceError as found:
@@ -326,7 +327,7 @@ class ServerTrial:
             return f"{error.code}: {error.message}"
         return None
 
-    async def _do(self, step: Json, connections: dict[str, _Heard], names: Names) -> None:
+    async def _do(self, step: Json, connections: dict[str, _CheckedConnection], names: Names) -> None:
         if "over" in step:
             for name, each in connections.items():
                 await self._over(each, name)
@@ -339,7 +340,7 @@ class ServerTrial:
             if on in connections:
                 await connections[on].wire.close()
             wire = await self._connect(names["session"])
-            connections[on] = _Heard(wire, opening.get("stream", ""))
+            connections[on] = _CheckedConnection(wire, opening.get("stream", ""))
         heard = connections[on]
         match step:
             case {"connect": _}:
@@ -370,8 +371,8 @@ class ServerTrial:
             case _:
                 raise _DifferenceError(f"the script has an unknown step: {sorted(step)}")
 
-    async def _over(self, heard: _Heard, name: str) -> None:
-        """Look for unexpected frames."""
+    async def _over(self, heard: _CheckedConnection, name: str) -> None:
+        """Check that no unexpected frame came."""
         if heard.is_over:
             return
         try:
@@ -379,11 +380,11 @@ class ServerTrial:
         except _DifferenceError as found:
             raise _DifferenceError(f"in the end, on {name!r}: {found}") from None
 
-    async def _expect(self, heard: _Heard, pattern: Json, names: Names) -> None:
+    async def _expect(self, heard: _CheckedConnection, pattern: Json, names: Names) -> None:
         try:
             frame = await _within(self._wait_s, self._answer(heard, pattern))
         except ConnectionLostError as error:
-            # The end of the turn may overtake the answer to a command in it.
+            # The end of the turn may come before the answer to a command in it.
             is_told = pattern.get("type") == "ack" and heard.has_accepted(fill(pattern, names))
             if not (is_told and self._ends_with_turn(heard)):
                 raise _DifferenceError("the server ended the connection") from error
@@ -391,14 +392,14 @@ class ServerTrial:
         if frame is not None and (what := difference(pattern, frame, names)) is not None:
             raise _DifferenceError(f"{frame['type']}: {what}")
 
-    async def _answer(self, heard: _Heard, pattern: Json) -> Json | None:
+    async def _answer(self, heard: _CheckedConnection, pattern: Json) -> Json | None:
         if pattern.get("type") == "ack":
             return await heard.wait_for_ack(pattern["seqno"], self._wait_s)
         while (frame := await heard.next_new_frame(self._wait_s))["type"] in {"events", "heartbeat"}:
             pass
         return frame
 
-    async def _events(self, heard: _Heard, kind: str) -> str:
+    async def _events(self, heard: _CheckedConnection, kind: str) -> str:
         seen = 0
         while True:
             for event in heard.events[seen:]:
@@ -409,7 +410,7 @@ class ServerTrial:
             if frame["type"] != "events":
                 raise _DifferenceError(f"{_shorten(frame)} came in the place of an event {kind!r}")
 
-    async def _quiet(self, heard: _Heard) -> None:
+    async def _quiet(self, heard: _CheckedConnection) -> None:
         if self._ends_with_turn(heard):
             await self._expect_close(heard)
             return
@@ -422,16 +423,16 @@ class ServerTrial:
                 return
         _require_heartbeat(frame)
 
-    async def _heartbeat(self, heard: _Heard) -> None:
+    async def _heartbeat(self, heard: _CheckedConnection) -> None:
         frame = await self._next(heard, max(HEARTBEATS_MISSED_MAX * heard.heartbeat_s, self._wait_s))
         if frame["type"] != "heartbeat":
             raise _DifferenceError(f"{_shorten(frame)} came where nothing but a heartbeat was to come")
         _require_heartbeat(frame)
 
-    def _ends_with_turn(self, heard: _Heard) -> bool:
+    def _ends_with_turn(self, heard: _CheckedConnection) -> bool:
         return self._way is not TransportKind.WEBSOCKET and heard.is_turn_over
 
-    async def _expect_close(self, heard: _Heard) -> None:
+    async def _expect_close(self, heard: _CheckedConnection) -> None:
         while True:
             try:
                 frame = await heard.next_new_frame(self._wait_s)
@@ -440,7 +441,7 @@ class ServerTrial:
             if frame["type"] not in {"events", "heartbeat"}:
                 raise _DifferenceError(f"{_shorten(frame)} came where the connection was to end")
 
-    async def _expect_refusal(self, heard: _Heard, code: str, names: Names) -> None:
+    async def _expect_refusal(self, heard: _CheckedConnection, code: str, names: Names) -> None:
         while (frame := await self._next(heard))["type"] in {"welcome", "events", "heartbeat"}:
             pass
         error = {"type": "error", "code": code, "seqno": {"$none": True}}
@@ -448,12 +449,12 @@ class ServerTrial:
             raise _DifferenceError(f"{frame['type']}: {what}")
         await self._expect_close(heard)
 
-    async def _next_but_heartbeats(self, heard: _Heard) -> Json:
+    async def _next_but_heartbeats(self, heard: _CheckedConnection) -> Json:
         while (frame := await self._next(heard))["type"] == "heartbeat":
             pass
         return frame
 
-    async def _next(self, heard: _Heard, wait_s: float | None = None) -> Json:
+    async def _next(self, heard: _CheckedConnection, wait_s: float | None = None) -> Json:
         try:
             return await heard.next_new_frame(self._wait_s if wait_s is None else wait_s)
         except ConnectionLostError as error:
@@ -461,7 +462,7 @@ class ServerTrial:
 
 
 async def _within(wait_s: float, answer: Awaitable[T]) -> T:
-    """Wait for an answer, whatever else comes meanwhile: signs of life are none."""
+    """Wait for an answer within a total time, whatever other frames come meanwhile."""
     try:
         async with asyncio.timeout(wait_s):
             return await answer
@@ -470,7 +471,7 @@ async def _within(wait_s: float, answer: Awaitable[T]) -> T:
 
 
 def _require_patience(frame: Json) -> None:
-    """Raise where a server asked its caller to come back later."""
+    """Raise if a server refused because of a limit."""
     if frame["type"] == "error" and frame.get("code") == LimitReachedError.code:
         told = frame.get("retry_after_s")
         wait_s = None if told is None else _seconds(told)
@@ -489,7 +490,7 @@ def _seconds(value: object) -> float:
 
 
 def _opening(step: Json, names: Names) -> Json | None:
-    """Return the `open` with which a step makes a connection; None where it makes none."""
+    """Return the `open` with which a step opens a connection, or None."""
     match step:
         case {"connect": _}:
             return {}
@@ -501,5 +502,5 @@ def _opening(step: Json, names: Names) -> Json | None:
 
 
 def _shorten(frame: Json) -> str:
-    """Return a frame for people: long texts are left out."""
+    """Return a frame for messages, without long texts."""
     return msgspec.json.encode({key: value for key, value in frame.items() if key != "events"}).decode()[:300]
