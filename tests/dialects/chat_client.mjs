@@ -7,7 +7,7 @@ import {
   lastAssistantMessageIsCompleteWithToolCalls,
 } from "ai";
 
-const { story, url, id, text = "hi", headers = {}, tools, messages = [], gone = 0 } = JSON.parse(process.argv.at(-1));
+const { story, url, id, text = "hi", headers = {}, tools, messages = [], words = [], gone = 0 } = JSON.parse(process.argv.at(-1));
 const api = `${url}/v1/chat`;
 console.error = () => {}; // the transport reports each cut there
 const seen = { finishes: 0, disconnects: 0, errors: [], data: [], calls: [] };
@@ -37,11 +37,30 @@ const chat = (transport, more = {}) =>
 const settled = async (one, isDone) => {
   const end = Date.now() + 60_000;
   while (!(one.status === "ready" && isDone(one.lastMessage))) {
-    if (Date.now() > end || one.status === "error") throw new Error(`${one.status}: ${JSON.stringify([one.lastMessage, seen])}`);
+    if (Date.now() > end || (one.status === "error" && !settled.isRetried)) throw new Error(`${one.status}: ${JSON.stringify([one.lastMessage, seen])}`);
     await new Promise((done) => setTimeout(done, 10));
   }
 };
 const hasText = (message) => message?.role === "assistant" && message.parts.at(-1)?.type === "text";
+
+const isOpen = (part) =>
+  part.state === "approval-requested" || (part.type === "tool-ask_user" && part.state === "input-available");
+const isComplete = (chat) =>
+  lastAssistantMessageIsCompleteWithApprovalResponses(chat) || lastAssistantMessageIsCompleteWithToolCalls(chat);
+// Answer what waits for a person, time and again: questions by the next of the words, approvals by a yes.
+const answered = async (one, pick = (open) => open, send = () => {}) => {
+  for (seen.asked = []; ; ) {
+    await settled(one, (message) => hasText(message) || message?.parts.some(isOpen));
+    const open = one.lastMessage.parts.filter(isOpen);
+    if (!open.length) return one;
+    seen.asked.push(open);
+    for (const part of pick(open)) {
+      if (part.approval) await one.addToolApprovalResponse({ id: part.approval.id, approved: true });
+      else await one.addToolOutput({ tool: "ask_user", toolCallId: part.toolCallId, output: words.shift() });
+    }
+    await send();
+  }
+};
 
 const stories = {
   // One message through the transport that reads on from its chunk.
@@ -97,6 +116,29 @@ const stories = {
     return one;
   },
   deny: () => stories.approve(false),
+  async people(pick) {
+    const one = chat(standard(), { sendAutomaticallyWhen: isComplete });
+    await one.sendMessage({ text });
+    return answered(one, pick);
+  },
+  // The last question is answered first.
+  reversed: () => stories.people((open) => open.toReversed()),
+  // One answer in each request.
+  async alone() {
+    const one = chat(standard());
+    await one.sendMessage({ text });
+    return answered(one, (open) => open.slice(0, 1), () => one.sendMessage());
+  },
+  // A page that is opened again, and reads again after each cut.
+  async reopened() {
+    const one = chat(standard(), { sendAutomaticallyWhen: isComplete });
+    const reading = setInterval(() => one.status === "error" && void one.resumeStream(), 200);
+    await one.resumeStream();
+    settled.isRetried = true;
+    await answered(one);
+    clearInterval(reading);
+    return one;
+  },
 };
 
 const one = await stories[story]();

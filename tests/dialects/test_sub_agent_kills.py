@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitResult, RequestParamsMeta
 
 from midstream.environment import World
-from tests.dialects import a2a_kills, ag_ui_cuts
+from tests.dialects import a2a_kills, ag_ui_cuts, ui_stream
 from tests.dialects.ui_stream import ChatServer, running
 from tests.server.serving import WAIT_S
 
@@ -129,6 +129,20 @@ async def test_an_interrupt_of_ag_ui_survives_both_kills(server: FamilyServer) -
     assert await run(2, {"approved": True}) == {"type": "success"}
     told = await ag_ui_cuts.run_client(server.url, "open", id="t")
     assert told["messages"][-1]["content"] == "noted blue"
+    server.judge()
+
+
+@pytest.mark.skipif(bool(ui_stream.lacking()), reason=ui_stream.lacking())
+async def test_a_question_in_a_chat_of_the_ai_sdk_survives_both_kills(server: FamilyServer) -> None:
+    async with httpx2.AsyncClient(base_url=server.url, timeout=WAIT_S) as http:
+        message = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "deep"}]}
+        begun = (await http.post("/v1/chat", json={"id": "t", "messages": [message]})).text
+        await server.restart()
+        assert (await http.get("/v1/chat/t~1.0/stream")).text == begun
+    client = ui_stream.run_client(server.url, "reopened", id="t", messages=[message], words=["blue"])
+    told = await server.kill_after_answer(asyncio.create_task(client))
+    assert [[part["type"] for part in asked] for asked in told["asked"]] == [["tool-ask_user"], ["tool-note"]]
+    assert ui_stream.text_of(told["messages"][-1]) == "noted blue"
     server.judge()
 
 

@@ -1,8 +1,9 @@
-"""Questions of sub-agents in A2A, AG-UI, LangGraph and MCP: shown, and answered once, by the clients of each."""
+"""Questions of sub-agents in A2A, AG-UI, AI SDK, LangGraph and MCP: shown, and answered once, by their clients."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from mcp_types import ElicitResult
 from midstream.dialects.a2a_messages import A2aOptions, read_message
 from midstream.dialects.a2a_stream import A2aFold
 from midstream.dialects.langgraph_messages import interrupt_id_of
+from midstream.dialects.langgraph_thread import ThreadFold
 from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.langgraph_threads import ThreadFolds
 from midstream.server.app import App, asgi
@@ -27,7 +29,7 @@ from midstream.session.references import CallRef
 from midstream.session.session import Received
 from midstream.session.turn.commands import Answer
 from midstream.store.memory import MemoryStore
-from tests.dialects import a2a_kills, ag_ui_cuts
+from tests.dialects import a2a_kills, ag_ui_cuts, ui_stream
 from tests.dialects.asking_sub_agents import agent
 from tests.dialects.chat_agent import LEDGER_VARIABLE
 from tests.server.people import ADA, BOB, KNOWN
@@ -136,6 +138,96 @@ async def test_ag_ui_shows_interrupts_of_sub_agents_and_takes_their_answers(stor
         asked = events[-1][1]["outcome"]["interrupts"]
         assert asked[-1]["metadata"]["midstream"]["agents"][-1] == "clerk"
         assert sorted(noted(ledger)) == expected
+
+
+# --- the AI SDK -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault
+@pytest.mark.skipif(bool(ui_stream.lacking()), reason=ui_stream.lacking())
+@pytest.mark.parametrize(
+    ("story", "way"),
+    [*((story, "people") for story in RESULTS), ("two", "alone"), ("own", "alone"), ("own", "reversed")],
+)
+async def test_a_chat_shows_questions_of_sub_agents_and_takes_their_answers(
+    story: str, way: str, ledger: Path
+) -> None:
+    expected, answer = RESULTS[story]
+    words = ["red", "blue"] if way == "reversed" else ["blue", "red"]
+    async with served(make_app()) as server:
+        told = await ui_stream.run_client(server.url, way, id="c", text=story, words=words)
+        assert (told["errors"], ui_stream.text_of(told["messages"][-1])) == ([], answer)
+        (*_, asked), *_ = told["asked"]
+        assert (asked["type"], asked["input"]) == ("tool-ask_user", {"question": "Which paint?"})
+        assert asked["toolMetadata"]["midstream"]["agents"][-1] == "clerk"
+        notes = [part for part in told["messages"][-1]["parts"] if part["type"] == "tool-note"]
+        assert sorted(part["output"] for part in notes) == [f"noted {each}" for each in expected]
+        assert sorted(noted(ledger)) == expected
+        # The calls of sub-agents are in no history, so that the next message changes nothing of it.
+        runner = await server.app.host.session("c")
+        before = runner.state.history.entries
+        again = {"id": "c", "messages": [*told["messages"], said_in_chat("two")]}
+        told_again = await server.http.post("/v1/chat", json=again)
+        assert told_again.text.count("Which paint?") >= 2
+        assert runner.state.history.entries[: len(before)] == before
+
+
+def said_in_chat(words: str) -> Json:
+    return {"id": f"message of {words}", "role": "user", "parts": [{"type": "text", "text": words}]}
+
+
+async def asked_in_chat(server: Served, chat: str, words: str, headers: Json | None = None) -> list[Json]:
+    """Begin a chat; return the calls of sub-agents that wait for an answer, as their parts."""
+    body = {"id": chat, "messages": [said_in_chat(words)]}
+    told = await server.http.post("/v1/chat", json=body, headers=headers or {})
+    chunks = [json.loads(line[6:]) for line in told.text.splitlines() if line.startswith("data: {")]
+    shown = [each for each in chunks if "toolMetadata" in each]
+    return [{**each, "type": f"tool-{each['toolName']}", "state": "input-available"} for each in shown]
+
+
+async def answer_in_chat(
+    server: Served, chat: str, part: Json, words: str, headers: Json | None = None
+) -> tuple[int, str]:
+    """Send an answer as the client does; return the status and the name of the run that it begins."""
+    given = {**part, "state": "output-available", "output": words}
+    messages = [said_in_chat("any"), {"id": "answer", "role": "assistant", "parts": [given]}]
+    told = await server.http.post("/v1/chat", json={"id": chat, "messages": messages}, headers=headers or {})
+    return told.status_code, told.headers.get("x-workflow-run-id", "")
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+async def test_an_answer_to_a_sub_agent_in_a_chat_is_given_once_however_often_it_is_sent(
+    ledger: Path, *, is_given: bool
+) -> None:
+    async with served(make_app()) as server:
+        first, second = await asked_in_chat(server, "c", "two")
+        if is_given:  # a server died behind the answer
+            host = server.app.host
+            fold = await ThreadFolds(host, ThreadFold).now(await host.session("c"), "c")
+            question = fold.questions[0]
+            child = await host.session(question.session)
+            ref = CallRef(question.turn, question.response, question.call_id)
+            await child.submit(Answer(ref, question.digest, Choice.RESPOND, "blue"))
+        sending = (answer_in_chat(server, "c", first, "blue") for _ in range(3))
+        assert await asyncio.gather(*sending) == [(200, "c~1.1")] * 3
+        assert await answer_in_chat(server, "c", first, "red") == (200, "c~1.1")  # too late
+        assert await answer_in_chat(server, "c", second, "red") == (200, "c~1.2")
+        shown = (await server.http.get("/v1/chat/c/stream")).text  # as a page that is opened
+        assert shown.count("tool-approval-request") == 2
+        assert ('{"what":"blue"}' in shown, '{"what":"red"}' in shown) == (True, True)
+
+
+async def test_nobody_answers_a_sub_agent_of_another_chat(ledger: Path) -> None:
+    access = Access(authenticate=bearer(KNOWN.get))
+    async with served(make_app(access)) as server:
+        (part,) = await asked_in_chat(server, "hers", "one", ADA)
+        await asked_in_chat(server, "other", "one", ADA)
+        await asked_in_chat(server, "his", "one", BOB)
+        for headers, chat in ((BOB, "hers"), (BOB, "his"), (ADA, "other")):
+            await answer_in_chat(server, chat, part, "stolen", headers)
+        shown = await server.http.get("/v1/questions", headers=ADA)
+        assert len(shown.json()["questions"]) == 2
+        assert await answer_in_chat(server, "hers", part, "blue", ADA) == (200, "hers~1.1")
 
 
 # --- MCP --------------------------------------------------------------------------------------------------------------

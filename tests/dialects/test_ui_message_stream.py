@@ -25,6 +25,7 @@ from midstream.history.messages import (
 )
 from midstream.session.calls import CallPlan, Choice, QuestionKind, Site
 from midstream.session.records import (
+    AnswerUsed,
     AttemptFailed,
     AttemptStarted,
     CallEnded,
@@ -44,6 +45,8 @@ from midstream.session.records import (
     TurnStatus,
     encode,
 )
+from tests.dialects.test_open_questions import asking, begun, working
+from tests.dialects.test_open_questions import shown as below
 
 Json = dict[str, Any]
 BEGUN: list[Record] = [MessageAccepted(1, UserMessage.of("hi"), 1.0), AttemptStarted(1, 1, 1, 1.0)]
@@ -289,3 +292,58 @@ def test_a_turn_that_is_resumed_goes_on_in_the_same_message() -> None:
 def test_a_later_turn_ends_the_one_before() -> None:
     later = MessageAccepted(2, UserMessage.of("more"), 5.0)
     assert chunks([*BEGUN, whole(Text("a")), ended(), later], None)[-1] == FINISH
+
+
+def test_a_question_of_a_sub_agent_is_behind_the_calls_of_all_sub_agents_and_ends_with_them() -> None:
+    records: list[Record] = [*BEGUN, *working("a"), *below("a", "c::0", *asking("c", "a"))]
+    found = chunks(records)
+    kinds = [each["type"] for each in found]
+    assert kinds[-5:] == [
+        *("start-step", "tool-input-available", "tool-approval-request", "finish-step", "finish"),
+    ]
+    asked = next(each for each in found if "toolMetadata" in each)
+    assert asked["toolMetadata"] == {"midstream": {"agents": ["worker"]}}
+    records += [CallEnded(1, 1, ToolResult("a", "stopped"), 7.0), StepCommitted(1, 1)]
+    (closed,) = [each for each in chunks(records, 1) if each["type"] == "tool-output-error"]
+    assert closed["toolCallId"] == asked["toolCallId"]
+
+
+def test_calls_that_need_a_person_are_in_the_step_behind_those_that_sub_agents_do() -> None:
+    own, works = ToolCall("c1", "burn", "{}"), ToolCall("c2", "clerk", "{}")
+    plans = (plan(needs_approval=True), CallPlan("c2", "d2", Site.CHILD))
+    asked = QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d1", 1.0)
+    found = chunks([*BEGUN, whole(own, works, plans=plans), CallStarted(1, 1, "c2", 1, 1.0), asked], None)
+    names = [each.get("toolName") or each["type"] for each in found if each["type"] != "tool-input-delta"]
+    assert names == [
+        *("start", "start-step", "clerk", "clerk", "finish-step"),
+        *("start-step", "burn", "burn", "tool-approval-request"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "outcome", "kind"),
+    [
+        (Choice.ALLOW, Outcome.OK, "tool-output-available"),
+        (Choice.ALLOW, Outcome.ERROR, "tool-output-error"),
+        (Choice.DENY, Outcome.DENIED, "tool-output-denied"),
+    ],
+)
+def test_a_decision_about_the_call_of_a_sub_agent_begins_a_run_that_shows_its_outcome_once(
+    choice: Choice, outcome: Outcome, kind: str
+) -> None:
+    answered = QuestionAnswered(1, 1, "q", QuestionKind.APPROVAL, "d", choice, 6.0)
+    ended_there = CallEnded(1, 1, ToolResult("q", "done", outcome), 7.0)
+    records: list[Record] = [*BEGUN, *working("a"), *below("a", "c::0", *asking("c", "a"))]
+    found = chunks([*records, *below("a", "c::0", answered, ended_there)], 1)
+    assert [each["type"] for each in found] == ["start", "tool-approval-response", kind]
+
+
+def test_a_permission_that_the_upstream_of_a_sub_agent_requests_is_a_part_until_its_answer_is_used() -> None:
+    kind = QuestionKind.APPROVAL
+    asked = QuestionAsked(1, 1, "p", kind, "d", 5.0, attempt=1, name="Bash", arguments='{"command": "ls"}')
+    answers = QuestionAnswered(1, 1, "p", kind, "d", Choice.ALLOW, 6.0), AnswerUsed(1, 1, 1, "p", 6.0)
+    records: list[Record] = [*BEGUN, *working("a"), *below("a", "c::0", *begun("c", "a"), asked)]
+    (part,) = [each for each in chunks(records) if each.get("toolName") == "Bash"]
+    assert part["input"] == {"command": "ls"}
+    found = chunks([*records, *below("a", "c::0", *answers)], 1)
+    assert [each["type"] for each in found] == ["start", "tool-approval-response", "tool-output-available"]

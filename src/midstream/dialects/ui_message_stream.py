@@ -4,6 +4,9 @@ The chunks of a turn follow from its records alone, in order, so that a chunk's 
 the same chunk at the same number. A client of the AI SDK reads a turn in runs. A run ends where the turn waits for this
 client only (a call of its tools, an approval, a question), and the answer begins the next run of the same message.
 
+A question of a sub-agent is a part of the message, as one of the agent is. The AI SDK sends answers when all calls of
+the last step have one. So calls that sub-agents do are in a step before: no person answers them.
+
 An attempt that is void is taken back by `reset-step`, which removes the parts of the step that was open. The words of a
 whole response are shown once, whatever was shown of it before.
 """
@@ -11,13 +14,15 @@ whole response are shown once, whatever was shown of it before.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum, auto
 from typing import Any
 
 import msgspec
 from typing_extensions import override
 
+from midstream.dialects.open_questions import ShownSubAgents, is_turn_resting, open_questions, take_record
 from midstream.dialects.record_events import RecordEvents
-from midstream.dialects.resting_turns import is_resting
+from midstream.dialects.request_digests import digest_of
 from midstream.dialects.shown_words import merged, rest_of, words_of
 from midstream.history.messages import (
     Finish,
@@ -29,6 +34,7 @@ from midstream.history.messages import (
 )
 from midstream.json_depth import is_text_too_deep
 from midstream.session.calls import Choice, QuestionKind, Site
+from midstream.session.questions import Question
 from midstream.session.records import (
     AnswerUsed,
     AttemptStarted,
@@ -48,6 +54,7 @@ from midstream.session.records import (
     TurnResumed,
     TurnStatus,
 )
+from midstream.session.session import Session
 from midstream.session.turn import folding
 from midstream.session.turn.states import AwaitingModel, Idle, TurnState
 
@@ -57,6 +64,8 @@ HEADER = ("x-vercel-ai-ui-message-stream", "v1")
 DONE = b"data: [DONE]\n\n"
 RUN_MARK = "~"
 """Stands between the name of a chat and the place of a run; no session has it in its name."""
+SUB_AGENT_MARK = f"{RUN_MARK}sub-agent."
+"""Begins the ids of calls of sub-agents."""
 
 _FINISHES = {
     Finish.STOP: "stop",
@@ -71,7 +80,16 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "file": ("url", "mediaType"),
 }
 """Parts that a tool may report, with the texts that each needs; beside them any `data-…` with its `data`."""
+_ASKING = QuestionAsked | QuestionAnswered | QuestionClosed | AnswerUsed | CallEnded
 _json = msgspec.json.encode
+
+
+class _Stepping(Enum):
+    """The step of the message that is open; OF_SUB_AGENTS: the next part of a call begins another one."""
+
+    NOT = auto()
+    OPEN = auto()
+    OF_SUB_AGENTS = auto()
 
 
 def approval_id_of(turn: int, response: int, digest: str, call_id: str) -> str:
@@ -82,6 +100,13 @@ def approval_id_of(turn: int, response: int, digest: str, call_id: str) -> str:
 def tool_call_id(call_id: str, response: int) -> str:
     """Return the id of a call among all calls of a message: a model's own is unique in its response only."""
     return call_id if response == 1 else f"{call_id}{RUN_MARK}{response}"
+
+
+def shown_call_id(session: str, turn: int, response: int, call_id: str) -> str:
+    """Return the id of a call for the client. `session` is the sub-agent's that makes it, "" for the chat's own."""
+    if not session:
+        return tool_call_id(call_id, response)
+    return SUB_AGENT_MARK + digest_of("chat", "sub-agent", session, turn, response, call_id)
 
 
 class _OpenPart(msgspec.Struct):
@@ -122,7 +147,7 @@ class UiMessageStream(RecordEvents):
         self._chunks: list[Json] = []
         self._closing: list[Json] = []
         """Ends the run, where the turn waits for the client or is over; empty while it goes on."""
-        self._is_stepping = False
+        self._stepping = _Stepping.NOT
         self._step = 0
         self._open: _OpenPart | None = None
         self._parts = 0
@@ -132,6 +157,7 @@ class UiMessageStream(RecordEvents):
         self._sites: dict[str, Site] = {}
         self._visible: set[str] = set()
         """Calls that are parts of the message."""
+        self._below = _CallsBelow()
         self._usage: Usage | None = None
         self._finish = Finish.STOP
 
@@ -153,6 +179,7 @@ class UiMessageStream(RecordEvents):
         self._state = folding.evolve(self._state, record, epoch=epoch)
         self._chunks = []
         self._write(record)
+        self._write_below(record, epoch)
         if self._closing and (self._chunks or isinstance(record, TurnEnded | TurnResumed)):
             self._begin_run()
         is_wanted = self._wanted in (None, self.run)
@@ -207,7 +234,7 @@ class UiMessageStream(RecordEvents):
         """Return what ends the run after this record; nothing where the turn goes on."""
         if isinstance(record, TurnEnded):
             return self._end_of_turn(record)
-        return [self._finished("tool-calls")] if is_resting(self._state, on_clients=True) else []
+        return [self._finished("tool-calls")] if self._below.is_resting(self._state) else []
 
     def _end_of_turn(self, record: TurnEnded) -> list[Json]:
         match record.status:
@@ -230,9 +257,9 @@ class UiMessageStream(RecordEvents):
     def _close_step(self) -> None:
         """Close the open part, and the step where the turn has left it."""
         self._close_part()
-        if self._is_stepping and not isinstance(self._state, AwaitingModel):
+        if self._stepping is not _Stepping.NOT and not isinstance(self._state, AwaitingModel):
             self._chunks.append({"type": "finish-step"})
-            self._is_stepping = False
+            self._stepping = _Stepping.NOT
 
     # --- records ----------------------------------------------------------------------------------------------
 
@@ -265,15 +292,16 @@ class UiMessageStream(RecordEvents):
 
     def _begin_attempt(self, record: AttemptStarted) -> None:
         self._close_part()
-        is_again = self._is_stepping and self._step == record.response
+        is_open = self._stepping is not _Stepping.NOT
+        is_again = is_open and self._step == record.response
         if is_again and self._parts:
             self._chunks.append({"type": "reset-step"})
             self._visible = {each for each in self._visible if each not in self._of_step()}
         elif not is_again:
-            if self._is_stepping:
+            if is_open:
                 self._chunks.append({"type": "finish-step"})
             self._chunks.append({"type": "start-step"})
-        self._is_stepping, self._step, self._parts = True, record.response, 0
+        self._stepping, self._step, self._parts = _Stepping.OPEN, record.response, 0
         self._shown = []
 
     def _of_step(self) -> set[str]:
@@ -330,13 +358,16 @@ class UiMessageStream(RecordEvents):
         self._show_rest(record)
         self._close_part()
         sites = {plan.call_id: plan.site for plan in record.plans}
-        for call in body.calls:
+        works = {plan.call_id for plan in record.plans if plan.site is Site.CHILD and not plan.needs_approval}
+        for call in sorted(body.calls, key=lambda call: call.id not in works):
             shown = tool_call_id(call.id, record.response)
             self._calls[shown] = call
             self._sites[shown] = sites.get(call.id, Site.SERVER)
             if self._sites[shown] in (Site.SERVER, Site.CHILD):
                 self._show_call(shown)
                 self._chunks.append(self._input(shown, call.arguments))
+            if call.id in works:
+                self._stepping = _Stepping.OF_SUB_AGENTS
 
     def _show_rest(self, record: ResponseCompleted) -> None:
         """Make what is shown equal to the words of the whole response: the rest of them, or all of them anew."""
@@ -368,11 +399,17 @@ class UiMessageStream(RecordEvents):
         if shown in self._visible:
             return
         self._visible.add(shown)
+        self._part_step()
         call = self._calls[shown]
         self._chunks += (
             {"type": "tool-input-start", "toolCallId": shown, "toolName": call.name},
             {"type": "tool-input-delta", "toolCallId": shown, "inputTextDelta": call.arguments},
         )
+
+    def _part_step(self) -> None:
+        if self._stepping is _Stepping.OF_SUB_AGENTS:
+            self._chunks += ({"type": "finish-step"}, {"type": "start-step"})
+            self._stepping = _Stepping.OPEN
 
     def _input(self, shown: str, arguments: str) -> Json:
         """Return the chunk at which the AI SDK starts a client's tool."""
@@ -420,13 +457,7 @@ class UiMessageStream(RecordEvents):
             if record.kind is QuestionKind.QUESTION:
                 self._chunks.append(self._input(shown, self._calls[shown].arguments))
                 return
-        chunk: Json = {
-            "type": "tool-approval-request",
-            "approvalId": _approval_id(record),
-            "toolCallId": shown,
-        }
-        reason = record.text or (_DOUBT if record.kind is QuestionKind.DOUBT else "")
-        self._chunks.append({**chunk, "reason": reason} if reason else chunk)
+        self._chunks.append(_approval_request(record, shown, record.call_id))
 
     def _settle(self, record: QuestionAnswered | QuestionClosed | AnswerUsed) -> None:
         """Show a decision; one of several approvers decides nothing yet."""
@@ -440,20 +471,24 @@ class UiMessageStream(RecordEvents):
             )
             if record.kind is QuestionKind.QUESTION or is_open:
                 return
-            allowed = record.choice in (Choice.ALLOW, Choice.RERUN)
-            chunk: Json = {
-                "type": "tool-approval-response",
-                "approvalId": _approval_id(record),
-                "approved": allowed,
-            }
-            self._chunks.append({**chunk, "reason": record.text} if record.text else chunk)
+            response = _approval_response(record, record.call_id)
+            self._chunks.append(response)
             self.answered[shown] = self.run + self.is_resting
-            if is_agents and not allowed:
+            if is_agents and not response["approved"]:
                 self._chunks.append({"type": "tool-output-denied", "toolCallId": shown})
         elif is_agents and isinstance(record, QuestionClosed):
             self._chunks.append({"type": "tool-output-denied", "toolCallId": shown})
         elif is_agents:
             self._chunks.append({"type": "tool-output-available", "toolCallId": shown, "output": "allowed"})
+
+    def _write_below(self, record: Record, epoch: int) -> None:
+        """Show what sub-agents ask, and what comes of it; an answer begins a run at once."""
+        for chunk in self._below.take(self._state, record, epoch=epoch):
+            if chunk["type"] == "tool-input-available":
+                self._part_step()
+            self._chunks.append(chunk)
+        if self._below.answered:
+            self.answered[self._below.answered] = self.run + self.is_resting
 
     def _end_call(self, record: CallEnded) -> None:
         result = record.result
@@ -461,6 +496,7 @@ class UiMessageStream(RecordEvents):
         call = self._calls.get(shown)
         if call is None:
             return
+        self._chunks += self._below.end_of(shown)
         self.answered[shown] = self.run + self.is_resting
         if shown not in self._visible:  # it never started: a part that no client runs
             self._visible.add(shown)
@@ -470,8 +506,85 @@ class UiMessageStream(RecordEvents):
         self._chunks.append(_output(shown, result))
 
 
-def _approval_id(record: QuestionAsked | QuestionAnswered) -> str:
-    return approval_id_of(record.turn, record.response, record.digest, record.call_id)
+class _CallsBelow:
+    """Calls of sub-agents about which people are asked, as parts of the message."""
+
+    def __init__(self) -> None:
+        self.answered = ""
+        """The call that the last record answered a question about; "" for none."""
+        self._sub_agents: ShownSubAgents = {}
+        self._open: dict[str, str] = {}
+        """Open parts, each with the call of the chat that its sub-agent works for."""
+
+    def is_resting(self, turn: TurnState) -> bool:
+        """Whether the turn of the chat and its sub-agents wait for people and clients only."""
+        return is_turn_resting(turn, self._sub_agents, on_clients=True)
+
+    def take(self, turn: TurnState, record: Record, *, epoch: int) -> list[Json]:
+        """Return the chunks for the next record of the chat, which has this turn then."""
+        self.answered = ""
+        self._sub_agents, where, done = take_record(self._sub_agents, turn, record, epoch=epoch)
+        if not (isinstance(record, ChildDelta) and where and isinstance(done, _ASKING)):
+            return []
+        call_id = done.result.call_id if isinstance(done, CallEnded) else done.call_id
+        shown = shown_call_id(where, done.turn, done.response, call_id)
+        found = open_questions(Session(turn=turn), self._sub_agents)
+        place = (where, call_id)
+        question = next((each for each in found if (each.session, each.call_id) == place), None)
+        match done:
+            case QuestionAsked():
+                above = tool_call_id(record.call_id, record.response)
+                return [] if question is None else self._ask(question, done, shown, above)
+            case QuestionAnswered():
+                return self._settle(done, shown) if shown in self._open and question is None else []
+            case QuestionClosed():
+                return self._end(shown, {"type": "tool-output-denied"})
+            case AnswerUsed():
+                return self._end(shown, {"type": "tool-output-available", "output": "allowed"})
+            case CallEnded():
+                return self._end(shown, _output(shown, done.result))
+
+    def end_of(self, above: str) -> list[Json]:
+        """Return the chunks for the end of a call that a sub-agent worked for: it answers no question any more."""
+        ended = [shown for shown, each in self._open.items() if each == above]
+        chunk: Json = {"type": "tool-output-error", "errorText": "The sub-agent has ended."}
+        return [each for shown in ended for each in self._end(shown, chunk)]
+
+    def _ask(self, question: Question, record: QuestionAsked, shown: str, above: str) -> list[Json]:
+        chunks = list[Json]()
+        if shown not in self._open:
+            self._open[shown] = above
+            called = {"toolName": question.name or "permission", "input": value_of(question.arguments)}
+            about = {"toolMetadata": {"midstream": {"agents": question.agents}}}
+            chunks.append({"type": "tool-input-available", "toolCallId": shown, **called, **about})
+        if record.kind is not QuestionKind.QUESTION:
+            chunks.append(_approval_request(record, shown, shown))
+        return chunks
+
+    def _settle(self, record: QuestionAnswered, shown: str) -> list[Json]:
+        self.answered = shown
+        if record.kind is QuestionKind.QUESTION:
+            return self._end(shown, {"type": "tool-output-available", "output": record.text})
+        is_denied = record.choice is Choice.DENY
+        ended = self._end(shown, {"type": "tool-output-denied"}) if is_denied else []
+        return [_approval_response(record, shown), *ended]
+
+    def _end(self, shown: str, chunk: Json) -> list[Json]:
+        return [{**chunk, "toolCallId": shown}] if self._open.pop(shown, None) else []
+
+
+def _approval_request(record: QuestionAsked, shown: str, call_id: str) -> Json:
+    approval = approval_id_of(record.turn, record.response, record.digest, call_id)
+    chunk = {"type": "tool-approval-request", "approvalId": approval, "toolCallId": shown}
+    reason = record.text or (_DOUBT if record.kind is QuestionKind.DOUBT else "")
+    return {**chunk, "reason": reason} if reason else chunk
+
+
+def _approval_response(record: QuestionAnswered, call_id: str) -> Json:
+    approval = approval_id_of(record.turn, record.response, record.digest, call_id)
+    allowed = record.choice in (Choice.ALLOW, Choice.RERUN)
+    chunk = {"type": "tool-approval-response", "approvalId": approval, "approved": allowed}
+    return {**chunk, "reason": record.text} if record.text else chunk
 
 
 class _Words(msgspec.Struct, tag="delta", tag_field="type"):

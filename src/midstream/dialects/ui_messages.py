@@ -6,12 +6,13 @@ history takes the place of the rest. A message is equal where its words, but for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from midstream.dialects import ui_message_stream as stream
 from midstream.dialects.fields import bad_field
 from midstream.dialects.request_digests import digest_of
 from midstream.dialects.ui_message_stream import RUN_MARK, approval_id_of, tool_call_id, value_of
@@ -35,19 +36,21 @@ from midstream.history.messages import (
     with_distinct_ids,
 )
 from midstream.json_depth import require_shallow
-from midstream.session.calls import CallState, Choice, QuestionKind, Site
+from midstream.session.calls import Choice, QuestionKind, Site
+from midstream.session.questions import Question, questions_of
 from midstream.session.records import ClientTool
 from midstream.session.references import CallRef
 from midstream.session.session import GO_ON, Session
 from midstream.session.turn.commands import Answer, CallFinished
-from midstream.session.turn.states import AwaitingModel, RunningCalls
+from midstream.session.turn.states import RunningCalls
 
 Json = dict[str, Any]
 
 CHAT_ID_CHARS_MIN = 12
 """Characters of a first message's id from which it names its chat; shorter ones may be those of another chat."""
 _LOST = "(the client sent no result for this call)"
-_DONE_STATES = ("output-available", "output-error", "output-denied")
+_OUTPUT_STATES = ("output-available", "output-error")
+_DONE_STATES = (*_OUTPUT_STATES, "output-denied")
 _json = msgspec.json.encode
 
 
@@ -193,14 +196,14 @@ def _turns_of(history: Sequence[Entry]) -> Iterator[tuple[_Gist, int]]:
     for number, entry in enumerate(history):
         if isinstance(entry, Step):
             words += _squeezed(entry.response.text)
-            calls += (call.id for call in entry.response.calls)
+            calls += (call.id for call in entry.response.calls)  # a client has them in another order
             is_open = True
         elif entry != GO_ON:
-            if is_open and (gist := ("assistant", words, tuple(calls))) != _NOTHING:
+            if is_open and (gist := ("assistant", words, tuple(sorted(calls)))) != _NOTHING:
                 yield gist, number
             words, calls, is_open = "", [], False
             yield _gist_of_user(entry), number + 1
-    if is_open and (gist := ("assistant", words, tuple(calls))) != _NOTHING:
+    if is_open and (gist := ("assistant", words, tuple(sorted(calls)))) != _NOTHING:
         yield gist, len(history)
 
 
@@ -209,7 +212,8 @@ def _gist_of(message: Json) -> _Gist:
         return _gist_of_user(_user_message(message))
     words = "".join(_text(part) for part in message["parts"] if part.get("type") == "text")
     calls = (part for part in message["parts"] if _is_tool(part) and not part.get("providerExecuted"))
-    return "assistant", _squeezed(words), tuple(_model_id(part) for part in calls)
+    names = (_model_id(part) for part in calls if not _is_sub_agents(part))
+    return "assistant", _squeezed(words), tuple(sorted(names))
 
 
 def _gist_of_user(message: UserMessage) -> _Gist:
@@ -225,6 +229,11 @@ def _squeezed(words: str) -> str:
 def _is_tool(part: Json) -> bool:
     kind = part.get("type")
     return isinstance(kind, str) and (kind == "dynamic-tool" or kind.startswith("tool-"))
+
+
+def _is_sub_agents(part: Json) -> bool:
+    """Whether a part shows the call of a sub-agent, which is in no history of the chat."""
+    return str(part.get("toolCallId", "")).startswith(stream.SUB_AGENT_MARK)
 
 
 def _tool_name(part: Json) -> str:
@@ -281,7 +290,7 @@ def _entries_of(message: Json) -> Iterator[Entry]:
             parts.append(Text(_text(part)))
         elif kind == "reasoning" and _text(part):
             parts.append(Thinking(_text(part)))
-        elif _is_tool(part):
+        elif _is_tool(part) and not _is_sub_agents(part):
             arguments = _json(part.get("input") if isinstance(part.get("input"), dict) else {}).decode()
             if part.get("providerExecuted"):
                 content = _content_of(part).content
@@ -317,50 +326,59 @@ def answered_calls(message: Json) -> list[str]:
     ]
 
 
+def answers_in(questions: Iterable[Question], message: Json) -> list[tuple[Question, Answer]]:
+    """Return the answers of a message to open questions, each with its question."""
+    parts = _calls_in(message)
+    found = []
+    for each in questions:
+        part = parts.get(stream.shown_call_id(each.session, each.turn, each.response, each.call_id))
+        if part and (answer := _answer_to(each, part)):
+            found.append((each, answer))
+    return found
+
+
 def next_answer(state: Session, message: Json) -> Answer | CallFinished | None:
     """Return the first answer of a message that the session waits for; None where it waits for none of them."""
-    parts = {part.get("toolCallId"): part for part in message["parts"] if _is_tool(part)}
-    turn = state.turn
-    if isinstance(turn, AwaitingModel):
-        for question in turn.questions:
-            part = parts.get(tool_call_id(question.id, turn.response_no))
-            ref = CallRef(turn.turn, turn.response_no, question.id)
-            if part and question.is_open and (answer := _decision(ref, question.digest, part)):
-                return answer
+    for _, answer in answers_in(questions_of("", state), message):
+        return answer
+    parts, turn = _calls_in(message), state.turn
     if isinstance(turn, RunningCalls):
         for call in turn.calls:
             part = parts.get(tool_call_id(call.call.id, turn.response_no))
-            ref = CallRef(turn.turn, turn.response_no, call.call.id)
-            if part and call.is_open and (found := _answer_about(call, ref, part)):
-                return found
+            is_clients = call.is_running and call.plan.site is Site.CLIENT
+            if part and is_clients and part.get("state") in _OUTPUT_STATES:
+                result = msgspec.structs.replace(_content_of(part), call_id=call.call.id)
+                return CallFinished(turn.turn, turn.response_no, result)
     return None
 
 
-def _answer_about(call: CallState, ref: CallRef, part: Json) -> Answer | CallFinished | None:
-    has_output = part.get("state") in ("output-available", "output-error")
-    if call.asked is QuestionKind.QUESTION:
-        if not has_output:
-            return None
-        return Answer(ref, call.plan.digest, Choice.RESPOND, _content_of(part).content)
-    if call.asked is not None:
-        return _decision(ref, call.plan.digest, part, is_doubt=call.asked is QuestionKind.DOUBT)
-    if call.is_running and call.plan.site is Site.CLIENT and has_output:
-        result = msgspec.structs.replace(_content_of(part), call_id=call.call.id)
-        return CallFinished(ref.turn, ref.response_no, result)
-    return None
+def _calls_in(message: Json) -> dict[str, Json]:
+    return {str(part.get("toolCallId")): part for part in message["parts"] if _is_tool(part)}
 
 
-def _decision(ref: CallRef, digest: str, part: Json, *, is_doubt: bool = False) -> Answer | None:
+def _answer_to(question: Question, part: Json) -> Answer | None:
+    if question.kind is not QuestionKind.QUESTION:
+        return _decision(question, part)
+    if part.get("state") not in _OUTPUT_STATES:
+        return None
+    ref = CallRef(question.turn, question.response, question.call_id)
+    return Answer(ref, question.digest, Choice.RESPOND, _content_of(part).content)
+
+
+def _decision(question: Question, part: Json) -> Answer | None:
     """Return a decision about the arguments that the client showed; None where it has made none about these."""
     approval = part.get("approval")
     if not isinstance(approval, dict) or not isinstance(approval.get("approved"), bool):
         return None
-    if approval.get("id") != approval_id_of(ref.turn, ref.response_no, digest, ref.call_id):
+    ref = CallRef(question.turn, question.response, question.call_id)
+    name = part["toolCallId"] if question.session else ref.call_id
+    if approval.get("id") != approval_id_of(ref.turn, ref.response_no, question.digest, name):
         return None
+    is_doubt = question.kind is QuestionKind.DOUBT
     yes, no = (Choice.RERUN, Choice.SKIP) if is_doubt else (Choice.ALLOW, Choice.DENY)
     reason = approval.get("reason")
     words = storable(reason) if isinstance(reason, str) else ""
-    return Answer(ref, digest, yes if approval["approved"] else no, words)
+    return Answer(ref, question.digest, yes if approval["approved"] else no, words)
 
 
 # --- a history as messages ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Nothing of a chat is kept beside its journal, so that any server of the store co
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Annotated
 
@@ -16,10 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from midstream.dialects.ui_message_stream import RUN_MARK
+from midstream.dialects.langgraph_thread import ThreadFold
+from midstream.dialects.ui_message_stream import RUN_MARK, SUB_AGENT_MARK
 from midstream.dialects.ui_messages import (
     ChatRequest,
     answered_calls,
+    answers_in,
     messages_of,
     next_answer,
     read_chat_request,
@@ -31,6 +34,7 @@ from midstream.errors import EventGoneError, UsageError
 from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.chat_stream import ChatRun, ChatStream
 from midstream.server.api.http_endpoints import NO_STORE
+from midstream.server.api.langgraph_threads import ThreadFolds
 from midstream.server.api.opened_sessions import opened_if_there, opened_session
 from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
@@ -78,6 +82,7 @@ class ChatEndpoint:
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
+        self._folds = ThreadFolds(host, ThreadFold)
 
     async def chat(self, request: Request, send: Send) -> None:
         """Begin a turn of a chat, or bring what its open turn waits for."""
@@ -160,6 +165,8 @@ class ChatEndpoint:
         message = asked.messages[-1]
         if not runner.state.turns:
             raise UsageError("this chat has no turn to go on with; its last message is to be a user's")
+        if any(each.startswith(SUB_AGENT_MARK) for each in answered_calls(message)):
+            await self._answer_below(runner, asked, visitor, chat)
         for _ in range(ANSWERS_MAX):
             command = next_answer(runner.state, message)
             if command is None or (isinstance(command, CallFinished) and not _is_of_chat(runner.state)):
@@ -173,6 +180,16 @@ class ChatEndpoint:
         shown, _ = await place.written(runner)
         runs = [shown.answered[each] for each in answered_calls(message) if each in shown.answered]
         return msgspec.structs.replace(place, run=max(runs, default=shown.run))
+
+    async def _answer_below(self, runner: Runner, asked: ChatRequest, visitor: Caller, chat: str) -> None:
+        """Answer the questions of the chat and of its sub-agents, all at once: the answers begin one run together."""
+        fold = await self._folds.now(runner, chat)
+        given = answers_in(fold.questions, asked.messages[-1])
+        answers = [(question, await visitor.attribute(answer)) for question, answer in given[:ANSWERS_MAX]]
+        sending = (self._folds.answer(runner, chat, question, answer) for question, answer in answers)
+        for outcome in await asyncio.gather(*sending, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
 
 async def find_turn(runner: Runner, chat: str, turn: int) -> ChatRun | None:
