@@ -1,8 +1,8 @@
-"""The chats of AI SDK clients: `useChat` and `WorkflowChatTransport` against the sessions of this server.
+"""Chats of AI SDK clients: `useChat` and `WorkflowChatTransport` on sessions of this server.
 
-A chat is the session of its id. A POST begins a turn, or brings what the open turn waits for; the body of the answer is
-one run of it (see `dialects.ui_message_stream`). A GET reads a run from any chunk, or the newest turn as a whole.
-Nothing of a chat is kept beside its journal, so that any server of the store continues any stream.
+A chat is the session with its id. A POST begins a turn, or answers the open turn with results and decisions. Its answer
+is one run of the turn (see `dialects.ui_message_stream`). A GET reads a run from any chunk, or the whole newest turn.
+All state of a chat is in its journal, so that any server of the store can continue a stream.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from midstream.session.turn.commands import Answer, CallFinished
 from midstream.session.turn.states import Idle
 
 STREAM_PREFIX = "chat-"
-"""Begins the names of the streams that chats open in their sessions."""
+"""Prefix of the stream keys of chats."""
 REPEATED_S = 5.0
-"""Seconds after the end of a turn in which an equal request is a repetition where it may also be a new wish: to make an
-answer once more. A request with a new message is a repetition for ever, as that has an id of its own."""
+"""Seconds after the end of a turn in which an equal regenerate request counts as a repetition. A request with a message
+is identified by the message's id, without a time limit."""
 ANSWERS_MAX = 256
-"""Results and decisions in one request."""
+"""Greatest number of results and decisions in one request."""
 _PLACE_CHARS_MAX = 40
 
 
@@ -60,27 +60,27 @@ class ChatEvent(Struct, frozen=True):
 
 
 class ChatMessages(Struct, frozen=True):
-    """The messages of a chat, as `useChat` takes them."""
+    """The messages of a chat in the form of `useChat`."""
 
     id: str
     messages: list[dict[str, msgspec.Raw]]
 
 
 class StreamQuery(Struct, frozen=True):
-    """The first chunk that is wanted, counted from 0; below 0 from the end."""
+    """The first requested chunk, from 0; a negative number counts from the end."""
 
     startIndex: Annotated[int, Meta(ge=-(10**9), le=10**9)] = 0  # noqa: N815 - its name in the protocol
 
 
 class ChatEndpoint:
-    """The requests of chats."""
+    """Endpoints of chats."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
 
     async def chat(self, request: Request, send: Send) -> None:
-        """Begin a turn of a chat, or bring what its open turn waits for."""
+        """Begin a turn of a chat, or send results and decisions to its open turn."""
         asked = read_chat_request(await body_of(request, MESSAGES_BYTES_MAX))
         visitor = visitor_of(request.scope)
         chat = asked.chat or self._host.world.new_id("chat")
@@ -104,7 +104,7 @@ class ChatEndpoint:
             await stream.serve(request.receive, send, start=query.startIndex)
 
     async def chat_messages(self, request: Request) -> ChatMessages:
-        """Return the messages of a chat, for `useChat` to begin with; none where it is not there yet."""
+        """Return the messages of a chat as initial messages of `useChat`; none if the chat does not exist yet."""
         chat = request.path_params["chat"]
         async with opened_if_there(self._host, request, chat) as runner:
             messages = [] if runner is None else messages_of(chat, runner.state)
@@ -137,7 +137,7 @@ class ChatEndpoint:
         return await find_or_begin(find, begin)
 
     def _find_repeated(self, runner: Runner, asked: ChatRequest, chat: str) -> tuple[str, ChatRun | None]:
-        """Return the stream of a request, and its first run where an equal request has begun it."""
+        """Return the stream key of a request, and its first run if an equal request has begun it."""
         state, number = runner.state, 0
         while (known := state.streams.get(name := f"{STREAM_PREFIX}{asked.digest}-{number}")) is not None:
             if known.turn and self._is_repetition(state, known.turn, asked):
@@ -159,7 +159,9 @@ class ChatEndpoint:
     async def _answer(self, runner: Runner, asked: ChatRequest, visitor: Caller, chat: str) -> ChatRun:
         message = asked.messages[-1]
         if not runner.state.turns:
-            raise UsageError("this chat has no turn to go on with; its last message is to be a user's")
+            raise UsageError(
+                "this chat has no open turn; the last message of the request must be a user message"
+            )
         for _ in range(ANSWERS_MAX):
             command = next_answer(runner.state, message)
             if command is None or (isinstance(command, CallFinished) and not _is_of_chat(runner.state)):
@@ -176,13 +178,13 @@ class ChatEndpoint:
 
 
 async def find_turn(runner: Runner, chat: str, turn: int) -> ChatRun | None:
-    """Return where a turn is read from its beginning; None where it is not there, or was pruned."""
+    """Return a whole turn of a chat; None if it does not exist, or was pruned."""
     if not 0 < turn <= runner.state.turns:
         return None
     streams = runner.state.streams.values()
     after = next((each.since for each in streams if each.turn == turn), None)
     try:
-        if after is None:  # a message without a stream, or of a stream that is not kept
+        if after is None:  # the message has no stream, or its stream is no longer kept
             async for stored, record in kept_records(runner, runner.events.pruned_to.position):
                 if getattr(record, "turn", 0) == turn:
                     return ChatRun(runner.session_id, chat, turn, stored.position - 1, None)
@@ -194,12 +196,12 @@ async def find_turn(runner: Runner, chat: str, turn: int) -> ChatRun | None:
 
 
 def _secret_of(asked: ChatRequest) -> str:
-    """Return what the stream of a request is opened with: any server derives it from an equal request."""
+    """Return the stream secret of a request; all servers derive the same one from equal requests."""
     digest = hashlib.blake2b(msgspec.json.encode(asked.messages), digest_size=32, person=b"midstream-chat")
     return digest.hexdigest()
 
 
 def _is_of_chat(state: Session) -> bool:
-    """Whether a chat opened the newest turn: tools of other clients are theirs."""
+    """Return whether a chat opened the newest turn. Tool calls of other clients are not answered by a chat."""
     streams = state.streams.items()
     return any(each.turn == state.turns and name.startswith(STREAM_PREFIX) for name, each in streams)

@@ -1,4 +1,4 @@
-"""The HTTP operations: one table, which the router serves and the OpenAPI document describes."""
+"""Table of the HTTP operations, for the router and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class FirstCommand(Struct, tag="command"):
 
 
 class NextCommand(Struct, tag="command"):
-    """A later command; a message, or the request to resume a turn, is always the first one."""
+    """A later command. A message, or the request to resume a turn, is always the first command."""
 
     seqno: Annotated[int, Meta(ge=1, le=COMMANDS_MAX)]
     payload: frames.ResultPayload | frames.CancelPayload | frames.AnswerPayload | frames.WithdrawPayload
@@ -95,7 +95,7 @@ class StreamOpen(frames.Open, frozen=True, kw_only=True, tag="open"):
 
 
 class OpenApiEndpoint:
-    """The endpoint of the document."""
+    """Endpoint of the OpenAPI document."""
 
     async def show(self, _: Request) -> openapi.Json:
         """Return the OpenAPI document of this server."""
@@ -136,7 +136,7 @@ _REPORT: openapi.Json = {
     "is_open": True,
 }
 _GRAPH = "/v1/langgraph"
-"""Where clients of LangGraph are pointed at."""
+"""Base path for LangGraph clients."""
 _THREAD = f"{_GRAPH}/threads/{{thread}}"
 _GRAPH_RUN = f"{_THREAD}/runs/{{run_id}}"
 _BEGIN: openapi.Json = {"errors": (404, 409, 422)}
@@ -438,12 +438,12 @@ OPERATIONS = (
 
 @cache
 def document() -> openapi.Json:
-    """Return the OpenAPI document; the same for every server of this version."""
+    """Return the OpenAPI document, which is the same for all servers of this version."""
     return openapi.document(OPERATIONS)
 
 
 def routes_of(endpoint: Any) -> list[Route]:  # noqa: ANN401 - any class of endpoints
-    """Return the routes that an endpoint serves: as an ASGI app, or by its methods."""
+    """Return the routes of an endpoint, which is an ASGI app or has a method for each operation."""
     routes = []
     for each in OPERATIONS:
         handler = getattr(endpoint, each.handler.__name__, None)
@@ -459,7 +459,7 @@ def routes_of(endpoint: Any) -> list[Route]:  # noqa: ANN401 - any class of endp
 
 
 class _StreamName(Convertor[str]):
-    """The name of a plain stream in a path: it may have slashes, and is none that controls streams."""
+    """Converter of a plain stream's name in a path. It may contain slashes, and excludes control paths."""
 
     regex = rf"(?!{CONTROL}(?:/|$)|{SESSIONS}/)[^\n]+"
 
@@ -476,12 +476,12 @@ register_url_convertor("stream", _StreamName())
 
 
 def _path_of(operation: Operation) -> str:
-    """Return the path as the router has it."""
+    """Return the path in the syntax of the router."""
     return operation.path.replace("{stream}", "{stream:stream}")
 
 
 class _SendingHandler:
-    """A method that sends its answer itself, such as a stream, as an ASGI app."""
+    """ASGI app for a method that sends its answer itself, such as a stream."""
 
     def __init__(self, handler: Callable[..., Awaitable[None]], signature: dict[str, Any]) -> None:
         self._handler = handler

@@ -1,8 +1,8 @@
-"""The subscriptions of a store: kept in its key-value part, and woken by whichever server is first.
+"""The subscriptions of a store, in its key-value part; any server can deliver their wakes.
 
-Each server looks at them when it has appended, and every `LOOK_S` seconds for what other servers did or left. The
-order is: store the wake, then send or write it. A server that dies in between leaves a wake whose lease ends, or that
-is not announced yet; another server goes on there.
+Each server checks them after its own appends, and every `LOOK_S` seconds for appends of other servers. It stores a wake
+before it sends or writes it. If the server dies in between, the lease of the wake expires, or the wake is not announced
+yet, and another server continues.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from midstream.server.webhooks import Webhooks
 from midstream.store.contract import PRINCIPAL_OF, KeyValueEntry, ListPlace
 
 SUBSCRIPTIONS = "stream-subscriptions"
-"""Namespace of subscriptions, each under the name that it has in the store."""
+"""Namespace of subscriptions, by stored name."""
 SUBSCRIPTIONS_MAX = 100
-"""Subscriptions of one principal: all of them are looked at every `LOOK_S` seconds."""
+"""Subscriptions of one principal: all of them are checked every `LOOK_S` seconds."""
 LOOK_S = 1.0
-"""Seconds between looks at what other servers changed, while there are subscriptions."""
+"""Seconds between checks for changes by other servers, while there are subscriptions."""
 IDLE_S = 5.0
-"""Seconds between looks while there are none."""
+"""Seconds between checks while there are no subscriptions."""
 SCAN_PAGE = 64
-"""Journals that are listed at once."""
+"""Journals of one page of a listing."""
 SKEW_S = 5.0
-"""Seconds by which the clocks of servers may differ."""
+"""Greatest assumed difference of the servers' clocks, in seconds."""
 SCANNED_S = 60.0
-"""Seconds between writes of how far a subscription has seen all changes."""
+"""Seconds between two writes of a subscription's progress through the changes."""
 
 _log = logging.getLogger(__name__)
 
 
 class StreamSubscriptions:
-    """Subscriptions, from `start` to `stop`.
+    """Stores subscriptions, and delivers their wakes from `start` to `stop`.
 
     Args:
-        streams: The streams of this server; it is notified of their changes from here on.
+        streams: The plain streams; this object registers for their changes.
     """
 
     def __init__(self, host: Host, streams: PlainStreams, webhooks: Webhooks) -> None:
@@ -78,18 +78,18 @@ class StreamSubscriptions:
         self._changed: set[str] = set()
         self._kick = asyncio.Event()
         self._looked_at: dict[str, tuple[int, float | None]] = {}
-        """Version of each subscription as it was last looked at, and when time alone changes it."""
+        """For each subscription: its version at the last check, and the time at which its lease or retry is due."""
         self._unreadable: set[str] = set()
         self._scanned_at: float | None = None
         self._looking: asyncio.Task[None] | None = None
         self._delivering: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to look, once the store is open."""
+        """Start the checks, after the store was opened."""
         self._looking = self._world.spawn(self._look_on(), name="subscriptions of streams")
 
     async def stop(self) -> None:
-        """Look no longer, and leave deliveries to others. Calling it again is harmless."""
+        """Stop the checks and deliveries; other servers continue. Idempotent."""
         looking, self._looking = self._looking, None
         tasks = [*self._delivering, *((looking,) if looking is not None else ())]
         for task in tasks:
@@ -99,21 +99,23 @@ class StreamSubscriptions:
     # --- for requests
 
     async def find(self, key: str) -> StreamSubscription | None:
-        """Return a subscription, or None where there is none of this name in the store."""
+        """Return the subscription with this stored name, or None."""
         kept = await self._store.kv_get(SUBSCRIPTIONS, key)
         return None if kept is None else _decode(kept)
 
     async def create(self, key: str, subscription: StreamSubscription) -> bool:
-        """Store a new subscription; return whether there was none of its name.
+        """Store a new subscription; return False if the name is taken.
 
         Raises:
-            LimitReachedError: Its principal has `SUBSCRIPTIONS_MAX` of them. Nothing was stored.
+            LimitReachedError: The principal has `SUBSCRIPTIONS_MAX` subscriptions. Nothing was stored.
         """
         maker = subscription.tenant, subscription.principal
         entries = await self._store.kv_list(SUBSCRIPTIONS)
         count = sum((each.tenant, each.principal) == maker for _, each in self._readable(entries))
         if count >= SUBSCRIPTIONS_MAX:
-            raise LimitReachedError(f"a principal has {SUBSCRIPTIONS_MAX} subscriptions at most; delete one")
+            raise LimitReachedError(
+                f"a principal may have at most {SUBSCRIPTIONS_MAX} subscriptions; delete one"
+            )
         try:
             await self._put(key, subscription, expected=0)
         except EntryMovedError:
@@ -121,7 +123,7 @@ class StreamSubscriptions:
         return True
 
     async def delete(self, key: str) -> bool:
-        """Delete a subscription; return whether there was one."""
+        """Delete a subscription; return whether it existed."""
         for _ in range(REPLACE_ATTEMPTS_MAX):
             kept = await self._store.kv_get(SUBSCRIPTIONS, key)
             if kept is None:
@@ -140,11 +142,11 @@ class StreamSubscriptions:
     async def update(
         self, key: str, change: Callable[[StreamSubscription, Mapping[str, Tail]], StreamSubscription]
     ) -> tuple[StreamSubscription, Mapping[str, Tail]]:
-        """Replace a subscription by what `change` returns for it and the ends of its streams; return both.
+        """Replace a subscription by the result of `change`; return it with the tails of its streams.
 
         Raises:
-            NotFoundError: There is none.
-            UnavailableError: Others change it all the time.
+            NotFoundError: The subscription does not exist.
+            UnavailableError: Other requests keep changing it.
         """
         for _ in range(REPLACE_ATTEMPTS_MAX):
             kept = await self._store.kv_get(SUBSCRIPTIONS, key)
@@ -161,7 +163,7 @@ class StreamSubscriptions:
         raise UnavailableError("others change this subscription: retry", retry_after_s=0.1)
 
     async def tails(self, subscription: StreamSubscription) -> dict[str, Tail]:
-        """Return the ends of its streams that are there."""
+        """Return the tails of its existing streams."""
         found: dict[str, Tail] = {}
         for path, link in subscription.links.items():
             journal = name_in_store(stored_part(path), subscription.tenant)
@@ -173,15 +175,15 @@ class StreamSubscriptions:
         return found
 
     async def discovered(self, subscription: StreamSubscription) -> StreamSubscription:
-        """Return it with the streams that its pattern has and that were made meanwhile."""
+        """Return the subscription with new streams that match its pattern."""
         return await self._linked(subscription, await self._changes_since(subscription.scanned_at - SKEW_S))
 
-    # --- looking
+    # --- checks
 
     def _readable(
         self, entries: Sequence[KeyValueEntry]
     ) -> Iterator[tuple[KeyValueEntry, StreamSubscription]]:
-        """Iterate over the subscriptions that can be read; of each other one an error is logged once."""
+        """Yield the readable subscriptions; log an error once for each unreadable one."""
         for entry in entries:
             try:
                 yield entry, _decode(entry)
@@ -199,15 +201,15 @@ class StreamSubscriptions:
             pause_s = IDLE_S
             try:
                 pause_s = LOOK_S if await self._look() else IDLE_S
-            except MidstreamError as error:  # the store is away for a while
-                _log.warning("subscriptions of streams cannot be looked at: %s", error.message)
+            except MidstreamError as error:  # the store may be unavailable for a while
+                _log.warning("subscriptions of streams cannot be checked: %s", error.message)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._kick.wait()
             self._kick.clear()
 
     async def _look(self) -> bool:
-        """Wake what is to be woken; return whether there are subscriptions."""
+        """Wake subscriptions that have pending work; return whether there are subscriptions."""
         changed, self._changed = self._changed, set()
         entries = await self._store.kv_list(SUBSCRIPTIONS)
         now = self._world.now()
@@ -228,7 +230,7 @@ class StreamSubscriptions:
                     await self._look_at(key, version, found, changed)
                 except MidstreamError as error:
                     _log.warning("subscription %r cannot be woken: %s", found.id, error.message)
-                    self._changed |= changed  # again with the next look
+                    self._changed |= changed  # retry with the next check
         return True
 
     def _concerns(self, subscription: StreamSubscription, changed: set[str]) -> bool:
@@ -247,7 +249,7 @@ class StreamSubscriptions:
         if stored != found:
             try:
                 version = await self._put(key, stored, expected=version)
-            except EntryMovedError:  # another server was first: look at what it made of it
+            except EntryMovedError:  # another server changed it: check again
                 self._changed |= changed
                 self._kick.set()
                 return
@@ -260,7 +262,7 @@ class StreamSubscriptions:
             await self._announce(key, stored, tails)
 
     async def _linked(self, found: StreamSubscription, changed: set[str]) -> StreamSubscription:
-        """SubscriptionLink the changed streams that the pattern has: what was appended before is pending."""
+        """Link changed streams that match the pattern, with their earlier appends as pending."""
         for journal in sorted(changed):
             path = name_of(journal, found.tenant)
             if path is None or path in found.links or not found.matches(path):
@@ -276,13 +278,13 @@ class StreamSubscriptions:
         return found
 
     async def may_follow(self, subscription: StreamSubscription, journal: str) -> bool:
-        """Whether a stream belongs to the principal that made the subscription."""
+        """Return whether a stream belongs to the principal of the subscription."""
         owner = await self._ownership.owner_of(journal)
         found = ("", "") if owner is None else (owner.tenant, owner.principal)
         return not subscription.principal or found == (subscription.tenant, subscription.principal)
 
     async def _changes_since(self, at: float) -> set[str]:
-        """Return the journals of streams that were changed since; the last changed are listed first."""
+        """Return the journals of streams that have changed since `at`."""
         found: set[str] = set()
         after: ListPlace | None = None
         while True:
@@ -296,7 +298,7 @@ class StreamSubscriptions:
             if count < SCAN_PAGE:
                 return found
 
-    # --- acting
+    # --- deliveries
 
     async def _deliver(self, key: str, stored: StreamSubscription, tails: Mapping[str, Tail]) -> None:
         assert stored.config.webhook is not None
@@ -318,15 +320,15 @@ class StreamSubscriptions:
                 return found.delivered(generation, is_done=is_done)
             return found.failed(generation, now=self._world.now(), chance=self._world.chance())
 
-        with suppress(NotFoundError):  # deleted meanwhile
+        with suppress(NotFoundError):  # the subscription was deleted
             try:
                 await self.update(key, change)
-            except MidstreamError as error:  # the lease ends, and the wake is repeated
+            except MidstreamError as error:  # the lease expires, and the wake is repeated
                 _log.warning("the delivery of subscription %r is not recorded: %s", stored.id, error.message)
         self._kick.set()
 
     async def _announce(self, key: str, stored: StreamSubscription, tails: Mapping[str, Tail]) -> None:
-        """Write a wake into the wake stream, once: its generation is the epoch of a producer."""
+        """Append a wake to the wake stream exactly once: its generation is the producer's epoch."""
         journal = name_in_store(stored_part(stored.config.wake_stream), stored.tenant)
         event = stored.wake_event(tails, now=self._world.now())
         place = Producer(f"subscription:{stored.id}", stored.generation, 0)
@@ -341,7 +343,7 @@ class StreamSubscriptions:
             return []
 
         if await self._streams.find(journal) is None:
-            _log.warning("subscription %r has no wake stream: make it", stored.id)
+            _log.warning("subscription %r has no wake stream; create it", stored.id)
         else:
             await self._streams.write(journal, decide)
         with suppress(NotFoundError):
@@ -354,7 +356,7 @@ class StreamSubscriptions:
         return version
 
     async def all_streams(self, of: set[str] | None) -> AsyncIterator[tuple[str, Tail]]:
-        """Iterate over the journals of streams, among those named, with their ends."""
+        """Yield the journals of plain streams with their tails; `of` limits the names."""
         async for line in self._store.list(of=of):
             if stored_part("") in line.session:
                 known = await self._streams.look(line.session)
