@@ -132,7 +132,7 @@ def test_a_session_that_is_no_name_is_refused_before_anything_is_kept(
 def test_a_path_without_midstream_is_told_as_such(running: Serving, environment: dict[str, str]) -> None:
     done = run("chat", f"{running.url}/nowhere", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (5, "")
-    assert "no midstream at this path" in done.stderr
+    assert "does not serve midstream at this path" in done.stderr
 
 
 def test_why_nothing_gets_through_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,10 +59,10 @@ def test_an_extra_that_is_not_installed_is_named(
 
 @pytest.mark.parametrize("named", ["acp:agent", "scripted"])
 def test_what_an_upstream_can_make_nothing_of_is_refused(named: str) -> None:
-    with pytest.raises(UsageError, match="takes no --model"):
+    with pytest.raises(UsageError, match="does not support --model"):
         find_upstream(named, NAMESPACE, model="m")
     for each in (named, "claude"):
-        with pytest.raises(UsageError, match="leave out --key-from"):
+        with pytest.raises(UsageError, match="does not support --key-from"):
             find_upstream(each, NAMESPACE, key_variable="PATH")
 
 

@@ -1,4 +1,4 @@
-"""`midstream login` and `midstream token`: into a server of this machine, for a browser and for a script."""
+"""`midstream login` and `midstream token`: access to a server of this machine, for a browser and for scripts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ def login(url: str) -> None:
 def token(surroundings: Surroundings, url: str) -> None:
     """Print the bearer token of this user for the running server at URL, for scripts.
 
-    The token gives access to everything on this server until it is started again. Keep it out of URLs, logs and public
-    command lines.
+    The token gives all rights on this server until its next start. Keep it out of URLs, logs and public command lines.
     """
     shown = headers_for(url, surroundings.places)
     if not shown:
         raise UnauthorizedError(
-            f"no server of this user answers at {url!r}; it may be stopped, or another user's"
+            f"no server of this user answers at {url!r}; it may be stopped, or belong to another user"
         )
     click.echo(shown["authorization"].removeprefix("Bearer "))

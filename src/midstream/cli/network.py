@@ -1,4 +1,4 @@
-"""`midstream doctor URL`: what stands between here and a server, as lines of text or as JSON."""
+"""`midstream doctor URL`: the network between this machine and a server, as text or JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = {"websocket": "WebSocket", "sse": "events (SSE)", "poll": "long poll", "
 
 
 def is_address(place: str) -> bool:
-    """Whether an argument is a server's URL and not a file."""
+    """Return whether an argument is a server's URL instead of a file."""
     return place.startswith(("http://", "https://", "ws://", "wss://"))
 
 
@@ -28,7 +28,7 @@ def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int
     """Probe the network to a server, print the findings, and return the exit code.
 
     Raises:
-        MidstreamError: Nothing answers there, or no midstream server does.
+        MidstreamError: No server, or not a midstream server, answers.
     """
     report = asyncio.run(NetworkProbe(url, headers=headers_for(url)).run())
     if is_json:
@@ -41,14 +41,14 @@ def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int
 
 
 def exit_code_of(report: NetworkReport) -> int:
-    """Return the exit code: whether something disturbs a transport, and whether it leaves one alone."""
+    """Return the exit code of a report."""
     if report.transport is None:
         return FAILURE
     return 0 if report.is_clear else VERIFICATION
 
 
 def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
-    """Iterate over the lines about the network to a server."""
+    """Yield lines about the network to a server."""
     for probed in report.probed:
         head = f"{NAMES[probed.what]:<12} "
         first, *rest = textwrap.wrap(_words(probed), width - len(head) - 2)

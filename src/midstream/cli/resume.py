@@ -1,4 +1,4 @@
-"""`midstream resume`: go on with a turn that was interrupted or failed, and show the rest of it."""
+"""`midstream resume`: resume a turn that was interrupted or failed, and show the rest of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def resume(
 ) -> None:
     """Resume the last turn of SESSION and show the rest of it. Without SESSION, list all that can be resumed.
 
-    A turn that still runs (this terminal left it, or it waits for a person) is shown from where this terminal stopped.
+    A running turn (this terminal has detached, or it waits for a person) is shown from this terminal's last event.
     """
     url = source.url.rstrip("/")
     surroundings: Surroundings = ctx.obj
@@ -52,11 +52,11 @@ def resume(
 
 def _list(source: ServerSource, left: set[str], output: Output) -> None:
     found = [line for line in source.list() if line.id in left or _can_go_on(source, line)]
-    output.print_list(found, session_cells, none="No turn can be resumed.")
+    output.print_list(found, session_cells, none="There is no turn to resume.")
     if found:
         click.echo("`midstream resume SESSION` resumes one.", err=True)
 
 
 def _can_go_on(source: ServerSource, line: ListedSession) -> bool:
-    """Whether a session can be resumed; a sub-agent continues with the session that called it."""
+    """Return whether a session can be resumed; a sub-agent continues with its parent session."""
     return PART_MARK not in line.id and line.status in _LEFT and source.snapshot(line.id).is_resumable

@@ -1,4 +1,4 @@
-"""`midstream sessions questions | answer | resume | cancel | withdraw`: what a person does about sessions."""
+"""`midstream sessions questions | answer | resume | cancel | withdraw`: actions of a person on sessions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def questions(session: str | None, source: Source, output: Output) -> None:
         lambda each: (each.session, each.call_id, each.kind.value, each.name, each.arguments, each.text),
         table=lambda: _cards(found, output.ink, columns()),
         shown=reveal_line,
-        none="No open questions.",
+        none="There are no open questions.",
     )
 
 
@@ -49,10 +49,12 @@ def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
 @click.argument("choice", type=click.Choice([choice.value for choice in Choice]))
 @click.option("--call", "call_id", metavar="ID", help="The call, if several questions are open.")
 @click.option(
-    "--text", default="", help="The response, the reason of a denial, or the result of a call that happened."
+    "--text",
+    default="",
+    help="The response, the reason for a denial, or the result of a call that took effect.",
 )
 @click.option("--arguments", metavar="JSON", help="With allow: run with these arguments (JSON) instead.")
-@click.option("--digest", help="Refuse if the arguments are not those with this digest.")
+@click.option("--digest", help="Refuse if the arguments have another digest.")
 @click.option("--yes", is_flag=True, help="Do not show the call and ask for confirmation before it may run.")
 @server_options
 @click.pass_obj
@@ -70,8 +72,7 @@ def answer(
 ) -> None:
     """Answer an open question of SESSION or of a sub-agent below it.
 
-    On a terminal, `allow` and `rerun` first show the whole call and ask for confirmation, unless --digest names its
-    arguments.
+    On a terminal, `allow` and `rerun` first show the whole call and request confirmation, unless --digest is given.
     """
     if choice == Choice.RESPOND and not text:
         raise UsageError("the choice `respond` needs a text; give --text")
@@ -113,11 +114,11 @@ def _the_one(found: Sequence[Question], session: str, call_id: str | None) -> Qu
 
 
 def _command(name: str, option: str, meaning: str, purpose: str) -> click.Command:
-    """Return a command that has a server do something in a session.
+    """Return a command that sends a command to a session.
 
     Args:
-        option: Name of the number that limits it.
-        meaning, purpose: The help of that option, and of the command.
+        option: Name of the option that limits it to a number.
+        meaning, purpose: Help of that option, and of the command.
     """
 
     @click.command(name, help=purpose)
@@ -140,17 +141,15 @@ COMMANDS = (
     _command(
         "resume",
         "turn",
-        "Resume this turn and no other.",
+        "Resume only this turn.",
         "Resume the last turn of SESSION, which was interrupted or failed.",
     ),
-    _command(
-        "cancel", "turn", "Stop this turn and no later one.", "Stop the running turn of SESSION, if any."
-    ),
+    _command("cancel", "turn", "Stop only this turn.", "Stop the running turn of SESSION, if any."),
     _command(
         "withdraw",
         "number",
-        "This message only (default: all queued messages).",
+        "Withdraw only this message (default: all queued messages).",
         "Withdraw queued messages of SESSION.",
     ),
 )
-"""The commands of `midstream sessions` that are here."""
+"""The commands of `midstream sessions` in this module."""
