@@ -25,7 +25,7 @@ from midstream.errors import MidstreamError
 from midstream.paths import Paths
 from midstream.version import __version__
 
-__all__ = ["Surroundings", "main", "midstream_command"]
+__all__ = ["Invocation", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "acp": ("midstream.cli.acp_command:acp", "Serve an agent to an editor (Agent Client Protocol)."),
@@ -87,7 +87,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Module and short help of each command; a test compares the latter with the command's own."""
 
 
-class Surroundings:
+class Invocation:
     """Common settings of the commands of one invocation.
 
     Args:
@@ -201,7 +201,7 @@ def midstream_command(ctx: click.Context, home: Path | None, color: str) -> None
 
     Results go to stdout, messages to stderr; a variable MIDSTREAM_<COMMAND>_<OPTION> sets an option.
     """
-    ctx.obj = Surroundings(Paths.find(home), color)
+    ctx.obj = Invocation(Paths.find(home), color)
 
 
 def main() -> NoReturn:

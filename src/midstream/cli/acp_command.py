@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.agents import find_agent, find_server
 from midstream.cli.listening import log_to_stderr, run_server
 from midstream.cli.option_groups import encryption_option, log_options, mcp_option, sessions_store_option
@@ -37,7 +37,7 @@ LINE_BYTES_MAX = 64 * 1024 * 1024
 @encryption_option("sessions", "store")
 @log_options
 @click.pass_obj
-def acp(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
+def acp(invocation: Invocation, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent to an editor, such as Zed, over the Agent Client Protocol. The editor starts this command.
 
     MODULE:AGENT names a `midstream.Agent`; the current folder is searched first. Sessions are in the store. An
@@ -45,8 +45,8 @@ def acp(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 
     """
     log_to_stderr(options["log_level"], options["log_format"])
     _keep_stdio()
-    make_folder(surroundings.places.data)
-    path = options["store"] or make_folder(surroundings.places.store.parent) / surroundings.places.store.name
+    make_folder(invocation.places.data)
+    path = options["store"] or make_folder(invocation.places.store.parent) / invocation.places.store.name
     agent = find_agent(options["agent_name"])
     if options["servers"]:
         agent = agent.with_tools(*map(find_server, options["servers"]))

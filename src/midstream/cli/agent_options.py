@@ -221,7 +221,6 @@ def read_agent_options(options: Mapping[str, Any]) -> UpstreamOptions:
 
 
 def _rules(kinds: Iterable[Kind], tools: Iterable[str], refused: Iterable[str]) -> Rules | None:
-    """Return the given rules, or None for the default of the agent."""
     rules = Rules(HARMLESS.union(kinds), frozenset(tools), frozenset(refused))
     return rules if kinds or tools or refused else None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from midstream.cli.keyboard import Keyboard
-from midstream.cli.prompts import QuestionPrompt, how_to_answer, question_lines
+from midstream.cli.prompts import QuestionPrompt, answer_command, question_lines
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import COLUMNS, Ink
 from midstream.cli.transcript import INDENT
@@ -25,7 +25,7 @@ Place = tuple[str, int, int, str]
 """Session, turn, response and call id of a question."""
 
 
-class Desk(Protocol):
+class QuestionClient(Protocol):
     """The methods of a client that `Answering` needs."""
 
     async def questions(self, session: str | None = None) -> tuple[Question, ...]:
@@ -56,7 +56,7 @@ class Answering:
 
     def __init__(
         self,
-        client: Desk,
+        client: QuestionClient,
         session: str,
         screen: Screen,
         prompt: Callable[[str], None],
@@ -200,7 +200,7 @@ class Answering:
 
     def _print_command(self, question: Question) -> None:
         """Print the whole command that answers, without wrapping."""
-        self._screen.remark(self._ink.yellow(f"{INDENT}~ {how_to_answer(question, self._url)}"))
+        self._screen.remark(self._ink.yellow(f"{INDENT}~ {answer_command(question, self._url)}"))
 
     def _close(self, place: Place) -> None:
         self._open.pop(place, None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.status_line import StatusLine
 from midstream.environment import World
@@ -27,7 +27,7 @@ from midstream.store.store_registry import file_of, show_store
 @json_option()
 @click.pass_obj
 def backup(
-    surroundings: Surroundings,
+    invocation: Invocation,
     target: Path,
     store: str | None,
     force: bool,  # noqa: FBT001 - click passes options so
@@ -38,14 +38,14 @@ def backup(
     The copy is consistent, is checked, and appears only when it is complete; `midstream restore` restores it. A copy of
     an encrypted database needs the same key file.
     """
-    named = store or surroundings.places.store
+    named = store or invocation.places.store
     file = file_of(named)
     if file is None:
         raise UsageError(
             f"store {show_store(named)!r} is not a single file; copy it with the tools of its database "
             "(PostgreSQL: `pg_dump --schema`, or base backups with an archive of the log)"
         )
-    with StatusLine(is_terminal=surroundings.talk.is_terminal, world=World()) as line:
+    with StatusLine(is_terminal=invocation.talk.is_terminal, world=World()) as line:
         done = back_up(
             file, target, may_replace=force, progress=lambda share: line.show(f"copied {share:.0%}")
         )
@@ -66,7 +66,7 @@ def backup(
 @json_option()
 @click.pass_obj
 def restore(
-    surroundings: Surroundings,
+    invocation: Invocation,
     source: Path,
     store: str | None,
     force: bool,  # noqa: FBT001 - click passes options so
@@ -77,7 +77,7 @@ def restore(
     The copy is checked. With --force, an existing database is kept under the printed name. The server informs clients
     with later events that it was set back.
     """
-    named = store or surroundings.places.store
+    named = store or invocation.places.store
     file = file_of(named)
     if file is None:
         raise UsageError(

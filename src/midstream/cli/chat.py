@@ -14,7 +14,7 @@ from functools import partial
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.answering import Answering
 from midstream.cli.chats import Chats, LastShown
 from midstream.cli.exits import FAILURE, INTERRUPTED, UPSTREAM, of_error
@@ -84,17 +84,17 @@ def chat(
     Ctrl-C once detaches: the turn continues in the server, and --resume shows the rest. Twice stops the turn. Without a
     terminal, stdin is the message. Each complete response goes to stdout, everything else to stderr.
     """
-    surroundings: Surroundings = ctx.obj
+    invocation: Invocation = ctx.obj
     url = url.rstrip("/")
     ServerSource(url).greet()
-    chats = Chats(surroundings.places.state / "chats")
+    chats = Chats(invocation.places.state / "chats")
     left_in = [each for each in chats.find_interrupted(url) if resume and session is None]
     if session is None:
         session = chats.last(url) if resume else World().new_id("chat")[:13]
     chats.set_last(url, session)
 
     def talk_in(session: str) -> ChatSession:
-        talk = ChatSession(surroundings, chats, url, session, is_json=is_json)
+        talk = ChatSession(invocation, chats, url, session, is_json=is_json)
         talk.stops_at = 1 if cancel_on_interrupt else 2
         talk.transport = transport
         return talk
@@ -176,7 +176,7 @@ class ChatSession:
     """
 
     def __init__(
-        self, surroundings: Surroundings, chats: Chats, url: str, session: str, *, is_json: bool
+        self, invocation: Invocation, chats: Chats, url: str, session: str, *, is_json: bool
     ) -> None:
         self.url = url
         self.session = session
@@ -185,17 +185,17 @@ class ChatSession:
         self.transport: TransportName = AUTO
         """Transport of the frames."""
         self._state = chats.state(session)
-        self._places = surroundings.places
+        self._places = invocation.places
         self._chats = chats
         self._is_json = is_json
-        self._ink = surroundings.out
+        self._ink = invocation.out
         self._world = World()
         self._is_prompted = False
         """Whether a question's prompt is the last output."""
         self._told = ""
         """The last printed error: a server without space repeats it at each retry."""
         self._width = columns() if self._ink.is_terminal else 0
-        ink = self._ink if self._ink.is_terminal else surroundings.talk
+        ink = self._ink if self._ink.is_terminal else invocation.talk
         self._screen_ink = Ink(is_colored=ink.is_colored, is_terminal=self._ink.is_terminal)
         self._screen = Screen(self._print, self.print_note, self._screen_ink, self._width)
 
@@ -387,7 +387,7 @@ class ChatSession:
         """Return the dialog for questions; None if events are printed as JSON."""
         if self._is_json:
             return None
-        keyboard = Keyboard() if self._ink.is_terminal and Keyboard.is_there() else None
+        keyboard = Keyboard() if self._ink.is_terminal and Keyboard.is_available() else None
         return Answering(
             client,
             self.session,

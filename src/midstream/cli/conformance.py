@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.terminal import Ink, clean
 from midstream.client.connection_headers import ConnectionHeaders
@@ -73,7 +73,7 @@ from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, Ser
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object for each script.")
 @click.pass_obj
 def conformance(
-    surroundings: Surroundings,
+    invocation: Invocation,
     url: str | None,
     command: str | None,
     words: str,
@@ -92,7 +92,7 @@ def conformance(
     With --client, a scripted server tests a client program: `docs/spec/minimal-client.md` describes the JSON lines.
     Differences are printed with their step and the client's frames. The exit code is 6 if there is a difference.
     """
-    report = _Report(surroundings, is_json=is_json)
+    report = _Report(invocation, is_json=is_json)
     if command is not None:
         if url is not None or named or is_kept:
             raise UsageError("--client takes no URL, --header or --keep: its server is a scripted one")
@@ -138,9 +138,9 @@ def _headers(named: Sequence[str]) -> dict[str, str]:
 class _Report:
     """Prints the outcome of each script after its run, and a count at the end."""
 
-    def __init__(self, surroundings: Surroundings, *, is_json: bool) -> None:
-        self._ink = surroundings.out
-        self._is_terminal = surroundings.talk.is_terminal
+    def __init__(self, invocation: Invocation, *, is_json: bool) -> None:
+        self._ink = invocation.out
+        self._is_terminal = invocation.talk.is_terminal
         self._is_json = is_json
         self._count = self._different = 0
 

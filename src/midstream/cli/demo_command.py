@@ -15,7 +15,7 @@ from typing import TextIO
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.demo_screen import DemoScreen
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.interrupts import Interrupts
@@ -75,14 +75,14 @@ def demo(
     if model == "local" and not _is_local_model_installed():
         click.echo(NOT_INSTALLED, err=True)
         model = "scripted"
-    surroundings: Surroundings = ctx.obj
+    invocation: Invocation = ctx.obj
     _end_as_by_ctrl_c()
     with ExitStack() as rooms:
         kept = make_folder(keep.resolve()) if keep else None
         path = kept or Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix="midstream-demo-")))
         folder = Folder(path)
         folder.make()
-        show = Show(sys.stderr, surroundings.talk) if is_json else Show(sys.stdout, surroundings.out)
+        show = Show(sys.stderr, invocation.talk) if is_json else Show(sys.stdout, invocation.out)
         ctx.exit(asyncio.run(show.run(folder, model=model, port=port, is_once=once)))
 
 

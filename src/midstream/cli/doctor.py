@@ -16,7 +16,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.exits import NOT_FOUND, UNREADABLE, VERIFICATION
 from midstream.cli.findings_screen import ProgressLine, check_lines, report_lines, summary
 from midstream.cli.kept_secrets import check_secrets
@@ -81,7 +81,7 @@ For a URL:
 )
 @click.pass_obj
 def doctor(
-    surroundings: Surroundings,
+    invocation: Invocation,
     named_places: tuple[str, ...],
     profile: str | None,
     named: str | None,
@@ -101,7 +101,7 @@ def doctor(
     if any(is_address(place) for place in named_places):
         if len(named_places) > 1 or fix or profile or named or key_file:
             raise UsageError("a server's URL takes no other argument or option than --json")
-        return check_network(surroundings, named_places[0], is_json=is_json)
+        return check_network(invocation, named_places[0], is_json=is_json)
     stores = [place for place in named_places if is_store_url(place)]
     if stores and fix:
         raise UsageError(
@@ -116,10 +116,10 @@ def doctor(
     rules = find_profile(profile).name if profile else None
     look = partial(examine, named=resolve_format(named) if named else None, profile=rules, key_file=key_file)
     if not named_places:
-        return _check_installation(surroundings, port, is_json=is_json)
+        return _check_installation(invocation, port, is_json=is_json)
     statuses: Counter[Status] = Counter()
-    width = columns() if surroundings.out.is_terminal else COLUMNS
-    with ProgressLine(is_terminal=surroundings.talk.is_terminal, world=World()) as progress:
+    width = columns() if invocation.out.is_terminal else COLUMNS
+    with ProgressLine(is_terminal=invocation.talk.is_terminal, world=World()) as progress:
         found = (examine_url(store, profile=rules, key_file=key_file) for store in stores)
         for examined in chain(found, _examine(paths, look, progress) if paths else ()):
             report = _fix(examined, in_place=in_place) if fix else examined.report
@@ -128,7 +128,7 @@ def doctor(
             if is_json:
                 click.echo(json.dumps(msgspec.to_builtins(report)))
                 continue
-            for line in report_lines(report, surroundings.out, width, limit=SHOWN_MAX):
+            for line in report_lines(report, invocation.out, width, limit=SHOWN_MAX):
                 click.echo(line, color=True)
     click.echo(summary(statuses), err=True)
     if statuses[Status.FINDINGS] + statuses[Status.LOSSY] and not fix and paths != (STDIN,):
@@ -186,13 +186,13 @@ def _exit_code(statuses: Counter[Status]) -> int:
     return VERIFICATION if statuses[Status.FINDINGS] else 0
 
 
-def _check_installation(surroundings: Surroundings, port: int, *, is_json: bool) -> int:
+def _check_installation(invocation: Invocation, port: int, *, is_json: bool) -> int:
     done = []
-    width = columns() if surroundings.out.is_terminal else COLUMNS
-    secrets = check_secrets(surroundings.places.secrets)
-    for check in chain(checks(surroundings.places.data, port=port), (secrets,)):
+    width = columns() if invocation.out.is_terminal else COLUMNS
+    secrets = check_secrets(invocation.places.secrets)
+    for check in chain(checks(invocation.places.data, port=port), (secrets,)):
         done.append(check)
-        for line in [] if is_json else check_lines(check, surroundings.out, width):
+        for line in [] if is_json else check_lines(check, invocation.out, width):
             click.echo(line, color=True)
     has_problem = any(check.verdict is CheckResult.PROBLEM for check in done)
     if is_json:

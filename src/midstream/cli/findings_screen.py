@@ -97,7 +97,6 @@ def _count(number: int, noun: str) -> str:
 
 
 def _wrap(text: str, indent: str, width: int) -> list[str]:
-    """Wrap a line of text; continuation lines are indented further."""
     words = clean(text, is_one_line=True)
     return textwrap.wrap(
         words, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
@@ -105,7 +104,6 @@ def _wrap(text: str, indent: str, width: int) -> list[str]:
 
 
 def _tail_of(path: str, width: int) -> str:
-    """Return the end of a path in at most `width` columns."""
     if width_of(path) <= width:
         return path
     tail = path

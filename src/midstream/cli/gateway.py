@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.agent_options import OF_STORE, agent_options, read_agent_options
 from midstream.cli.gateway_file import PRICES, file_option, models_of
 from midstream.cli.gateway_key import GatewayKey, find_key
@@ -164,13 +164,13 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         return
     link = find_link()
     log_to_stderr(options["log_level"], options["log_format"], worker=link.setup.number if link else 0)
-    surroundings: Surroundings = context.obj
+    invocation: Invocation = context.obj
     models = _models_of(context, options)
-    key = find_key(context, options, surroundings.places.data)
-    users, prices = _users_of(options, surroundings, is_open=key.key is None), _prices_of(models, options)
+    key = find_key(context, options, invocation.places.data)
+    users, prices = _users_of(options, invocation, is_open=key.key is None), _prices_of(models, options)
     tls = require_safe_address(options)
-    path = options["store"] or make_folder(surroundings.places.data) / surroundings.places.gateway_store.name
-    report = partial(_report, surroundings, key=key, is_json=options["is_json"])
+    path = options["store"] or make_folder(invocation.places.data) / invocation.places.gateway_store.name
+    report = partial(_report, invocation, key=key, is_json=options["is_json"])
     if link is None and options["workers"] > 1:
         run_workers(options, path, login="", on_ready=report)
         return
@@ -217,7 +217,7 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         message_bytes_max=BODY_BYTES_MAX,
     )
     run_server(work)
-    if surroundings.talk.is_terminal and link is None:
+    if invocation.talk.is_terminal and link is None:
         click.echo(err=True)  # puts the shell's prompt on a new line after "^C"
 
 
@@ -238,14 +238,14 @@ def _models_of(context: click.Context, options: Mapping[str, Any]) -> dict[str, 
     return models
 
 
-def _users_of(options: Mapping[str, Any], surroundings: Surroundings, *, is_open: bool) -> Path | None:
+def _users_of(options: Mapping[str, Any], invocation: Invocation, *, is_open: bool) -> Path | None:
     """Return the file with the users' keys; None if no key is required.
 
     Raises:
         UsageError: No key is required, but a file is given.
     """
     if not is_open:
-        return users_file(surroundings.places, options["users_file"])
+        return users_file(invocation.places, options["users_file"])
     if options["users_file"] is not None:
         raise UsageError("--no-token requires no key, so --users-file has no effect; remove one of them")
     return None
@@ -295,7 +295,7 @@ def _routes_of(models: Mapping[str, Mapping[str, Any]], store: Store) -> dict[st
     return routes
 
 
-def _report(surroundings: Surroundings, ready: dict[str, Any], *, key: GatewayKey, is_json: bool) -> None:
+def _report(invocation: Invocation, ready: dict[str, Any], *, key: GatewayKey, is_json: bool) -> None:
     """Print the address of the gateway, and the settings for client applications.
 
     Args:
@@ -313,7 +313,7 @@ def _report(surroundings: Surroundings, ready: dict[str, Any], *, key: GatewayKe
     )
     click.echo(f"  OPENAI_BASE_URL={url}/v1\n  ANTHROPIC_BASE_URL={url}", err=True)
     # Not in a log, which others may read.
-    is_shown = key.key is not None and surroundings.talk.is_terminal
+    is_shown = key.key is not None and invocation.talk.is_terminal
     click.echo(f"  API key: {key.key if is_shown else key.place}", err=True)
 
 

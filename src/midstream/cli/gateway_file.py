@@ -74,7 +74,6 @@ def models_of(context: click.Context) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _options_of_upstreams(command: click.Command) -> dict[str, click.Option]:
-    """Return the permitted options of a model's table, by key."""
     names = _NAMES_UPSTREAM | names_of_agent_options()
     return {key: option for key, option in _options_of(command).items() if option.name in names}
 
@@ -141,7 +140,6 @@ def _read_defaults(
 
 
 def _options_of(command: click.Command) -> dict[str, click.Option]:
-    """Return the permitted options of a file, by key."""
     return {
         flag.removeprefix("--"): option
         for option in command.params

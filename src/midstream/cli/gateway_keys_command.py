@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from msgspec import Struct
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.times import time_of
 from midstream.cli.token_lines import add_token, read_tokens, write_tokens
@@ -136,9 +136,9 @@ def revoke(context: click.Context, name: str, output: Output) -> None:
 
 
 def _file_of(context: click.Context) -> Path:
-    surroundings: Surroundings = context.obj
+    invocation: Invocation = context.obj
     gateway = context.parent.parent if context.parent else None  # its options precede `keys`
-    return users_file(surroundings.places, gateway.params["users_file"] if gateway else None)
+    return users_file(invocation.places, gateway.params["users_file"] if gateway else None)
 
 
 def _shown(line: TokenLine) -> KeyLine:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import click
 from msgspec import Struct
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.output import Output, json_option
 from midstream.cli.terminal import clean
 from midstream.dialects.usage_ledger import ENTRIES, read_usage
@@ -68,9 +68,9 @@ def usage(context: click.Context, since: object, groups: tuple[By, ...], output:
     The store is that of the gateway: `midstream gateway --store FILE|URL usage`, or `--config FILE usage`. A gateway
     may run meanwhile. An answer counts once, for the day of its request.
     """
-    surroundings: Surroundings = context.obj
+    invocation: Invocation = context.obj
     options = context.parent.params if context.parent else {}
-    store = options.get("store") or surroundings.places.gateway_store
+    store = options.get("store") or invocation.places.gateway_store
     from_day = f"{since:%Y-%m-%d}" if since else ""
     with read_store(store, key_file=options.get("key_file")) as found:
         if options.get("key_file") is None and found.ask(_is_encrypted):

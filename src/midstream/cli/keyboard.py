@@ -20,7 +20,7 @@ class Keyboard:
         self._typed = b""
 
     @staticmethod
-    def is_there() -> bool:
+    def is_available() -> bool:
         """Return whether a terminal is available."""
         return sys.stdin.isatty() and os.name == "posix"
 

@@ -171,14 +171,14 @@ def log_to_stderr(level: str, log_format: str, *, worker: int = 0) -> None:
 
 def run_server(work: Coroutine[None, None, None]) -> None:
     """Run a server in a process configured for many connections: open files, garbage collector, event loop."""
-    allow_files()
-    collect_less()
+    raise_file_limit()
+    tune_garbage_collector()
     drop_secret_variables()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
 
 
-def allow_files() -> None:
+def raise_file_limit() -> None:
     """Raise this process's limit of open files to `FILES_MAX`, or as far as the system permits."""
     if sys.platform == "win32":  # Windows has no such limit
         return
@@ -188,7 +188,7 @@ def allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def collect_less() -> None:
+def tune_garbage_collector() -> None:
     """Exclude loaded objects from garbage collection, and collect other objects less often."""
     gc.collect()
     gc.freeze()

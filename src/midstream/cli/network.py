@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.exits import FAILURE, VERIFICATION
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns
-from midstream.client.network_probe import LIMPING, NetworkProbe, NetworkReport, Probed, ProbeOutcome
+from midstream.client.network_probe import DISTURBED, NetworkProbe, NetworkReport, Probed, ProbeOutcome
 from midstream.local_keys import headers_for
 
 NAMES = {"websocket": "WebSocket", "sse": "events (SSE)", "poll": "long poll", "post": "POST"}
@@ -24,7 +24,7 @@ def is_address(place: str) -> bool:
     return place.startswith(("http://", "https://", "ws://", "wss://"))
 
 
-def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int:
+def check_network(invocation: Invocation, url: str, *, is_json: bool) -> int:
     """Probe the network to a server, print the findings, and return the exit code.
 
     Raises:
@@ -34,8 +34,8 @@ def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int
     if is_json:
         click.echo(json.dumps({"is_clear": report.is_clear, **msgspec.to_builtins(report)}))
     else:
-        width = columns() if surroundings.out.is_terminal else COLUMNS
-        for line in network_lines(report, surroundings.out, width):
+        width = columns() if invocation.out.is_terminal else COLUMNS
+        for line in network_lines(report, invocation.out, width):
             click.echo(line, color=True)
     return exit_code_of(report)
 
@@ -71,7 +71,7 @@ def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
 def _sign(finding: ProbeOutcome, ink: Ink) -> str:
     if finding is ProbeOutcome.WORKS:
         return ink.green("✓")
-    return ink.yellow("!") if finding in LIMPING else ink.red("✗")
+    return ink.yellow("!") if finding in DISTURBED else ink.red("✗")
 
 
 def _words(probed: Probed) -> str:

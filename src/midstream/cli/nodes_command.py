@@ -70,7 +70,6 @@ def _cells(line: NodeLine) -> tuple[str, ...]:
 
 
 def _table(found: Sequence[NodeLine], width: int) -> Sequence[str]:
-    """Format the servers for `width` columns."""
     if not found:
         return ()
     rows = [HEADINGS, *([clean(cell, is_one_line=True) for cell in _cells(line)] for line in found)]

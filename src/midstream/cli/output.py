@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns
 from midstream.cli.visible_text import json_of
 
@@ -82,8 +82,8 @@ def json_option(text: str = "Print JSON.") -> Callable[[F], F]:
     """Add `--json` to a command, which receives the parameter `output`."""
 
     def output_of(ctx: click.Context, _: click.Parameter, is_json: bool) -> Output:  # noqa: FBT001 - click passes it so
-        surroundings = ctx.find_object(Surroundings)
-        assert surroundings is not None, "the command belongs to `midstream_command`"
-        return Output(surroundings.out, is_json=is_json)
+        invocation = ctx.find_object(Invocation)
+        assert invocation is not None, "the command belongs to `midstream_command`"
+        return Output(invocation.out, is_json=is_json)
 
     return click.option("--json", "output", is_flag=True, help=text, callback=output_of)

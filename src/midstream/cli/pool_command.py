@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from midstream.agents.pool_entries import CALLS_NAMESPACE, POOL_NAMESPACE, session_of
 from midstream.agents.pool_records import PoolRecord, decode
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.key_option import key_file_option
 from midstream.cli.output import Output, json_option
 from midstream.cli.terminal import Ink, clean, columns, pad, shorten
@@ -85,13 +85,13 @@ _store_option = click.option(
 @json_option()
 @click.pass_obj
 def list_records(
-    surroundings: Surroundings,
+    invocation: Invocation,
     store: str | None,
     key_file: KeyPlace | None,
     output: Output,
 ) -> None:
     """List the records, most recently used first: a table, or tab-separated lines if stdout is not a terminal."""
-    found = _find(_stores(surroundings, store, key_file), key_file)
+    found = _find(_stores(invocation, store, key_file), key_file)
     output.print_list(
         found, _cells, table=lambda: _table(found, output.ink, columns()), none="There are no agents."
     )
@@ -108,14 +108,14 @@ def _cells(line: PoolLine) -> tuple[str, ...]:
 @json_option()
 @click.pass_obj
 def show(
-    surroundings: Surroundings,
+    invocation: Invocation,
     session: str,
     store: str | None,
     key_file: KeyPlace | None,
     output: Output,
 ) -> None:
     """Show the record of a session's agent. SESSION is the id or its beginning."""
-    for line in _of_session(_find(_stores(surroundings, store, key_file), key_file), session):
+    for line in _of_session(_find(_stores(invocation, store, key_file), key_file), session):
         if output.is_json:
             output.print_json(line)
             continue
@@ -124,7 +124,7 @@ def show(
             words = time_of(value) if name.endswith("_at") else str(value)
             if value not in ("", ()):
                 row = f"{pad(name, 12)}{clean(words, is_one_line=True)}"
-                click.echo(shorten(row, columns()) if surroundings.out.is_terminal else row)
+                click.echo(shorten(row, columns()) if invocation.out.is_terminal else row)
 
 
 @pool.command()
@@ -136,7 +136,7 @@ def show(
 @json_option()
 @click.pass_obj
 def clear(
-    surroundings: Surroundings,
+    invocation: Invocation,
     sessions: tuple[str, ...],
     is_all: bool,  # noqa: FBT001 - click passes options so
     yes: bool,  # noqa: FBT001 - see above
@@ -147,7 +147,7 @@ def clear(
     """Remove records, so that the next turn begins with a fresh agent. Nothing is deleted upstream."""
     if bool(sessions) == is_all:
         raise UsageError("no sessions given; name them, or give --all")
-    stores = _stores(surroundings, store, key_file)
+    stores = _stores(invocation, store, key_file)
     found = _find(stores, key_file)
     wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
     if wanted and not yes:
@@ -183,7 +183,7 @@ async def _remove(named: str, keys: Sequence[str]) -> list[str]:
         await store.close()
 
 
-def _stores(surroundings: Surroundings, named: str | None, key_file: KeyPlace | None) -> list[str]:
+def _stores(invocation: Invocation, named: str | None, key_file: KeyPlace | None) -> list[str]:
     """Return the stores to read: the given one, else those of the gateway and of `serve`, if any.
 
     Raises:
@@ -191,7 +191,7 @@ def _stores(surroundings: Surroundings, named: str | None, key_file: KeyPlace | 
     """
     if named is not None:
         return [named]
-    places = surroundings.places
+    places = invocation.places
     stores = [str(path) for path in (places.gateway_store, places.store) if path.exists()]
     if key_file is not None and len(stores) > 1:
         raise UsageError("--key-file is for one database, but two were found; choose one with --store")

@@ -139,7 +139,7 @@ class QuestionPrompt:
         return Decision(Choice.ALLOW, arguments=words)
 
 
-def how_to_answer(question: Question, url: str | None = None) -> str:
+def answer_command(question: Question, url: str | None = None) -> str:
     """Return the command that answers a question from elsewhere, with a placeholder for the choice."""
     # A model chooses the ids of calls, so they are quoted. The placeholder makes a pasted command harmless.
     place = (question.session, "CHOICE", "--call", question.call_id)

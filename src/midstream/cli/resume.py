@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.chat import ChatSession
 from midstream.cli.chats import Chats
 from midstream.cli.output import Output
@@ -36,14 +36,14 @@ def resume(
     A running turn (this terminal has detached, or it waits for a person) is shown from this terminal's last event.
     """
     url = source.url.rstrip("/")
-    surroundings: Surroundings = ctx.obj
-    chats = Chats(surroundings.places.state / "chats")
+    invocation: Invocation = ctx.obj
+    chats = Chats(invocation.places.state / "chats")
     if session is None:
         _list(source, set(chats.find_interrupted(url)), output)
         return
     name = resolved(source, session).id
     chats.set_last(url, name)
-    talk = ChatSession(surroundings, chats, url, name, is_json=output.is_json)
+    talk = ChatSession(invocation, chats, url, name, is_json=output.is_json)
     left = asyncio.run(talk.go_on())
     if left is None:
         raise NothingToResumeError(f"the last turn of session {name!r} has ended")

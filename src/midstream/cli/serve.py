@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import (
     LOCAL_HOSTS,
@@ -190,7 +190,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 )
 @report_options
 @click.pass_obj
-def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
+def serve(invocation: Invocation, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent. MODULE:AGENT names a `midstream.Agent`; the current folder is searched first.
 
     By default, only your own commands on this machine, and browsers that opened the printed link, have access (see
@@ -199,20 +199,20 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     """
     link = find_link()
     log_to_stderr(options["log_level"], options["log_format"], worker=link.setup.number if link else 0)
-    make_folder(surroundings.places.data)
-    path = options["store"] or make_folder(surroundings.places.store.parent) / surroundings.places.store.name
+    make_folder(invocation.places.data)
+    path = options["store"] or make_folder(invocation.places.store.parent) / invocation.places.store.name
     _refuse_open_doors(options)
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
-    report = partial(_report, surroundings, login=login, is_json=options["is_json"])
+    report = partial(_report, invocation, login=login, is_json=options["is_json"])
     if link is None and options["workers"] > 1:
         require_safe_address(options)
         run_workers(options, path, login=login, on_ready=report)
         return
-    _serve_here(surroundings, options, path, link, link.setup.login if link else login, report)
+    _serve_here(invocation, options, path, link, link.setup.login if link else login, report)
 
 
 def _serve_here(
-    surroundings: Surroundings,
+    invocation: Invocation,
     options: dict[str, Any],
     path: str | Path,
     link: WorkerLink | None,
@@ -228,7 +228,7 @@ def _serve_here(
     app = asgi(
         agent,
         store=encrypted_store(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
-        access=_access_of(surroundings, options, login, start=link.setup.start if link else ""),
+        access=_access_of(invocation, options, login, start=link.setup.start if link else ""),
         allowed_origins=options["allowed_origins"],
         webhook_origins=options["webhook_origins"],
         observers=_observers_of(agent, options),
@@ -267,14 +267,14 @@ def _serve_here(
     run_server(_run_with_settings(serving, app, settings))
 
 
-def _report(surroundings: Surroundings, ready: dict[str, Any], *, login: str, is_json: bool) -> None:
+def _report(invocation: Invocation, ready: dict[str, Any], *, login: str, is_json: bool) -> None:
     """Print the address of the server; on a terminal with a login link, which must not be in a log.
 
     Args:
         ready: The members `url`, `pid`, `store`, `agent`, and `workers` if there are several.
     """
     url: str = ready["url"]
-    is_shown = bool(login) and surroundings.talk.is_terminal and not is_json
+    is_shown = bool(login) and invocation.talk.is_terminal and not is_json
     page = f"{url}/#login={login}" if is_shown else f"{url}/"
     if is_json:
         click.echo(msgspec.json.encode({**ready, "page": page}))
@@ -354,16 +354,14 @@ def _refuse_open_doors(options: dict[str, Any]) -> None:
         )
 
 
-def _access_of(
-    surroundings: Surroundings, options: dict[str, Any], login: str, *, start: str
-) -> Access | None:
+def _access_of(invocation: Invocation, options: dict[str, Any], login: str, *, start: str) -> Access | None:
     if options["is_open"]:
         return None
     if options["access_name"]:
         return find_access(options["access_name"])
     if options["token_file"]:
         return Access(authenticate=token_file(options["token_file"]))
-    key = read_or_make_key(surroundings.places.data)
+    key = read_or_make_key(invocation.places.data)
     return Access(authenticate=this_user(key, shares_port=options["shares_port"], start=start), login=login)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.output import Output, one_line
-from midstream.cli.prompts import how_to_answer, question_lines
+from midstream.cli.prompts import answer_command, question_lines
 from midstream.cli.session_options import complete, server_options, source_options
 from midstream.cli.sources import ServerSource, Source, resolve
 from midstream.cli.terminal import Ink, columns
@@ -41,7 +41,7 @@ def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
     for question in found:
         yield ink.dim(f"── {reveal_line(question.session)}")
         yield from question_lines(question, ink, width)
-        yield ink.dim(f"{INDENT}{how_to_answer(question)}")
+        yield ink.dim(f"{INDENT}{answer_command(question)}")
 
 
 @click.command()
@@ -59,7 +59,7 @@ def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
 @server_options
 @click.pass_obj
 def answer(
-    surroundings: Surroundings,
+    invocation: Invocation,
     session: str,
     choice: str,
     call_id: str | None,
@@ -77,9 +77,9 @@ def answer(
     if choice == Choice.RESPOND and not text:
         raise UsageError("the choice `respond` needs a text; give --text")
     name = resolve(source, session).id
-    question = _the_one(source.questions(name), name, call_id)
+    question = _select_question(source.questions(name), name, call_id)
     if choice in _RUNS and not (yes or digest) and sys.stdin.isatty():
-        for row in question_lines(question, surroundings.talk, columns()):
+        for row in question_lines(question, invocation.talk, columns()):
             click.echo(row, err=True, color=True)
         click.confirm(f"Answer: {choice}?", abort=True, err=True)
     payload = AnswerPayload(
@@ -100,7 +100,7 @@ _RUNS = (Choice.ALLOW, Choice.RERUN)
 """Choices after which the call runs."""
 
 
-def _the_one(found: Sequence[Question], session: str, call_id: str | None) -> Question:
+def _select_question(found: Sequence[Question], session: str, call_id: str | None) -> Question:
     fitting = [question for question in found if call_id in (None, question.call_id)]
     if len(fitting) == 1:
         return fitting[0]

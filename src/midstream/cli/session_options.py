@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.key_option import key_file_option
 from midstream.cli.option_groups import group_options
 from midstream.cli.output import json_option
@@ -40,9 +40,9 @@ def source_options(command: Callable[..., T]) -> Callable[..., T]:
         key_file: KeyPlace | None,
         **options: Any,  # noqa: ANN401 - see above
     ) -> T:
-        surroundings = click.get_current_context().find_object(Surroundings)
-        assert surroundings is not None, "the command belongs to `midstream_command`"
-        return command(*args, source=source_of(surroundings, store, url, key_file), **options)
+        invocation = click.get_current_context().find_object(Invocation)
+        assert invocation is not None, "the command belongs to `midstream_command`"
+        return command(*args, source=source_of(invocation, store, url, key_file), **options)
 
     return group_options(
         key_file_option,
@@ -80,7 +80,7 @@ def server_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def source_of(
-    surroundings: Surroundings, store: str | None, url: str | None, key_file: KeyPlace | None = None
+    invocation: Invocation, store: str | None, url: str | None, key_file: KeyPlace | None = None
 ) -> Source:
     """Return the source.
 
@@ -91,7 +91,7 @@ def source_of(
         raise UsageError("--store and --url exclude each other; give one of them")
     if key_file and url:
         raise UsageError("--key-file is for a store; remove it with --url")
-    return ServerSource(url) if url else StoreSource(store or surroundings.places.store, key_file)
+    return ServerSource(url) if url else StoreSource(store or invocation.places.store, key_file)
 
 
 def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from typing_extensions import override
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.session_secret import FILE_VARIABLE, delete_secret, read_secrets
 from midstream.client.transports import base_url, problem_in, refusal_of
 from midstream.environment import World
@@ -471,5 +471,5 @@ class ServerSource(Source):
 def _places() -> Paths | None:
     """Return the folders of the current command, which depend on `--home`."""
     context = click.get_current_context(silent=True)
-    surroundings = context.find_object(Surroundings) if context else None
-    return surroundings.places if surroundings else None
+    invocation = context.find_object(Invocation) if context else None
+    return invocation.places if invocation else None

@@ -229,7 +229,6 @@ class _Reading:
         self._children[said.child].take(decode(bytes(said.record)))
 
     def _take_response(self, number: int, response: Response, turn: TurnTranscript) -> None:
-        """Replace the text of the attempt by the complete response."""
         for begun in self._parts.values():
             turn.entries.remove(begun)
         self._parts = {}

@@ -62,7 +62,7 @@ class UpstreamOptions(Struct, frozen=True):
     silence_s: float = SILENCE_S
 
 
-class Wanted(Struct, frozen=True):
+class UpstreamRequest(Struct, frozen=True):
     """Upstream of the command line.
 
     Args:
@@ -90,12 +90,12 @@ class _Kind(Struct, frozen=True):
     module: str
     name: str
     extra: str
-    arguments: Callable[[Wanted], tuple[tuple[Any, ...], Mapping[str, Any]]]
+    arguments: Callable[[UpstreamRequest], tuple[tuple[Any, ...], Mapping[str, Any]]]
     takes: frozenset[str] = frozenset({"model", "key"})
     is_pooled: bool = True
 
 
-def _claude(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _claude(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     sdk, options = importlib.import_module("claude_agent_sdk"), wanted.options
     mode = _one_of("--permission-mode", options.permission_mode, get_args(sdk.PermissionMode))
     store = None
@@ -111,7 +111,7 @@ def _claude(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (wanted.detail or wanted.model,), named
 
 
-def _cursor(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _cursor(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
         raise UsageError("Cursor needs a model, such as --upstream cursor:composer-2")
@@ -119,7 +119,7 @@ def _cursor(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (model,), named
 
 
-def _codex(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _codex(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     kinds, options = importlib.import_module("midstream.agents.codex").sdk.Sandbox, wanted.options
     sandbox = _one_of("--sandbox", options.sandbox, [each.value for each in kinds])
     named = {
@@ -134,7 +134,7 @@ def _codex(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (wanted.detail or wanted.model or None,), named
 
 
-def _acp(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _acp(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if not wanted.detail:
         raise UsageError("an ACP agent needs a command, such as --upstream 'acp:gemini --acp'")
     options = wanted.options
@@ -149,7 +149,7 @@ def _acp(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (wanted.detail,), named
 
 
-def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _openai(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
         raise UsageError("OpenAI needs a model, such as --upstream openai:gpt-5")
@@ -158,14 +158,14 @@ def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (model,), {"api_key": wanted.api_key, "limits": _http_limits(wanted)}
 
 
-def _compatible(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _compatible(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if not (wanted.detail and wanted.model):
         example = "--upstream openai-compatible:http://127.0.0.1:11434/v1 --model qwen3"
         raise UsageError(f"an OpenAI-compatible server needs a URL and a model, such as {example}")
     return (wanted.detail, wanted.model, wanted.api_key), {"limits": _http_limits(wanted)}
 
 
-def _anthropic(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _anthropic(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
         raise UsageError("Anthropic needs a model, such as --upstream anthropic:claude-sonnet-4-5")
@@ -179,13 +179,12 @@ def _anthropic(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (base_url, model, key), {"limits": _http_limits(wanted)}
 
 
-def _http_limits(wanted: Wanted) -> HttpLimits:
+def _http_limits(wanted: UpstreamRequest) -> HttpLimits:
     silence_s = wanted.options.silence_s
     return HttpLimits(first_byte_s=silence_s, between_bytes_s=silence_s)
 
 
 def _one_of(option: str, said: str, known: Collection[str]) -> str | None:
-    """Return the value of an option, or None if it was not given."""
     if said and said not in known:
         raise UsageError(f"{option} {said} is not supported by this upstream; it supports {', '.join(known)}")
     return said or None
@@ -280,7 +279,9 @@ def find_upstream(
             f"the variable {key_variable} of --key-from is not set; set it to the upstream's key"
         )
     try:
-        positional, named_arguments = kind.arguments(Wanted(detail, model, cwd, api_key, options, kv))
+        positional, named_arguments = kind.arguments(
+            UpstreamRequest(detail, model, cwd, api_key, options, kv)
+        )
         made = getattr(importlib.import_module(kind.module), kind.name)
     except ImportError as error:
         raise UsageError(

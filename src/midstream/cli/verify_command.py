@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.key_option import key_file_option
 from midstream.cli.output import Output, json_option, one_line
@@ -57,7 +57,7 @@ CALLED = "the checkpoint"
 @json_option("Print JSON, one line for each session.")
 @click.pass_obj
 def verify(
-    surroundings: Surroundings,
+    invocation: Invocation,
     store: str | None,
     session: str | None,
     against: Path | None,
@@ -73,7 +73,7 @@ def verify(
     """
     if checkpoint is not None and os.path.lexists(checkpoint):
         raise UsageError(f"{str(checkpoint)!r} exists; choose another name, so that no checkpoint is lost")
-    named = store or surroundings.places.store
+    named = store or invocation.places.store
     before = None if against is None else _read_checkpoint(against)
     found = asyncio.run(_verify(named, session, before, key_file))
     for each in found:

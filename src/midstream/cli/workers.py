@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from midstream.cli.listening import allow_files
+from midstream.cli.listening import raise_file_limit
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.store_registry import is_shareable, show_store
@@ -65,7 +65,7 @@ def run_workers(
         on_ready=on_ready,
         world=World(),
     )
-    allow_files()
+    raise_file_limit()
     code = asyncio.run(supervisor.run())
     if code:
         sys.exit(code)

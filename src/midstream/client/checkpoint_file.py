@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.client.secret_store import Keeper, SecretKey, SecretStore
+from midstream.client.secret_store import SecretKey, SecretStore, StateFileRef
 from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translate_errors
 from midstream.environment import Fault, World
 from midstream.errors import MidstreamError, ProtocolError, UsageError
@@ -223,7 +223,7 @@ class CheckpointFile:
         self._server = server
         self._secrets = secrets
         self._world = world
-        self._keeper = Keeper()
+        self._keeper = StateFileRef()
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
         self._is_full = True
@@ -354,13 +354,13 @@ class CheckpointFile:
             raise
         self._connection = connection
 
-    def _keeper_of(self, connection: sqlite3.Connection) -> Keeper:
+    def _keeper_of(self, connection: sqlite3.Connection) -> StateFileRef:
         """Return the name of this file in the secret store, which is created once."""
         (name,) = connection.execute("SELECT name FROM life").fetchone()
         if not name:
             name = self._world.new_id("client")
             connection.execute("UPDATE life SET name = ?", (name,))
-        return Keeper(name, "" if self._path is None else str(self._path.absolute()))
+        return StateFileRef(name, "" if self._path is None else str(self._path.absolute()))
 
     def _names(self) -> list[str]:
         return [stream for (stream,) in self._execute("SELECT stream FROM stream")]
@@ -491,9 +491,7 @@ class CheckpointFile:
     def _read_unacked(
         self, stream: str, acked: int | None, next_seqno: int | None, *, is_begun: bool
     ) -> _Commands:
-        """Return a stream's unacknowledged commands. A filler replaces an unreadable one, except a message, which
-        exists only here.
-        """
+        """Return a stream's unacknowledged commands. A filler replaces an unreadable one, except a message."""
         unacked: dict[int, bytes] = {}
         lost: dict[int, str] = {}
         for seqno, digest, payload in self._execute(_COMMANDS, stream):

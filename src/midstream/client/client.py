@@ -282,7 +282,7 @@ class Client:
         """
         said = UserMessage.of(message) if isinstance(message, str) else message
         payload = SendPayload(said.parts, declare(self._tools.values()), parse_option(WhenBusy, when_busy))
-        return self._take_part(session, payload, cancel_after_s=cancel_after_s)
+        return self._run_turn(session, payload, cancel_after_s=cancel_after_s)
 
     async def ask(
         self,
@@ -317,7 +317,7 @@ class Client:
             SessionNotFoundError: The session is empty.
             MidstreamError: As in `send`.
         """
-        return self._take_part(session, ResumePayload(turn))
+        return self._run_turn(session, ResumePayload(turn))
 
     async def questions(self, session: str | None = None) -> tuple[Question, ...]:
         """Return open questions, oldest first: of all sessions, or of one session and its sub-agents.
@@ -367,7 +367,7 @@ class Client:
             text,
             arguments,
         )
-        await self._send_apart(session, payload)
+        await self._send_on_own_stream(session, payload)
 
     async def withdraw(self, session: str, number: int | None = None) -> None:
         """Withdraw a queued message, or all without a number; return when the server has stored the withdrawal.
@@ -377,7 +377,7 @@ class Client:
         Raises:
             MidstreamError: The server could not be reached, or refused.
         """
-        await self._send_apart(session, WithdrawPayload(number))
+        await self._send_on_own_stream(session, WithdrawPayload(number))
 
     async def follow(
         self,
@@ -448,7 +448,7 @@ class Client:
         for attachment in ours:
             await attachment.wait_for_acks()
         if is_somebody_elses:
-            await self._send_apart(session, CancelPayload(turn))
+            await self._send_on_own_stream(session, CancelPayload(turn))
 
     async def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
         """Return the turns that an earlier process left, or from which this one detached, oldest first.
@@ -503,9 +503,7 @@ class Client:
         return next((trouble for trouble in troubles if trouble is not None), None)
 
     def waiting_on(self, session: str) -> str:
-        """Return the thing for which the session's turn waited at the last heartbeat: model, tool, client, person or
-        nothing.
-        """
+        """Return what the session's turn waited for at the last heartbeat: model, tool, client, person or nothing."""
         waits = [each.stream.waiting_on for each, where in self._attachments.items() if where == session]
         return next((wait for wait in waits if wait != "nothing"), "nothing")
 
@@ -575,7 +573,7 @@ class Client:
 
     # --- streams ------------------------------------------------------------------------------------------------
 
-    async def _take_part(
+    async def _run_turn(
         self, session: str, payload: SendPayload | ResumePayload, *, cancel_after_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
         """Open a stream for a turn, and iterate over its events."""
@@ -600,7 +598,7 @@ class Client:
             del self._beginning[begun]
             begun.set_result(None)
 
-    async def _send_apart(self, session: str, payload: Payload) -> None:
+    async def _send_on_own_stream(self, session: str, payload: Payload) -> None:
         """Send a command on a separate stream, which ends with its ack."""
         stream, begun = await self._new_stream(session)
         stream.submit(payload)
@@ -610,7 +608,6 @@ class Client:
             pass
 
     async def _file_of_new(self) -> CheckpointFile:
-        """Return the state file of a new stream."""
         if self.settings.is_recovery_on:
             return self._file
         await self._unkept.open()
@@ -665,7 +662,7 @@ class Client:
 
     async def _resume(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         kept = await self._file.with_secret(kept)
-        async with aclosing(self._show_instead(kept) if kept.damage else self._resume_turn(kept)) as events:
+        async with aclosing(self._show_snapshot(kept) if kept.damage else self._resume_turn(kept)) as events:
             async for event in events:
                 yield event
 
@@ -687,10 +684,8 @@ class Client:
             return None
         return await answer_until(self.follow(kept.session, begin, snapshots=SnapshotWhen.NEVER), end)
 
-    async def _show_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
-        """Report that a stream cannot be resumed, yield a snapshot of its session, and follow the turn to its end
-        (STREAM-48).
-        """
+    async def _show_snapshot(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
+        """Report that a stream cannot be resumed, yield a snapshot of its session, and follow the turn (STREAM-48)."""
         stream = kept.checkpoint.stream
         _log.warning("the stream %s cannot be resumed: %s", stream, kept.damage)
         try:
@@ -779,7 +774,6 @@ async def _answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
 
 
 async def _freeze(shown: SecretsToShow) -> SecretsToShow:
-    """Return a read-only copy."""
     return shown
 
 

@@ -371,7 +371,7 @@ def http_client(url: str) -> httpx2.AsyncClient:
     )
 
 
-async def is_there(client: httpx2.AsyncClient, server: str, headers: Mapping[str, str]) -> bool:
+async def is_reachable(client: httpx2.AsyncClient, server: str, headers: Mapping[str, str]) -> bool:
     """Return whether a server answers an ordinary request with any status (STREAM-108)."""
     try:
         async with client.stream("GET", f"{server}/v1/probe/poll", headers=headers) as answer:

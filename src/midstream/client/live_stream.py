@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from midstream.client.checkpoint_file import BeginningSeen, CheckpointFile, FileWrite, Place, StreamBegun
 from midstream.client.local_tools import LocalTools, StartLocally
-from midstream.client.stream_carrier import Carrier, Connect, ReadSecrets, RingingTasks
+from midstream.client.stream_carrier import Carrier, Connect, ReadSecrets, SignalingTasks
 from midstream.environment import Fault, World
 from midstream.history.messages import ToolResult
 from midstream.protocol.client_stream import ClientStream
@@ -53,7 +53,7 @@ class Attachment:
         self.stream = stream
         self._writer = _CheckpointWriter(stream, file, begun)
         self._world = world
-        self._tasks = RingingTasks(world)
+        self._tasks = SignalingTasks(world)
         self._carrier = Carrier(stream, connect, read_secrets, self._tasks, world)
         self._tools = tools
         self._calls: dict[Place, asyncio.Task[ToolResult | None]] = {}
@@ -96,12 +96,12 @@ class Attachment:
         if isinstance(self._in_hand, Applied | Replaced):
             self.stream.mark_handled(self._in_hand.event_id)
         self._in_hand = None
-        self._tasks.bell.set()
+        self._tasks.signal.set()
 
     def abort(self) -> None:
         """Cancel the turn; see `wait_for_acks`."""
         self.stream.abort()
-        self._tasks.bell.set()
+        self._tasks.signal.set()
 
     async def wait_for_acks(self) -> None:
         """Wait until the server has acknowledged all commands, or the stream has ended.
@@ -128,13 +128,12 @@ class Attachment:
             self._forward()  # an application that stops at the last event has handled it
         self.stream.detach()
         self._is_closing = True
-        self._tasks.bell.set()
+        self._tasks.signal.set()
         if self._running is not None:
             await asyncio.wait((self._running,))
             self._raise_failure()
 
     def _raise_failure(self) -> None:
-        """Raise the exception of the task, once."""
         if self._running is not None and self._running.done():
             ended, self._running = self._running, None
             ended.result()
@@ -145,12 +144,12 @@ class Attachment:
         try:
             while True:
                 is_last = self._is_closing
-                self._tasks.bell.clear()
+                self._tasks.signal.clear()
                 await self._settle()
                 if is_last:
                     return
                 self._carrier.tend(is_paused=len(self._unread) >= EVENTS_UNREAD_MAX)
-                await self._tasks.bell.wait()
+                await self._tasks.signal.wait()
                 self._carrier.take_finished()
                 self._take_results()
         finally:

@@ -70,7 +70,7 @@ class ProbeOutcome(StrEnum):
     """No chunk came."""
 
 
-LIMPING = frozenset((ProbeOutcome.BUFFERED, ProbeOutcome.AT_ONCE, ProbeOutcome.INCOMPLETE))
+DISTURBED = frozenset((ProbeOutcome.BUFFERED, ProbeOutcome.AT_ONCE, ProbeOutcome.INCOMPLETE))
 """Findings with data, but without a working stream."""
 
 
@@ -119,7 +119,7 @@ class NetworkReport(Struct, frozen=True):
         """
         ways = [each for each in self.probed if each.what in set(TransportKind)]
         before = ways[: [each.what for each in ways].index(self.transport)] if self.transport else ()
-        return tuple(each.what for each in before if each.finding in LIMPING)
+        return tuple(each.what for each in before if each.finding in DISTURBED)
 
 
 class Arrivals:

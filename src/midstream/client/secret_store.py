@@ -50,7 +50,7 @@ class SecretKey(Struct, frozen=True):
     stream: str = ""
 
 
-class Keeper(Struct, frozen=True):
+class StateFileRef(Struct, frozen=True):
     """The state file of a stream's secret: its permanent name, and its current path.
 
     A session's own secret has none: it stays until it is deleted.
@@ -60,7 +60,7 @@ class Keeper(Struct, frozen=True):
     place: str = ""
 
 
-NOBODY = Keeper()
+NOBODY = StateFileRef()
 
 
 class SecretFileSummary(Struct, frozen=True):
@@ -131,7 +131,7 @@ class SecretStore:
         return await self._call(lambda: self._get(key))
 
     async def put(
-        self, key: SecretKey, secret: str, *, keeper: Keeper = NOBODY, replaces: str | None = None
+        self, key: SecretKey, secret: str, *, keeper: StateFileRef = NOBODY, replaces: str | None = None
     ) -> str:
         """Store a secret durably, unless another one exists; return the stored one.
 
@@ -157,7 +157,7 @@ class SecretStore:
         """
         await self._call(lambda: self._delete(key, only))
 
-    async def settle(self, keeper: Keeper, streams: Collection[str]) -> None:
+    async def settle(self, keeper: StateFileRef, streams: Collection[str]) -> None:
         """Remove secrets of removed streams, after a state file was opened and locked.
 
         Secrets in a keyring stay until the keyring answers.
@@ -199,7 +199,7 @@ class SecretStore:
     def _secret_of(self, row: _Row) -> str | None:
         return row.secret if row.entry is None else self._keyring.get(row.entry)
 
-    def _put(self, key: SecretKey, secret: str, keeper: Keeper, replaces: str | None) -> str:
+    def _put(self, key: SecretKey, secret: str, keeper: StateFileRef, replaces: str | None) -> str:
         entry = self._world.new_id("secret") if self._uses_keyring else None
         new = (key.server, key.session, key.stream, entry, keeper.name, keeper.place, self._world.now())
         if entry is not None:
@@ -226,7 +226,7 @@ class SecretStore:
                     self._keyring.delete(row.entry)
                 self._execute(_DELETE, key.server, key.session, key.stream)
 
-    def _settle(self, keeper: Keeper, streams: frozenset[str]) -> None:
+    def _settle(self, keeper: StateFileRef, streams: frozenset[str]) -> None:
         assert keeper.name, "secrets without a keeper are those of sessions"
         ours = [row for row in self._rows("keeper = ?", keeper.name) if row.key.stream not in streams]
         places = "SELECT DISTINCT keeper, place FROM secret WHERE keeper NOT IN ('', ?)"

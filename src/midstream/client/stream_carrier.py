@@ -29,18 +29,18 @@ ReadSecrets = Callable[[], Coroutine[Any, Any, SecretsToShow]]
 Connect = Callable[[], Coroutine[Any, Any, Transport]]
 
 
-class RingingTasks:
+class SignalingTasks:
     """Tasks that set an event when they are done, and background tasks that close resources."""
 
     def __init__(self, world: World) -> None:
-        self.bell = asyncio.Event()
+        self.signal = asyncio.Event()
         self._world = world
         self._ending: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start a task."""
         task = self._world.spawn(work, name=f"midstream {name}")
-        task.add_done_callback(lambda _: self.bell.set())
+        task.add_done_callback(lambda _: self.signal.set())
         return task
 
     def stop(self, task: asyncio.Task[Any]) -> None:
@@ -73,7 +73,7 @@ class Carrier:
         stream: ClientStream,
         connect: Connect,
         read_secrets: ReadSecrets,
-        tasks: RingingTasks,
+        tasks: SignalingTasks,
         world: World,
     ) -> None:
         self._stream = stream
@@ -188,7 +188,7 @@ class Carrier:
             self._tasks.leave(self._transport.close())
         self._connecting = self._receiving = self._transport = None
         self._stream.end_connection(error, chance=self._world.chance(), now=self._world.monotonic())
-        self._tasks.bell.set()
+        self._tasks.signal.set()
 
     def close(self) -> None:
         """Stop the timer and all tasks."""

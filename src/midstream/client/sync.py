@@ -45,12 +45,12 @@ class Portal:
     def __init__(self, world: World = World()) -> None:
         self._world = world
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._live, name="midstream client", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="midstream client", daemon=True)
         self._is_open = False
-        self._door = threading.Lock()
-        self._is_heard = True
+        self._lock = threading.Lock()
+        self._is_accepting = True
         """Whether the loop still runs callbacks; guarded by the lock."""
-        self._asked: set[Future[Any]] = set()
+        self._outcomes: set[Future[Any]] = set()
         """Outcomes for which other threads wait; guarded by the lock."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -105,14 +105,14 @@ class Portal:
                 wait((outcome,), timeout=STOP_S)
             if not begun:
                 work.close()
-            with self._door:
-                self._asked.discard(outcome)
+            with self._lock:
+                self._outcomes.discard(outcome)
 
     def _schedule(self, what: Callable[[], None], outcome: Future[Any]) -> None:
         """Schedule a callback on the loop; if the loop has ended, set an error as the outcome."""
-        with self._door:
-            if self._is_heard:
-                self._asked.add(outcome)
+        with self._lock:
+            if self._is_accepting:
+                self._outcomes.add(outcome)
                 self._loop.call_soon_threadsafe(what)
                 return
         _refuse(outcome)
@@ -124,14 +124,14 @@ class Portal:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_S)
 
-    def _live(self) -> None:
+    def _run_loop(self) -> None:
         try:
             self._loop.run_forever()
             self._loop.run_until_complete(self._end())
         finally:
-            with self._door:
-                self._is_heard = False
-                for outcome in self._asked:
+            with self._lock:
+                self._is_accepting = False
+                for outcome in self._outcomes:
                     _refuse(outcome)
             self._loop.close()
 

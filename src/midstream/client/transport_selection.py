@@ -187,7 +187,6 @@ class TransportSelection:
         return trial
 
     async def _order(self) -> tuple[TransportKind, ...]:
-        """Return the transports in the order of trials."""
         if not self._first.is_believed(self._world.now()):
             found = await asyncio.to_thread(self._remembered.get, self._base)
             self._first = found or Remembered(
@@ -239,13 +238,13 @@ class TransportSelection:
 
     # --- results of trials -----------------------------------------------------------------------------------------
 
-    async def is_there(self) -> bool:
+    async def is_reachable(self) -> bool:
         """Return whether a server answers an ordinary request with any status."""
         from midstream.client import http_transport  # noqa: PLC0415 - see `_plain`
 
         try:
             async with asyncio.timeout(self.first_frame_s):
-                return await http_transport.is_there(self._plain(), self._base, await self._headers())
+                return await http_transport.is_reachable(self._plain(), self._base, await self._headers())
         except (TimeoutError, ConnectionLostError):  # the latter if another program uses the server's port
             return False
 
@@ -269,7 +268,7 @@ class TransportSelection:
 
         While the server does not answer at all, lost connections do not count (STREAM-108).
         """
-        if self._fixed is not None or not await self.is_there():
+        if self._fixed is not None or not await self.is_reachable():
             return
         self._lost += 1
         if self._lost >= LOST_MAX:
@@ -384,7 +383,7 @@ class Trial(Transport):
         if not is_silent and isinstance(error, ConnectionLostError):
             # STREAM-109: a handshake without an answer also counts as silence.
             is_swallowed = isinstance(error.__cause__, TimeoutError) and len(self._order) > 1
-            is_silent = is_swallowed and await self._ways.is_there()
+            is_silent = is_swallowed and await self._ways.is_reachable()
             if not is_silent:
                 await self._ways.note_loss(self._order[0])
                 raise error

@@ -198,7 +198,6 @@ class TaskEvents:
         self._events = [{"task": self.task()}]
 
     def _change(self, run: Run) -> None:
-        """Set the task to the state of a run."""
         self.state, self.changed_at = _STATES[run.status], self.fold.at
         self._status = {"state": self.state, "timestamp": instant(self.changed_at)}
         if self.state == INPUT_REQUIRED:

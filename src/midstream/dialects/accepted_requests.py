@@ -26,7 +26,7 @@ from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import Arrived, RefusedError, digest_key
 from midstream.dialects.kept_conversations import KeptConversations
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
-from midstream.dialects.reading_cache import Memo
+from midstream.dialects.reading_cache import ReadingCache
 from midstream.dialects.request_reading import Read, read
 from midstream.dialects.request_repeats import KeyReused, Request, find_repeated, request_of
 from midstream.dialects.stored_conversations import Conversations
@@ -150,7 +150,7 @@ class Accepting:
         self._conversations = conversations
         self._names = names
         self._world = world
-        self._memo = Memo()
+        self._memo = ReadingCache()
         self._locks: WeakValueDictionary[bytes | str, asyncio.Lock] = WeakValueDictionary()
         """A lock for each request, so that only one of two equal requests begins a response; and one for each session
         during a comparison."""

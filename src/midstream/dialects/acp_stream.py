@@ -23,7 +23,7 @@ from midstream.dialects.langgraph_thread import (
     ToolReported,
     WordsCame,
 )
-from midstream.dialects.shown_words import RepeatedWords, Words, merged, words_of
+from midstream.dialects.shown_words import RepeatedWords, Words, merge, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import (
     Entry,
@@ -184,7 +184,7 @@ class AcpUpdates:
 
     def _void(self) -> None:
         """Drop the text of an interrupted attempt; text that the client already has is repeated or superseded."""
-        shown = merged(self._shown)
+        shown = merge(self._shown)
         for at in self._open if self._past is not None else ():
             assert self._past is not None
             self._past[at] = None
@@ -200,7 +200,7 @@ class AcpUpdates:
         if (
             not self._repeated.is_over
         ):  # it is shorter than the text that the client has of an interrupted attempt
-            for kind, words in merged(words_of(response)):
+            for kind, words in merge(words_of(response)):
                 yield self._chunk(_CHUNKS[kind], message_id, _text(words))
         self._begin_response()
         read_only = {plan.call_id for plan in plans if not plan.has_effects}
@@ -249,7 +249,6 @@ class AcpUpdates:
     # --- whole entries ----------------------------------------------------------------------------------------
 
     def _entries(self, since: int) -> Iterator[Json]:
-        """Show the entries of the history from `since` on."""
         entries = self.fold.session.history.entries[since:]
         for entry, name in zip(entries, self.fold.ids[since:], strict=True):
             yield from self._entry(entry, name)
@@ -265,7 +264,7 @@ class AcpUpdates:
                 yield self._show_result(name, result)
 
     def _response(self, name: str, response: Response) -> Iterator[Json]:
-        for kind, words in merged(words_of(response)):
+        for kind, words in merge(words_of(response)):
             yield self._chunk(_CHUNKS[kind], name, _text(words))
         for part in response.parts:
             if isinstance(part, UpstreamCall):

@@ -23,7 +23,7 @@ from midstream.dialects.langgraph_messages import (
 from midstream.dialects.langgraph_requests import answers_of
 from midstream.dialects.langgraph_thread import GivenAnswer, ThreadFold
 from midstream.dialects.request_digests import digest_of
-from midstream.dialects.shown_words import Words, merged, words_of
+from midstream.dialects.shown_words import Words, merge, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.errors import AnswerMismatchError, MalformedFrameError
 from midstream.history.messages import (
@@ -365,7 +365,7 @@ def _parts(name: str, words: Sequence[Words]) -> Iterator[tuple[Json, str]]:
 
 
 def _step_messages(name: str, response: Response, results: Sequence[ToolResult]) -> list[Json]:
-    messages = [message for message, _ in _parts(name, merged(words_of(response)))]
+    messages = [message for message, _ in _parts(name, merge(words_of(response)))]
     upstream = [part for part in response.parts if isinstance(part, UpstreamCall)]
     if upstream:
         calls = [call_json(name, part) for part in upstream]

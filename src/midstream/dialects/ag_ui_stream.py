@@ -376,7 +376,6 @@ class AgUiEvents(RecordEvents):
         part.head = b'data: %b,"delta":' % _json(part.content)[:-1]
 
     def _close(self) -> None:
-        """Close the unfinished part."""
         part = self._part
         if part.open:
             for prefix in reversed(_PREFIXES[part.kinds[-1]]):

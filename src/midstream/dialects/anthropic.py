@@ -198,7 +198,6 @@ class MessagesWriter(Writer):
         return pieces
 
     def _close(self) -> list[bytes]:
-        """End the open block, if any."""
         if not self._open:
             return []
         stop = _event("content_block_stop", {"index": len(self._blocks)})

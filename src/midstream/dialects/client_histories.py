@@ -243,7 +243,6 @@ class _Reader:
         return next((call.id for call in calls if call.name == name and call.id not in self._results), "")
 
     def _close(self) -> None:
-        """End the current response, if any."""
         parts = with_distinct_ids(tuple(self._parts), response_no=len(self._entries))
         results, self._parts, self._results = self._results, [], {}
         if not parts:

@@ -73,7 +73,7 @@ SIDE_CALLS: tuple[str, ...] = (
 TITLE_PROPERTIES = frozenset({"title", "branch", "isNewTopic", "is_new_topic", "emoji", "summary"})
 """Properties in the response schema of a side call for a title."""
 SIDE_CALLS_KEPT = 256
-"""System prompts in the cache of `_asks_beside`: a few megabytes at most."""
+"""System prompts in the cache of `_is_side_prompt`: a few megabytes at most."""
 SIDE_CALL_CHARS = 4000
 """Characters of the system prompt and of the newest message that are searched for this text."""
 
@@ -153,7 +153,7 @@ def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, ne
         return False
     if _wants_title(asked.wished.settings.response_format):
         return True
-    return _asks_beside(instructions[:SIDE_CALL_CHARS]) or _has_side_call(newest)
+    return _is_side_prompt(instructions[:SIDE_CALL_CHARS]) or _has_side_call(newest)
 
 
 def _wants_title(response_format: Mapping[str, Any] | None) -> bool:
@@ -164,7 +164,7 @@ def _wants_title(response_format: Mapping[str, Any] | None) -> bool:
 
 
 @functools.lru_cache(SIDE_CALLS_KEPT)
-def _asks_beside(instructions: str) -> bool:
+def _is_side_prompt(instructions: str) -> bool:
     """Return whether a system prompt is that of a side call. Cached, because applications repeat a few prompts."""
     return _has_side_call(instructions)
 
@@ -251,9 +251,7 @@ def _content(file: File) -> str:
 
 
 def _digest_response(response: Response) -> bytes:
-    """Return a digest of a response's text without white space, which client applications may change; without text, of
-    its calls.
-    """
+    """Return a digest of a response's text (or calls) without white space, which client applications may change."""
     words = _SPACE.sub("", response.text)
     return b"a" + (words.encode() or msgspec.json.encode([call.id for call in response.calls]))
 

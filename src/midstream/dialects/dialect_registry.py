@@ -9,18 +9,18 @@ from midstream.dialects.dialect import Dialect
 from midstream.dialects.openai_chat import CHAT
 from midstream.dialects.openai_responses_api import RESPONSES
 
-__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "at_path", "find_dialect", "speaking"]
+__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "dialect_at", "dialect_for_errors", "find_dialect"]
 
 DIALECTS = [CHAT, RESPONSES, MESSAGES]
 """A program can append its own dialect before it serves a gateway."""
 
 
-def at_path(parts: Sequence[str]) -> Dialect | None:
+def dialect_at(parts: Sequence[str]) -> Dialect | None:
     """Return the dialect of a path without the version, or None."""
     return next((dialect for dialect in DIALECTS if dialect.path == tuple(parts)), None)
 
 
-def speaking(parts: Sequence[str]) -> Dialect:
+def dialect_for_errors(parts: Sequence[str]) -> Dialect:
     """Return the dialect for errors at a path, which may be below the path of a dialect."""
     found = (dialect for dialect in DIALECTS if tuple(parts[: len(dialect.path)]) == dialect.path)
     return next(found, CHAT)

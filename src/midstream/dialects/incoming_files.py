@@ -47,7 +47,6 @@ def _of_file(raw: Json) -> UserPart | None:
 
 
 def _of_document(raw: Json) -> UserPart | None:
-    """Convert a document of Anthropic's format."""
     source = raw.get("source")
     if not isinstance(source, dict):
         return None

@@ -44,8 +44,7 @@ CHANNELS = frozenset(
 CHANNEL_PATTERN = f"^({'|'.join(sorted(CHANNELS))}|custom:.+)$"
 """Pattern of channel names in requests; `custom:NAME` has the custom events of one name."""
 EVENTS_PER_RECORD = 16
-"""Upper bound, on average: a call has at least three records and nine events; other records have at most eight events.
-"""
+"""Average upper bound: a call has at least three records and nine events; other records have at most eight events."""
 _PROGRESS = "progress"
 PROGRESS_CHANNEL = f"custom:{_PROGRESS}"
 """The channel of the only custom events, the progress reports of running tools."""
@@ -232,9 +231,7 @@ class ProtocolEvents(RecordEvents):
         return [*events, *finished, ending, ("updates", update)]
 
     def _void(self, name: str, shown: Response) -> list[_Event]:
-        """Withdraw a message. Clients remove a message that one state has and the next one lacks: send a state that has
-        it.
-        """
+        """Withdraw a message. Clients remove a message that one state has and the next lacks: send a state with it."""
         if not self._message_id:
             return []
         error = self._message("error", message=_VOID, code="attempt_void")

@@ -22,7 +22,7 @@ from midstream.dialects.langgraph_messages import (
     step_id,
 )
 from midstream.dialects.open_questions import ShownSubAgents, is_turn_resting, open_questions, take_record
-from midstream.dialects.shown_words import Words, merged, part_of, rest_of, words_of
+from midstream.dialects.shown_words import Words, merge, part_of, rest_of, words_of
 from midstream.history.messages import (
     Finish,
     Outcome,
@@ -321,7 +321,7 @@ class ThreadFold:
     @property
     def open_words(self) -> tuple[str, list[Words]]:
         """The id of the unfinished response, and its text so far."""
-        return self._open_id, merged((kind, "".join(words)) for kind, words in self._shown)
+        return self._open_id, merge((kind, "".join(words)) for kind, words in self._shown)
 
     @property
     def is_running(self) -> bool:
@@ -416,7 +416,6 @@ class ThreadFold:
     # --- messages ---------------------------------------------------------------------------------------------
 
     def _name_entries(self, before: Session, record: Record) -> None:
-        """Add the ids of the entries that a record adds to the history."""
         entries = self.session.history.entries
         if entries is before.history.entries:
             return
@@ -493,8 +492,8 @@ class ThreadFold:
         return facts
 
     def _complete(self, record: ResponseCompleted) -> list[Fact]:
-        whole = merged(words_of(record.body))
-        rest = rest_of(whole, merged((kind, "".join(words)) for kind, words in self._shown))
+        whole = merge(words_of(record.body))
+        rest = rest_of(whole, merge((kind, "".join(words)) for kind, words in self._shown))
         facts: list[Fact] = []
         if rest is None:  # the text so far is no prefix of the response, which becomes another message
             old, self._open_id = self._open_id, f"{self._open_id}.whole"

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from midstream.dialects import request_digests
-from midstream.dialects.packed_values import packed
+from midstream.dialects.packed_values import pack
 from midstream.errors import MalformedFrameError, UsageError
 from midstream.json_depth import require_shallow_text
 from midstream.session.calls import Choice, QuestionKind
@@ -453,5 +453,5 @@ def task_of(client: McpClient, place: CallPlace, status: str, times: tuple[float
     """Return a task in the form of the client's version. It is kept as long as the records of its turn."""
     unit = "Ms" if client.is_modern else ""
     created, updated = (datetime.fromtimestamp(at, UTC).isoformat() for at in times)
-    shown = {"taskId": packed(place), "status": status, "createdAt": created, "lastUpdatedAt": updated}
+    shown = {"taskId": pack(place), "status": status, "createdAt": created, "lastUpdatedAt": updated}
     return {**shown, f"ttl{unit}": None, f"pollInterval{unit}": 1000}

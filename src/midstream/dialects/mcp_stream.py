@@ -43,9 +43,9 @@ from midstream.dialects.mcp_messages import (
     elicitation,
     task_of,
 )
-from midstream.dialects.packed_values import packed, unpacked
+from midstream.dialects.packed_values import pack, unpack
 from midstream.dialects.record_events import RecordEvents
-from midstream.dialects.shown_words import RepeatedWords, merged
+from midstream.dialects.shown_words import RepeatedWords, merge
 from midstream.errors import ModelError
 from midstream.history.messages import Step
 from midstream.session.questions import Question
@@ -84,7 +84,7 @@ class McpFold(ThreadFold):
 
 def event_id(stream: CallStream, place: tuple[int, int]) -> str:
     """Return the id of an event, or of the beginning of a stream."""
-    return f"{packed(stream)}.{place_text(place)}"
+    return f"{pack(stream)}.{place_text(place)}"
 
 
 def place_text(place: tuple[int, int]) -> str:
@@ -95,13 +95,13 @@ def place_text(place: tuple[int, int]) -> str:
 def read_event_id(text: str) -> tuple[CallStream, tuple[int, int]] | None:
     """Parse the stream and the place from an event id; return None if the id is invalid."""
     name, _, place = text.partition(".")
-    stream, after = unpacked(name, CallStream), place_of(place)
+    stream, after = unpack(name, CallStream), place_of(place)
     return None if stream is None or after is None else (stream, after)
 
 
 def question_id(place: CallPlace, question: Question) -> str:
     """Return the id of the request that sends a client a question."""
-    return f"{QUESTION_MARK}{packed(place)}.{interrupt_id_of(question)}"
+    return f"{QUESTION_MARK}{pack(place)}.{interrupt_id_of(question)}"
 
 
 def read_question_id(text: object) -> tuple[CallPlace, str] | None:
@@ -109,7 +109,7 @@ def read_question_id(text: object) -> tuple[CallPlace, str] | None:
     if not isinstance(text, str) or not text.startswith(QUESTION_MARK):
         return None
     name, _, interrupt = text.removeprefix(QUESTION_MARK).partition(".")
-    place = unpacked(name, CallPlace)
+    place = unpack(name, CallPlace)
     return None if place is None else (place, interrupt)
 
 
@@ -256,7 +256,7 @@ class CallEvents(RecordEvents):
         self.state = state
         self.stream = stream
         self.after = after
-        self._name = packed(stream)
+        self._name = pack(stream)
         self._place = BEGINNING
         self._events: list[bytes] = []
         self._progress = 0
@@ -291,7 +291,7 @@ class CallEvents(RecordEvents):
             case WordsCame(_, kind, words) if kind == "text":
                 self._write(words)
             case AnswerVoided():
-                self._repeated = RepeatedWords(merged(("text", words) for words in self._sent))
+                self._repeated = RepeatedWords(merge(("text", words) for words in self._sent))
             case AnswerCompleted():
                 if not self._repeated.is_over:  # shorter than the interrupted attempt
                     self._show("".join(words for _, words in self._repeated.passed), is_again=True)
@@ -336,7 +336,7 @@ class CallEvents(RecordEvents):
         if state.is_over or (state.questions and not stream.can_elicit and not stream.task):
             self._respond()
         elif state.questions and is_modern:
-            pause = packed(PauseState(state.place, self._place[0]).sealed())
+            pause = pack(PauseState(state.place, self._place[0]).sealed())
             requests = {"inputRequests": state.input_requests(), "requestState": pause}
             self._put({"id": stream.id, "result": {"resultType": "input_required", **requests}}, is_last=True)
         elif stream.can_elicit:
@@ -358,8 +358,7 @@ class CallEvents(RecordEvents):
             self._put({"id": self.stream.id, "error": error.body()}, is_last=True)
 
     def _related(self) -> Json:
-        """Return the metadata of a message about a task."""
-        related = {"taskId": packed(self.state.place)}
+        related = {"taskId": pack(self.state.place)}
         return {"_meta": {RELATED_TASK: related}} if self.stream.task else {}
 
     def _put(self, message: Json, *, is_last: bool = False) -> None:

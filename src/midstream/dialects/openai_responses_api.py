@@ -305,7 +305,6 @@ class ResponsesWriter(Writer):
         return pieces
 
     def _close(self, status: str = "completed") -> list[bytes]:
-        """End the open item, if any."""
         if not self._open:
             return []
         words, self._words = "".join(self._words), []

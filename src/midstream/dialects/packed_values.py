@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 
-def packed(value: object) -> str:
+def pack(value: object) -> str:
     """Encode a value as text for headers, paths and ids."""
     return urlsafe_b64encode(msgspec.json.encode(value)).decode().rstrip("=")
 
 
-def unpacked(text: object, kind: Any) -> Any:  # noqa: ANN401 - any type, and a value of it
+def unpack(text: object, kind: Any) -> Any:  # noqa: ANN401 - any type, and a value of it
     """Decode the value in a text; return None if it is not of this type."""
     if not isinstance(text, str):
         return None

@@ -74,7 +74,7 @@ class Gist(Struct, frozen=True):
         return _OBJECT_BYTES + 4 * sum(map(len, texts))
 
 
-class Memo:
+class ReadingCache:
     """Cache of one gateway's readings, in memory."""
 
     def __init__(

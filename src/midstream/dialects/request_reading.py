@@ -18,7 +18,7 @@ from midstream.dialects.conversation_index import read_session_name, scope_of
 from midstream.dialects.declared_tools import SEARCH
 from midstream.dialects.dialect import Asked, Dialect
 from midstream.dialects.fields import Fields, fields_of
-from midstream.dialects.reading_cache import Gist, Memo, digests, join_instructions
+from midstream.dialects.reading_cache import Gist, ReadingCache, digests, join_instructions
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import Entry
 from midstream.json_depth import require_shallow
@@ -82,7 +82,7 @@ def read(
     dialect: Dialect,
     headers: Mapping[str, str],
     body: bytes,
-    memo: Memo | None = None,
+    memo: ReadingCache | None = None,
     owner: bytes = b"",
     *,
     principal: str = "",
@@ -149,7 +149,7 @@ def _read_behind(
     dialect: Dialect,
     headers: Mapping[str, str],
     fields: Fields,
-    memo: Memo,
+    memo: ReadingCache,
     owner: bytes,
     principal: str,
 ) -> Read | None:

@@ -141,7 +141,6 @@ def _quote(entries: Sequence[Entry], instructions: str) -> str:
 
 
 def _texts(response: Any) -> list[str]:  # noqa: ANN401 - JSON
-    """Return the texts in a response."""
     messages = [item for item in response["output"] if item["type"] == "message"]
     return [part["text"] for item in messages for part in item["content"] if part["type"] == "output_text"]
 

@@ -102,7 +102,6 @@ class ResponseRoutes:
         await send_whole(send, msgspec.json.encode(page_of(items, arrived)))
 
     async def _live(self, response_id: str, arrived: Arrived) -> LiveResponse:
-        """Return a stored response of the caller's principal."""
         found = await self._sessions.find(response_id)
         is_own = found is not None and found.request.principal == arrived.caller.principal
         if found is None or not (found.form.is_stored and is_own):
@@ -111,7 +110,6 @@ class ResponseRoutes:
         return self._responses.add(self._sessions, found, None)
 
     async def _project(self, live: LiveResponse) -> Projection:
-        """Return the projection of all current records of a response."""
         projection = live.projection(live.found.form, shows_upstream_calls=self._shows_upstream_calls)
         runner = await self._sessions.host.session(live.found.session)
         async for _, record in self._sessions.records(runner, after=live.found.response.position):

@@ -21,7 +21,7 @@ def part_of(kind: str, words: str) -> Text | Thinking:
     return Thinking(words) if kind == "thinking" else Text(words)
 
 
-def merged(parts: Iterable[Words]) -> list[Words]:
+def merge(parts: Iterable[Words]) -> list[Words]:
     """Join neighbouring parts of one kind."""
     joined: list[Words] = []
     for kind, words in parts:
@@ -67,7 +67,7 @@ class RepeatedWords:
             common = min(len(words), len(expected))
             if kind != expected_kind or words[:common] != expected[:common]:
                 self._expected = []
-                return merged(self.passed), True
+                return merge(self.passed), True
             words = words[common:]
             self._expected[:1] = [(kind, expected[common:])] if expected[common:] else []
         return [(kind, words)] if words else [], False

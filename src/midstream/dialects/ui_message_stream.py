@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.resting_turns import is_resting
-from midstream.dialects.shown_words import merged, rest_of, words_of
+from midstream.dialects.shown_words import merge, rest_of, words_of
 from midstream.history.messages import (
     Finish,
     Outcome,
@@ -227,7 +227,6 @@ class UiMessageStream(RecordEvents):
         return chunk
 
     def _close_step(self) -> None:
-        """Close the open part, and the open step."""
         self._close_part()
         if self._is_stepping and not isinstance(self._state, AwaitingModel):
             self._chunks.append({"type": "finish-step"})
@@ -340,10 +339,10 @@ class UiMessageStream(RecordEvents):
     def _show_rest(self, record: ResponseCompleted) -> None:
         """Show the missing text of the complete response, or its whole text again if the shown text differs."""
         whole = words_of(record.body)
-        shown = merged((kind, "".join(words)) for kind, words in self._shown)
-        if merged(whole) == shown:
+        shown = merge((kind, "".join(words)) for kind, words in self._shown)
+        if merge(whole) == shown:
             return
-        rest = rest_of(merged(whole), shown)
+        rest = rest_of(merge(whole), shown)
         if rest is None:
             self._close_part()
             self._chunks.append({"type": "reset-step"})

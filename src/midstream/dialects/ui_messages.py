@@ -292,7 +292,6 @@ def _entries_of(message: Json) -> Iterator[Entry]:
 
 
 def _content_of(part: Json) -> ToolResult:
-    """Return the result in a tool part."""
     call_id, state = _model_id(part), part.get("state")
     if state == "output-available":
         output = part.get("output")

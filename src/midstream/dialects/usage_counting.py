@@ -23,8 +23,7 @@ YOUNG_S = 30.0
 """Seconds for which only the process of an answer counts it. A process that has just started ignores this: it may
 replace a killed one."""
 LOST_S = 600.0
-"""Seconds after which an entry without an answer in a journal is removed: its process was killed before the answer
-began."""
+"""Seconds after which an entry without an answer in a journal is removed: its process was killed before that."""
 SETTLE_S = 5.0
 """Seconds for which the shutdown waits for the count of the last answers."""
 ENDINGS_MAX = 3
@@ -56,7 +55,7 @@ class UsageCounting:
         self._counted: OrderedDict[str, None] = OrderedDict()
         self._counting: set[asyncio.Task[None]] = set()
         for sessions in (durable, private):
-            sessions.host.observers.add(_Endings(self, sessions))
+            sessions.host.observers.add(_EndCount(self, sessions))
             sessions.count_usage = partial(self._count, sessions)
 
     async def begin(self) -> None:
@@ -132,7 +131,7 @@ class UsageCounting:
                 await self._ledger.drop(name)
 
 
-class _Endings:
+class _EndCount:
     """Observer that starts counts after the end of an answer."""
 
     def __init__(self, counting: UsageCounting, sessions: ApplicationSessions) -> None:

@@ -101,7 +101,6 @@ def _decode(row: KeyValueEntry, decode: Callable[[bytes], T]) -> T | None:
 
 
 def _namespace_of(day: str) -> str:
-    """Return the namespace of a day's totals."""
     return MONTHS + day[: len("2026-11")]
 
 

@@ -76,7 +76,7 @@ class GraphText:
         if isinstance(message, AIMessage):
             yield from self._emit(message)
 
-    def or_last(self, messages: Sequence[BaseMessage]) -> Iterator[ModelEvent]:
+    def emit_last_if_empty(self, messages: Sequence[BaseMessage]) -> Iterator[ModelEvent]:
         """Emit the last message if there was no text: a node may have written it without an id."""
         if not self._has_text and messages and isinstance(messages[-1], AIMessage):
             yield from self._text_of(messages[-1])

@@ -151,7 +151,6 @@ def _approve(tool: str, arguments: dict[str, Any], description: str = "") -> str
 
 
 def _refusals_of(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Iterator[str]:
-    """Yield the unsupported parts of a graph."""
     if "messages" not in graph.channels:
         yield "it has no channel `messages` (derive its state from `MessagesState`)"
     if graph.checkpointer and not isinstance(graph.checkpointer, InMemorySaver):
@@ -191,7 +190,6 @@ def _policy_of(each: BaseTool) -> object:
 
 
 def _tool_nodes(graph: Any) -> Iterator[ToolNode]:  # noqa: ANN401 - a graph or a subgraph of any kind
-    """Yield the tool nodes of a graph and its subgraphs."""
     for _, each in [("", graph), *graph.get_subgraphs(recurse=True)]:
         for node in getattr(each, "nodes", {}).values():
             yield from (found for found in _within(node.bound) if isinstance(found, ToolNode))
@@ -217,7 +215,7 @@ def _tool(each: BaseTool, model: GraphModel, timeout_s: float) -> Tool:
     return Tool(spec, call, None, has_effects, OnDoubt(cast("Any", _policy_of(each))), timeout_s)
 
 
-class _Live:
+class _SessionState:
     """State of a session in memory between two runs of its graph."""
 
     def __init__(self) -> None:
@@ -264,7 +262,7 @@ class GraphModel:
         self._graph = graph.copy({"checkpointer": self._saver})
         self._context = context
         self._escrow: Escrow | None = None
-        self._live: OrderedDict[str, _Live] = OrderedDict()
+        self._live: OrderedDict[str, _SessionState] = OrderedDict()
 
     def begin_use(self, store: Store) -> None:
         """See `StoredModel.begin_use`."""
@@ -361,7 +359,7 @@ class GraphModel:
         if not asked:
             self._live.pop(place.session, None)
             self._saver.release_thread(place.session)
-            for event in words.or_last(state.values.get("messages", ())):
+            for event in words.emit_last_if_empty(state.values.get("messages", ())):
                 yield event
         yield Finished(Finish.CALLS if asked else Finish.STOP, words.model, words.usage)
 
@@ -402,7 +400,7 @@ class GraphModel:
         for event in words.end_run():
             yield event
 
-    async def _find_calls(self, session: str, turn: int, live: _Live) -> None:
+    async def _find_calls(self, session: str, turn: int, live: _SessionState) -> None:
         """Run a graph that waits for results without passing any, to capture its calls again without running them."""
         await self._saver.load(session)
         run = GraphPass()
@@ -417,8 +415,8 @@ class GraphModel:
             "callbacks": [Guard()],
         }
 
-    def _live_of(self, session: str) -> _Live:
-        live = self._live.setdefault(session, _Live())
+    def _live_of(self, session: str) -> _SessionState:
+        live = self._live.setdefault(session, _SessionState())
         self._live.move_to_end(session)
         if len(self._live) > LIVE_MAX:
             forgotten, _ = self._live.popitem(last=False)

@@ -205,7 +205,6 @@ def _resolve_model(model: str | Model | None) -> Model:
 
 
 def _has_used_tools(history: History) -> bool:
-    """Return whether a tool was called since the last user message."""
     for entry in reversed(history.entries):
         if not isinstance(entry, Step):
             return False

@@ -198,8 +198,8 @@ def current_turn() -> DrivenTurn | None:
 def install_runner() -> None:
     """Observe the runs of turns from now on. Idempotent."""
     runner = get_default_agent_runner()
-    if not isinstance(runner, _NotingRunner):
-        set_default_agent_runner(_NotingRunner(runner))
+    if not isinstance(runner, _ObservingRunner):
+        set_default_agent_runner(_ObservingRunner(runner))
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def _running(given: Any) -> Generator[tuple[TurnScope | None, Any], None, None]:
         _place.reset(token)
 
 
-class _NotingRunner:
+class _ObservingRunner:
     """Wrapper of the SDK's runner that observes the runs of turns."""
 
     def __init__(self, wrapped: Any) -> None:  # noqa: ANN401 - the SDK's runner, or another program's

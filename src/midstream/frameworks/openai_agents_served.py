@@ -272,9 +272,7 @@ class _Functions:
 
 
 class _Server:
-    """The tools of one MCP server of an agent. It is connected at its first use, unless the application has connected
-    it.
-    """
+    """The tools of one MCP server of an agent, connected at first use if the application did not connect it."""
 
     def __init__(self, shared: _Shared, server: MCPServer, place: int) -> None:
         self.name = f"{server.name}-{place}"
@@ -353,7 +351,6 @@ async def _run_tool(
     has_effects: bool,
     is_remote: bool = False,
 ) -> str | StatedOutcome:
-    """Run one call, and return its result for the model."""
     call, written = current_call(), msgspec.json.encode(arguments).decode()
     requested = ResponseFunctionToolCall(
         type="function_call", name=tool.name, call_id=call.call_id, arguments=written

@@ -478,7 +478,7 @@ class _DurableModel(WrapperModel):
             )
             return
         model_request_parameters = _without_removed(model_request_parameters)
-        ear = _Ear(self._run.turn)
+        ear = _StreamJournal(self._run.turn)
         try:
             async with super().request_stream(
                 messages, model_settings, model_request_parameters, run_context
@@ -496,14 +496,13 @@ class _DurableModel(WrapperModel):
 
 
 def _without_removed(parameters: ModelRequestParameters) -> ModelRequestParameters:
-    """Return the parameters of a request without removed tools."""
     tools = [tool for tool in parameters.function_tools if not (tool.metadata or {}).get(_REMOVED_KEY)]
     if len(tools) == len(parameters.function_tools):
         return parameters
     return replace(parameters, function_tools=tools)
 
 
-class _Ear:
+class _StreamJournal:
     """Journals the text of a streamed response while the agent reads it."""
 
     def __init__(self, turn: DrivenTurn) -> None:

@@ -104,7 +104,6 @@ def make_agent(agent: pydantic_ai.Agent[Any, Any], *, deps: Any = None, name: st
 
 
 def _refusals_of(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
-    """Yield the parts of an agent that need pydantic-ai's own loop."""
     kinds = set(_kinds(agent.output_type)) - {DeferredToolRequests}
     if kinds != {str}:
         yield f"`output_type` is {agent.output_type!r} (a session's answer is text)"
@@ -278,7 +277,6 @@ class _Toolset:
         return call
 
     async def _run_call(self, name: str, arguments: dict[str, Any]) -> str | StatedOutcome:
-        """Run one call, and return its result for the model."""
         tool, call = self._listed[name], current_call()
         context = self._context(name, tool, call)
         try:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from midstream.dialects.packed_values import packed, unpacked
+from midstream.dialects.packed_values import pack, unpack
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.environment import World
@@ -157,7 +157,7 @@ class AcpServer:
 
     async def _list(self, asked: schema.ListSessionsRequest, _: Json) -> Json:
         await self._start()
-        after, lines = unpacked(asked.cursor, ListPlace), list[Json]()
+        after, lines = unpack(asked.cursor, ListPlace), list[Json]()
         if asked.cursor is not None and after is None:
             raise UsageError("`cursor` is the `nextCursor` of a page of this list")
         while True:
@@ -173,7 +173,7 @@ class AcpServer:
                     line = {"sessionId": info.session, "cwd": cwd, "updatedAt": at}
                     lines.append({**line, "title": info.mark.title} if info.mark.title else line)
                 if len(lines) == LIST_PAGE:
-                    return {"sessions": lines, "nextCursor": packed(after)}
+                    return {"sessions": lines, "nextCursor": pack(after)}
             if count < LIST_PAGE:
                 return {"sessions": lines}
 

@@ -71,7 +71,7 @@ from midstream.store.store_registry import open_store
 
 _NO_HANDLERS: tuple[dict[Never, Never], dict[Never, Never]] = ({}, {})
 """No exception handlers: errors reach this app, not the handlers of an app that mounts it."""
-_ONE = "/v1/sessions/{session_id}"
+_SESSION = "/v1/sessions/{session_id}"
 """Path of one session."""
 _NO_LIFESPAN = (
     "the app was started by a request, because it is mounted without its lifespan: interrupted turns were not resumed "
@@ -146,13 +146,13 @@ def asgi(
     for observer in observers:
         host.observers.add(observer)
     page = next((each for each in observers if isinstance(each, MetricsPage)), None)
-    door = AuthMiddleware(
+    auth = AuthMiddleware(
         host, access, limits, allowed_origins, allow_unauthenticated=allow_unauthenticated, audit=audit
     )
     connections = Connections(limit=limits.connections_max, settings=settings)
     webhooks = Webhooks(host.store, world, webhook_origins)
     return App(
-        host, connections, door, page, allowed_origins=allowed_origins, mcp=mcp, a2a=a2a, webhooks=webhooks
+        host, connections, auth, page, allowed_origins=allowed_origins, mcp=mcp, a2a=a2a, webhooks=webhooks
     )
 
 
@@ -163,7 +163,7 @@ class App:
         self,
         host: Host,
         connections: Connections,
-        door: AuthMiddleware,
+        auth: AuthMiddleware,
         page: MetricsPage | None = None,
         *,
         allowed_origins: Collection[str],
@@ -173,11 +173,11 @@ class App:
     ) -> None:
         self.host = host
         self.connections = connections
-        self.door = door
+        self.auth = auth
         self._starting = asyncio.Lock()
         self._is_started = False
         self.reports = NodeReports(
-            host, "serve", name=host.agent.name, figures=self._figures, counters=door.counters.of_fleet
+            host, "serve", name=host.agent.name, figures=self._figures, counters=auth.counters.of_fleet
         )
         """Reports of the servers that share the store."""
         streams = PlainStreams(host)
@@ -185,9 +185,9 @@ class App:
         self._sweeper = StreamSweeper(host, streams)
         others = _stream_endpoints(host, connections, streams, self._sweeper, self._subscriptions)
         others.append(McpEndpoint(McpCalls(host, connections, mcp)))
-        tasks = A2aEndpoint(A2aTasks(host, connections, a2a), is_authenticated=door.access is not None)
+        tasks = A2aEndpoint(A2aTasks(host, connections, a2a), is_authenticated=auth.access is not None)
         others.append(tasks)
-        self._router = _router_of(host, connections, door, [NodesEndpoint(self.reports), *others], tasks)
+        self._router = _router_of(host, connections, auth, [NodesEndpoint(self.reports), *others], tasks)
         self.metrics = None if page is None else Metrics(page, self._figures)
         """Serves `/metrics`; None without an observer that has a page."""
         if self.metrics is not None:
@@ -202,7 +202,7 @@ class App:
     @property
     def requires_authentication(self) -> bool:
         """Whether requests need a credential."""
-        return self.door.access is not None
+        return self.auth.access is not None
 
     @property
     def open_streams(self) -> int:
@@ -231,7 +231,7 @@ class App:
         async with self._starting:
             if not self._is_started:
                 await self.host.start()
-                await self.door.open()
+                await self.auth.open()
                 self.reports.start()
                 self._subscriptions.start()
                 self._sweeper.start()
@@ -277,7 +277,7 @@ class App:
     async def stop(self, *, grace_s: float = GRACE_S) -> None:
         """Drain, wait at most `grace_s` seconds for running tools, and close the store. Idempotent."""
         self.drain()
-        await self.door.close()
+        await self.auth.close()
         await self.reports.stop()
         await self._subscriptions.stop()
         await self._sweeper.stop()
@@ -333,13 +333,14 @@ class App:
             if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
         ]
         # Both `/threads/search` and `/threads/{id}` match `/threads/search`: the most specific route counts.
-        nearest = min(map(_variety, found), default=(0, 0))
-        methods = {method for route in found if _variety(route) == nearest for method in route.methods or ()}
+        nearest = min(map(_specificity, found), default=(0, 0))
+        methods = {
+            method for route in found if _specificity(route) == nearest for method in route.methods or ()
+        }
         methods = methods or {"GET", "HEAD"}  # a file
         return {"allow": ", ".join(sorted(methods))}
 
     def _figures(self) -> dict[str, float]:
-        """Return this server's figures for its metrics."""
         return {
             "streams": self.open_streams,
             "sessions_awake": self.host.sessions_awake,
@@ -356,15 +357,15 @@ class App:
         }
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = self.door.trail_of(scope)
+        trail = self.auth.trail_of(scope)
         try:
-            self.door.check_scope(scope)
+            self.auth.check_scope(scope)
             if self._cors.is_preflight(scope):
                 await self._cors.allow(send)
                 return
             if not self._is_started:
                 await self._start_late()
-            scope = await self.door.admit({**scope, TRAIL: trail})  # the old scope is freed: streams are long
+            scope = await self.auth.admit({**scope, TRAIL: trail})  # the old scope is freed: streams are long
             with await unlock_for(self.host, scope) as held:
                 scope["app"], scope[HELD], scope["starlette.exception_handlers"] = self, held, _NO_HANDLERS
                 await self._router(scope, receive, send)
@@ -373,7 +374,7 @@ class App:
             raise
 
 
-def _variety(route: Route) -> tuple[int, int]:
+def _specificity(route: Route) -> tuple[int, int]:
     """Return a sort key: the more specific a route, the smaller."""
     return len(route.param_convertors), -len(route.path)
 
@@ -390,9 +391,9 @@ class _Routes(Router):
         self._of_session = {
             (method, what): route.app
             for route in routes
-            if isinstance(route, Route) and route.path.startswith(_ONE)
+            if isinstance(route, Route) and route.path.startswith(_SESSION)
             for method in route.methods or ()
-            if "{" not in (what := route.path.removeprefix(_ONE))
+            if "{" not in (what := route.path.removeprefix(_SESSION))
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -408,7 +409,7 @@ class _Routes(Router):
 def _router_of(
     host: Host,
     connections: Connections,
-    door: AuthMiddleware,
+    auth: AuthMiddleware,
     others: Sequence[Any],
     tasks: A2aEndpoint,
 ) -> _Routes:
@@ -425,14 +426,14 @@ def _router_of(
         OpenApiEndpoint(),
         *others,
     ]
-    if door.access is not None:
-        endpoints.append(AccessRoutes(door))
-    if door.access is not None or host.locks is not None:
-        endpoints.append(ViewerRoutes(host, door))
+    if auth.access is not None:
+        endpoints.append(AccessRoutes(auth))
+    if auth.access is not None or host.locks is not None:
+        endpoints.append(ViewerRoutes(host, auth))
     return _Routes(
         [
             *(route for each in endpoints for route in routes_of(each)),
-            WebSocketRoute(f"{_ONE}/stream", WebSocketEndpoint(host, connections)),
+            WebSocketRoute(f"{_SESSION}/stream", WebSocketEndpoint(host, connections)),
             WebSocketRoute("/v1/probe/stream", probe.stream),
             *page_routes(),
         ],

@@ -20,7 +20,7 @@ from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
 from midstream.dialects.application_sessions import ApplicationSessions
 from midstream.dialects.conversation_routes import ConversationRoutes
 from midstream.dialects.dialect import Dialect
-from midstream.dialects.dialect_registry import RESPONSES, at_path, speaking
+from midstream.dialects.dialect_registry import RESPONSES, dialect_at, dialect_for_errors
 from midstream.dialects.fields import BadFieldError, field, fields_of
 from midstream.dialects.gateway_bodies import (
     Arrived,
@@ -290,7 +290,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._serve_socket(scope, parts, receive, send)
             return
-        dialect = speaking(parts)
+        dialect = dialect_for_errors(parts)
         is_begun = False
 
         async def send_and_mark_begun(message: Message) -> None:
@@ -368,7 +368,7 @@ class Gateway:
         await self._answer(parts, arrived, receive, send)
 
     async def _answer(self, parts: list[str], arrived: Arrived, receive: Receive, send: Send) -> None:
-        dialect = at_path(parts)
+        dialect = dialect_at(parts)
         if dialect is not None and arrived.method == "POST":
             await self._run(dialect, arrived, receive, send)
         elif dialect is not None:

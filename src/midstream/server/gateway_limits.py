@@ -37,8 +37,8 @@ class OpenAnswers:
         self._count = count
         self._beginning: Counter[str] = Counter()
         self._elsewhere: Mapping[str, float] = {}
-        self.hurry: Callable[[], None] | None = None
-        """See `FleetCounter.hurry`."""
+        self.on_half_used: Callable[[], None] | None = None
+        """See `FleetCounter.on_half_used`."""
 
     def open_of(self, principal: str) -> float:
         """Return the number for a principal in all processes."""
@@ -49,8 +49,8 @@ class OpenAnswers:
     def taking(self, principal: str) -> Iterator[None]:
         """Count one answer that is about to begin, until the end of the block."""
         self._beginning[principal] += 1
-        if self.hurry is not None:
-            self.hurry()
+        if self.on_half_used is not None:
+            self.on_half_used()
         try:
             yield
         finally:
@@ -64,8 +64,8 @@ class OpenAnswers:
         counts.update(self._beginning)
         return {digest_of_caller(name): float(count) for name, count in counts.most_common(REPORTED_MAX)}
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
-        """See `FleetCounter.set_elsewhere`."""
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_other_counts`."""
         self._elsewhere = counts
 
 

@@ -84,16 +84,16 @@ class Rate:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._elsewhere: Mapping[str, float] = {}
         self._elsewhere_at = 0.0
-        self.hurry: Callable[[], None] | None = None
-        """See `FleetCounter.hurry`."""
+        self.on_half_used: Callable[[], None] | None = None
+        """See `FleetCounter.on_half_used`."""
 
     def add(self, caller: str, amount: int = 1) -> None:
         """Count `amount` for a caller; "" is not counted."""
         if self._most and caller:
             level = self._own_level_of(caller) + amount
             self._levels[caller] = (level, self._world.monotonic())
-            if self.hurry is not None and 2 * level >= self._most:
-                self.hurry()
+            if self.on_half_used is not None and 2 * level >= self._most:
+                self.on_half_used()
             self._levels.move_to_end(caller)
             if len(self._levels) > CALLERS_MAX:
                 self._levels.popitem(last=False)
@@ -127,8 +127,8 @@ class Rate:
         levels = {caller: self._own_level_of(caller) for caller in self._levels}
         return _reported({caller: round(level, 2) for caller, level in levels.items() if level > 0})
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
-        """See `FleetCounter.set_elsewhere`."""
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_other_counts`."""
         now = self._world.monotonic()
         if counts or self._elsewhere:  # the old shares apply until now
             levels = {caller: (self._own_level_of(caller), now) for caller in self._levels}
@@ -146,9 +146,7 @@ class Rate:
         return self._elsewhere.get(digest_of_caller(caller), 0.0) if self._elsewhere else 0.0
 
     def _left_of(self, level: float, at: float, *, beside: float) -> float:
-        """Return the current level of a part that had `level` at the time `at`; `beside` is the level of the other
-        parts.
-        """
+        """Return the current level of a part with `level` at time `at`; `beside` is the level of the other parts."""
         if level <= 0:
             return 0.0
         share = level / (level + beside)
@@ -168,8 +166,8 @@ class CallerSlots:
         self._what = what
         self._taken: Counter[str] = Counter()
         self._elsewhere: Mapping[str, float] = {}
-        self.hurry: Callable[[], None] | None = None
-        """See `FleetCounter.hurry`."""
+        self.on_half_used: Callable[[], None] | None = None
+        """See `FleetCounter.on_half_used`."""
 
     def take(self, caller: str) -> None:
         """Take a slot; "" is not counted.
@@ -183,15 +181,15 @@ class CallerSlots:
         if self._most and self._taken.get(caller, 0) + other >= self._most:
             raise LimitReachedError(f"{self._most} {self._what} are open, the limit for one caller")
         self._taken[caller] += 1
-        if self.hurry is not None and 2 * self._taken[caller] >= self._most > 0:
-            self.hurry()
+        if self.on_half_used is not None and 2 * self._taken[caller] >= self._most > 0:
+            self.on_half_used()
 
     def own_counts(self) -> dict[str, float]:
         """See `FleetCounter.own_counts`."""
         return _reported(self._taken)
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
-        """See `FleetCounter.set_elsewhere`."""
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_other_counts`."""
         self._elsewhere = counts
 
     def free(self, caller: str) -> None:
@@ -215,8 +213,8 @@ class RunningTurns:
         self._asked_at: dict[str, dict[str, float]] = {}
         self._is_live: Callable[[str], bool] = lambda _: False
         self._elsewhere: dict[str, set[str]] = {}
-        self.hurry: Callable[[], None] | None = None
-        """See `FleetCounter.hurry`."""
+        self.on_half_used: Callable[[], None] | None = None
+        """See `FleetCounter.on_half_used`."""
 
     def begin(self, caller: str, session: str, is_live: Callable[[str], bool]) -> None:
         """Count a turn that a caller is about to open.
@@ -242,8 +240,8 @@ class RunningTurns:
         if is_over and session not in asked:
             message = f"turns run in {self._most} sessions of one caller, the limit for one caller"
             raise LimitReachedError(message, retry_after_s=STARTING_S)
-        if self.hurry is not None and 2 * len(running) >= self._most:
-            self.hurry()
+        if self.on_half_used is not None and 2 * len(running) >= self._most:
+            self.on_half_used()
 
     def add(self, caller: str, session: str, is_live: Callable[[str], bool]) -> None:
         """Count a turn that is about to be opened here. The server that received its command has checked the limit."""
@@ -251,8 +249,8 @@ class RunningTurns:
             self._is_live = is_live
             running = self._running(self._asked_at.get(caller, {}))
             self._asked_at[caller] = {**running, session: self._world.monotonic()}
-            if self.hurry is not None and 2 * len(self._asked_at[caller]) >= self._most:
-                self.hurry()
+            if self.on_half_used is not None and 2 * len(self._asked_at[caller]) >= self._most:
+                self.on_half_used()
 
     def _running(self, asked: Mapping[str, float]) -> dict[str, float]:
         now = self._world.monotonic()
@@ -267,8 +265,8 @@ class RunningTurns:
         }
         return dict([*pairs.items()][:CALLERS_MAX])
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
-        """See `FleetCounter.set_elsewhere`."""
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_other_counts`."""
         self._elsewhere = {}
         for pair in counts:
             caller, _, session = pair.partition(" ")
@@ -276,7 +274,6 @@ class RunningTurns:
 
 
 def _reported(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return the greatest counts, by caller digest."""
     greatest = sorted(counts.items(), key=lambda pair: pair[1], reverse=True)[:REPORTED_MAX]
     return {digest_of_caller(caller): count for caller, count in greatest if count > 0}
 

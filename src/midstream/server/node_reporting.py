@@ -32,9 +32,9 @@ from midstream.store.node_reports import (
 )
 from midstream.version import __version__
 
-HURRY_S = 0.25
+EARLY_REPORT_S = 0.25
 """Seconds until the next exchange of reports, once a caller has used half of a limit here."""
-FORGOTTEN_S = 3600.0
+REMOVE_AFTER_S = 3600.0
 """Seconds after which the report of a node that died is deleted."""
 
 _log = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ _log = logging.getLogger(__name__)
 class FleetCounter(Protocol):
     """A limit of all servers of a store together."""
 
-    hurry: Callable[[], None] | None
+    on_half_used: Callable[[], None] | None
     """Called when a caller has used half of the limit at this server."""
 
     def own_counts(self) -> dict[str, float]:
         """Return the counts of this server, by caller digest."""
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
         """Set the sums of the counts of all other servers."""
 
 
@@ -91,7 +91,7 @@ class NodeReports:
     def start(self) -> None:
         """Begin to report."""
         for counter in self._counters.values():
-            counter.hurry = self._hurried.set
+            counter.on_half_used = self._hurried.set
         self._running = self._world.spawn(self._run(), name="node reports")
 
     async def stop(self) -> None:
@@ -123,8 +123,8 @@ class NodeReports:
     async def _wait(self) -> None:
         """Wait until the next report is due, or until a caller has used half of a limit."""
         self._hurried.clear()
-        await self._world.sleep(HURRY_S)
-        sleeping = self._world.spawn(self._world.sleep(REPORT_S - HURRY_S), name="next report")
+        await self._world.sleep(EARLY_REPORT_S)
+        sleeping = self._world.spawn(self._world.sleep(REPORT_S - EARLY_REPORT_S), name="next report")
         hurried = self._world.spawn(self._hurried.wait(), name="hurried report")
         try:
             await asyncio.wait({sleeping, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,7 +171,7 @@ class NodeReports:
             version, since = self._seen.get(row.key, (row.version, now))
             seen[row.key] = (row.version, since if version == row.version else now)
             silent_s = now - seen[row.key][1]
-            if silent_s > FORGOTTEN_S:
+            if silent_s > REMOVE_AFTER_S:
                 await store.kv_delete(NODES, row.key, expected=row.version)
             elif silent_s <= SILENT_S and (report := decode_report(row)) is not None:
                 for name, counts in report.counts.items():
@@ -179,7 +179,7 @@ class NodeReports:
                         sums[name][caller] += amount
         self._seen = seen
         for name, counter in self._counters.items():
-            counter.set_elsewhere(sums.get(name, {}))
+            counter.set_other_counts(sums.get(name, {}))
 
     async def lines(self) -> Sequence[NodeLine]:
         """Return all servers of the store, including this one, oldest first."""

@@ -252,7 +252,7 @@ class Supervisor:
         if not self._stopping.is_set():
             code = worker.process.returncode
             self._exit_code = code if code and code > 0 else 1
-            _log.error("worker %d did not start (%s); the server ends", worker.number, _name_end(code))
+            _log.error("worker %d did not start (%s); the server ends", worker.number, _describe_end(code))
         return False
 
     async def _wait_until_listening(self, worker: WorkerProcess) -> bool:
@@ -347,7 +347,7 @@ class Supervisor:
                 _log.error(
                     "no worker has listened for %g s; the last one ended with %s; the server ends",
                     SILENT_S_MAX,
-                    _name_end(code),
+                    _describe_end(code),
                 )
                 self._exit_code = code if code > 0 else 1
                 self._stopping.set()
@@ -357,7 +357,7 @@ class Supervisor:
                 "worker %d (process %d) has ended: %s; it is started again in %.1f s",
                 number,
                 worker.process.pid,
-                _name_end(code),
+                _describe_end(code),
                 wait_s,
             )
             await self._end(worker)
@@ -401,7 +401,7 @@ class Supervisor:
                     _log.error(
                         "the new worker %d did not start (%s); the rolling restart ends, and the old workers stay",
                         number,
-                        _name_end(new.process.returncode),
+                        _describe_end(new.process.returncode),
                     )
                 return
             old, self._workers[number] = self._workers[number], new
@@ -424,7 +424,7 @@ class Supervisor:
             task.cancel()
 
 
-def _name_end(code: int | None) -> str:
+def _describe_end(code: int | None) -> str:
     if code is None:
         return "it did not listen in time"
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -187,7 +187,6 @@ class _Unframed:
 
 
 def _within_chunks(data: bytes) -> bytes:
-    """Return the contents of complete chunks."""
     pieces: list[bytes] = []
     while data:
         size, _, data = data.partition(b"\r\n")

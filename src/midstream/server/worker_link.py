@@ -159,9 +159,13 @@ class WorkerLink:
         """
         reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=LINE_BYTES_MAX)
         self._send(Ready(self.report))
-        self._following = self._world.spawn(self._obey(reader, accept, cut), name="orders of the supervisor")
+        self._following = self._world.spawn(
+            self._follow_orders(reader, accept, cut), name="orders of the supervisor"
+        )
 
-    async def _obey(self, reader: asyncio.StreamReader, accept: Accept, cut: Callable[[], None]) -> None:
+    async def _follow_orders(
+        self, reader: asyncio.StreamReader, accept: Accept, cut: Callable[[], None]
+    ) -> None:
         try:
             while line := await reader.readline():
                 match msgspec.json.decode(line, type=ToWorker):

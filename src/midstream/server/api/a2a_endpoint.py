@@ -27,7 +27,7 @@ from midstream.dialects.a2a_stream import STATES, A2aFold, AnswerForm, TaskEvent
 from midstream.dialects.ag_ui_messages import decision_of
 from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_requests import answers_of
-from midstream.dialects.packed_values import packed, unpacked
+from midstream.dialects.packed_values import pack, unpack
 from midstream.engine.conversation import kept_records
 from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
@@ -307,7 +307,6 @@ class A2aTasks:
         return _Place(runner, events, found.position)
 
     async def _read(self, place: _Place) -> TaskEvents:
-        """Return the current task."""
         events = place.events
         events.begin()
         async for stored, record in kept_records(place.runner, place.position):
@@ -325,7 +324,7 @@ class A2aTasks:
             raise A2aError(a2a.BAD_PARAMS, "`status` is not a task state")
         since, before = (
             a2a.read_instant(asked.statusTimestampAfter),
-            unpacked(asked.pageToken, tuple[float, str]),
+            unpack(asked.pageToken, tuple[float, str]),
         )
         if asked.pageToken and before is None:
             raise A2aError(a2a.BAD_PARAMS, "`pageToken` is not from an earlier list")
@@ -343,13 +342,12 @@ class A2aTasks:
         tasks = [a2a.with_history(task, asked.historyLength) for _, task in page]
         if not asked.includeArtifacts:
             tasks = [{name: value for name, value in task.items() if name != "artifacts"} for task in tasks]
-        token = "" if is_last else packed((page[-1][0], page[-1][1]["id"]))
+        token = "" if is_last else pack((page[-1][0], page[-1][1]["id"]))
         await call.answer(
             {"tasks": tasks, "nextPageToken": token, "pageSize": len(tasks), "totalSize": len(found)}
         )
 
     async def _contexts(self, call: _Call, context: str) -> list[str]:
-        """Return the contexts to list."""
         visitor = call.visitor
         if context:
             require_session_id(context)

@@ -132,7 +132,6 @@ class AgUiEndpoint:
             await self._send_run(request, send, runner, thread, run, after)
 
     async def _send_whole(self, request: Request, send: Send, events: Sequence[bytes]) -> None:
-        """Send a complete list of events."""
         response = Response(b"".join(events))
         response.raw_headers = [*SSE_HEADERS]
         await response(request.scope, request.receive, send)
@@ -140,7 +139,6 @@ class AgUiEndpoint:
     async def _send_run(
         self, request: Request, send: Send, runner: Runner, thread: str, run: Run, after: tuple[int, int]
     ) -> None:
-        """Send the events of a run after a place."""
         found = await self._folds.before(runner, thread, run_id=run.id)
         events, session = AgUiEvents(found.fold, run, after), runner.session_id
         visitor = visitor_of(request.scope)

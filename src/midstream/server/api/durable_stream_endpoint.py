@@ -87,7 +87,7 @@ class PlainStreamWriter:
         settings = wire.read_settings(request.headers)
         if source is not None:
             visitor.visit(source)
-            await visitor.require_there(Action.READ)
+            await visitor.require_existing(Action.READ)
         visitor.visit(journal)
         await visitor.begin()
         made = _Made(self._host, self._streams, self._sweeper, journal, request.headers, body)
@@ -111,7 +111,7 @@ class PlainStreamWriter:
     async def append_to_plain_stream(self, request: Request) -> Response:
         """Append to a stream, or close it; one request is one append (Durable Streams)."""
         journal, visitor = _name_in(self._host, request)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         headers = request.headers
         asked = AppendRequest(
             headers.get("content-type", ""),
@@ -143,7 +143,7 @@ class PlainStreamWriter:
     async def delete_plain_stream(self, request: Request) -> Response:
         """Delete a stream; one with forks answers 410 until the last of them is deleted (Durable Streams)."""
         journal, visitor = _name_in(self._host, request)
-        await visitor.require_there(Action.OWN)
+        await visitor.require_existing(Action.OWN)
         try:
             is_done = await self._streams.delete(journal)
         except StreamGoneError as error:
@@ -267,7 +267,7 @@ class PlainStreamReader:
     async def read_plain_stream(self, request: Request, send: Send) -> None:
         """Read streams."""
         journal, visitor = _name_in(self._host, request)
-        await visitor.require_there(Action.READ)
+        await visitor.require_existing(Action.READ)
         known = _require_there(await _find(self._streams, journal))
         if request.method == "HEAD":
             await self._head(known)(request.scope, request.receive, send)

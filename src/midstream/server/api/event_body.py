@@ -75,7 +75,7 @@ class CountedReader:
         """
         ends = [self._until_ended()]
         if self._visitor.is_known:
-            ends.append(self._visitor.until_unwelcome())
+            ends.append(self._visitor.until_unauthorized())
         name = f"{type(self).__name__} {self._session}"
         parts: list[Coroutine[Any, Any, Any]] = [wait_until_gone(receive), *work, *ends]
         tasks = [self._host.world.spawn(each, name=name) for each in parts]

@@ -428,7 +428,7 @@ class EventsEndpoint:
             failure = await connection.run()
         if connection.is_gone:
             return
-        if failure is not None or not connection.has_told_turn:
+        if failure is not None or not connection.has_sent_turn:
             with suppress(Exception):  # the message is refused, or the send fails
                 await send({"type": UNKNOWN})
             raise StreamCutError(failure.code if failure else "closed") from failure
@@ -455,7 +455,6 @@ async def opening_of(request: Request) -> Open:
 
 
 def _place_of(query: SessionsQuery, visitor: Caller) -> ListPlace | None:
-    """Return the place in the listing after which a page begins."""
     if query.after is UNSET:
         return None
     changed_at, _, session = query.after.partition(CURSOR_MARK)

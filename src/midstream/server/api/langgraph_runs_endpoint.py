@@ -150,7 +150,7 @@ class RunStarter:
         require_session_id(thread)
         require_assistant(self._host, body.assistant_id)
         given = self._input_of(thread, body)
-        begins = body.if_not_exists == "create" or await self._threads.is_there(visitor.stored_name(thread))
+        begins = body.if_not_exists == "create" or await self._threads.exists(visitor.stored_name(thread))
         async with opened_session(self._host, request, thread, Action.SPEAK, begins=begins) as (
             runner,
             secret,
@@ -378,9 +378,7 @@ class LangGraphRuns:
         modes: tuple[str, ...] | None,
         after: tuple[int, int] = BEGINNING,
     ) -> bool:
-        """Send the events of a run after a place, or its outcome if `modes` is None; return whether the body is
-        complete.
-        """
+        """Send a run's events after a place, or its outcome if `modes` is None; return whether the body is complete."""
         threads, visitor = self._threads, visitor_of(request.scope)
         found = await threads.folds.before(run.runner, run.thread, run_id=run.id)
         place = (threads.host, threads.connections, run.runner.session_id, visitor)

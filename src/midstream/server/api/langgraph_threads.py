@@ -275,9 +275,7 @@ class ThreadFolds(Generic[_Fold]):
         return known
 
     async def _is_same(self, runner: Runner, known: _KnownThread[_Fold]) -> bool:
-        """Return whether the journal still has the records that were read. A power failure or deletion may have removed
-        them.
-        """
+        """Return whether the journal still has the records that were read: a power failure may have removed them."""
         if known.started_at != runner.state.started_at or runner.newest.position < known.position:
             return False
         return known.epoch in (0, await runner.events.epoch_at(known.position))
@@ -308,7 +306,7 @@ class GraphThreads:
         note = await self.notes.find(session)
         has_messages = await self.host.store.find(session) is not None
         if note is None or has_messages:
-            await visitor.require_there(action)
+            await visitor.require_existing(action)
         elif visitor.is_known:
             await visitor.require(action)
         if note is None and not has_messages:
@@ -319,6 +317,6 @@ class GraphThreads:
             runner = await self.host.session(session) if has_messages else None
             yield OpenThread(thread, session, visitor, runner, note)
 
-    async def is_there(self, session: str) -> bool:
+    async def exists(self, session: str) -> bool:
         """Return whether a thread was created, or its session has a message."""
         return await self.host.store.find(session) is not None or await self.notes.find(session) is not None

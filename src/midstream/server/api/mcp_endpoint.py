@@ -42,7 +42,7 @@ from midstream.dialects.mcp_stream import (
     read_question_id,
     stream_name,
 )
-from midstream.dialects.packed_values import unpacked
+from midstream.dialects.packed_values import unpack
 from midstream.engine.conversation import PAGE_RECORDS
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
@@ -379,7 +379,7 @@ class McpEndpoint:
             return CallStream(place, rpc_id, client.version, token, client.can_elicit, since=since)
 
         if client.is_modern and "requestState" in message.params:
-            pause = unpacked(message.params["requestState"], mcp.PauseState)
+            pause = unpack(message.params["requestState"], mcp.PauseState)
             responses = message.params.get("inputResponses")
             if pause is None or pause != pause.sealed():
                 raise McpError(mcp.BAD_PARAMS, "`requestState` was changed")
@@ -450,7 +450,7 @@ class McpEndpoint:
             raise _no_method(method)
         if client.is_modern and not client.has_tasks:
             raise _no_tasks()
-        place = unpacked(params.get("taskId"), CallPlace)
+        place = unpack(params.get("taskId"), CallPlace)
         if place is None:
             raise McpError(mcp.BAD_PARAMS, "there is no such task")
         action = Action.SPEAK if method == "tasks/cancel" else Action.READ

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.dialects.mcp_messages import HANDSHAKES, CallPlace, Json, McpClient, digest_of
-from midstream.dialects.packed_values import packed
+from midstream.dialects.packed_values import pack
 from midstream.engine.host import Host
 from midstream.errors import EntryMovedError
 from midstream.server.auth.caller import Caller
@@ -86,7 +86,7 @@ class McpSessions:
 
     async def note_return(self, place: CallPlace) -> None:
         """Store that a client reconnected to its call at any server, so that the call is not cancelled."""
-        key, store = f"back.{packed(place)}", self._host.store
+        key, store = f"back.{pack(place)}", self._host.store
         kept = await store.kv_get(CALLS, key)
         with suppress(EntryMovedError):  # by another return
             version = kept.version if kept else 0
@@ -94,7 +94,7 @@ class McpSessions:
 
     async def returned_at(self, place: CallPlace) -> float:
         """Return the time when a client last reconnected to its call, in seconds since 1970; 0 for never."""
-        kept = await self._host.store.kv_get(CALLS, f"back.{packed(place)}")
+        kept = await self._host.store.kv_get(CALLS, f"back.{pack(place)}")
         return 0.0 if kept is None else kept.at
 
     async def _sweep(self) -> None:

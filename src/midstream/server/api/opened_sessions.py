@@ -37,7 +37,7 @@ async def opened_session(
     if begins:
         await visitor.begin()
     else:
-        await visitor.require_there(action)
+        await visitor.require_existing(action)
     with await unlock(host, name, secrets_in(request), action, begins=begins) as held:
         runner = await host.session(name, create=begins)
         runner.attach()

@@ -112,9 +112,7 @@ class KnownStream:
                 self._recent_bytes -= len(self._recent.popleft())
 
     def recent(self, units: int) -> list[bytes]:
-        """Return the bodies from the append that contains the next unit after `units`; empty if they are not all in
-        memory.
-        """
+        """Return the bodies from the append with the next unit after `units`; empty if they are not all in memory."""
         back = len(self._ends) - bisect_right(self._ends, units)
         return list(islice(self._recent, len(self._recent) - back, None)) if back <= len(self._recent) else []
 

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 BODY_BYTES_MAX = "midstream.body_bytes_max"
 """Key of a scope for a lower limit of the body's bytes."""
-STRANGER_BYTES_MAX = 4 * 1024
+UNAUTHENTICATED_BYTES_MAX = 4 * 1024
 """Bytes of a body of an unauthenticated sender: a login has a few hundred."""
 MESSAGES_BYTES_MAX = 16 * 1024 * 1024
 """Bytes of a request with all messages of a chat. The new messages have at most the bytes of a frame."""

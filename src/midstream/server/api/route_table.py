@@ -102,8 +102,8 @@ class OpenApiEndpoint:
         return document()
 
 
-_ONE = "/v1/sessions/{session_id}"
-_READER = f"{_ONE}/readers/{{reader}}"
+_URL = "/v1/sessions/{session_id}"
+_READER = f"{_URL}/readers/{{reader}}"
 _OPENS = (ReaderOpen, StreamOpen)
 _FOLLOWER = (FollowerHeaders,)
 # The columns of the endpoints that are ASGI apps.
@@ -152,29 +152,35 @@ OPERATIONS = (
     Operation("openapi", "GET", "/v1/openapi.json", OpenApiEndpoint.show),
     Operation("questions", "GET", "/v1/questions", HttpEndpoints.questions),
     Operation("sessions", "GET", "/v1/sessions", HttpEndpoints.sessions),
-    Operation("show", "GET", _ONE, HttpEndpoints.show),
-    Operation("delete", "DELETE", _ONE, HttpEndpoints.delete, errors=(409,)),
-    Operation("records", "GET", f"{_ONE}/records", HttpEndpoints.records, 200, (410,), JournalLine, LINES),
-    Operation("blob", "GET", f"{_ONE}/blobs/{{digest}}", HttpEndpoints.blob, answer=str, media=TEXT),
-    Operation("cancel", "POST", f"{_ONE}/cancel", HttpEndpoints.cancel, 202, (409,)),
-    Operation("answer", "POST", f"{_ONE}/answer", HttpEndpoints.answer, 202, (409,)),
-    Operation("resume", "POST", f"{_ONE}/resume", HttpEndpoints.resume, 202, (409,)),
-    Operation("withdraw", "POST", f"{_ONE}/withdraw", HttpEndpoints.withdraw, 202, (409,)),
-    Operation("commands", "POST", f"{_ONE}/commands", CommandsEndpoint, **_COMMAND),
+    Operation("show", "GET", _URL, HttpEndpoints.show),
+    Operation("delete", "DELETE", _URL, HttpEndpoints.delete, errors=(409,)),
+    Operation("records", "GET", f"{_URL}/records", HttpEndpoints.records, 200, (410,), JournalLine, LINES),
+    Operation("blob", "GET", f"{_URL}/blobs/{{digest}}", HttpEndpoints.blob, answer=str, media=TEXT),
+    Operation("cancel", "POST", f"{_URL}/cancel", HttpEndpoints.cancel, 202, (409,)),
+    Operation("answer", "POST", f"{_URL}/answer", HttpEndpoints.answer, 202, (409,)),
+    Operation("resume", "POST", f"{_URL}/resume", HttpEndpoints.resume, 202, (409,)),
+    Operation("withdraw", "POST", f"{_URL}/withdraw", HttpEndpoints.withdraw, 202, (409,)),
+    Operation("commands", "POST", f"{_URL}/commands", CommandsEndpoint, **_COMMAND),
     Operation(
-        "events", "GET", f"{_ONE}/events", EventsEndpoint, **_EVENTS, query=(FollowQuery,), headers=_FOLLOWER
+        "events",
+        "GET",
+        f"{_URL}/events",
+        EventsEndpoint,
+        **_EVENTS,
+        query=(FollowQuery,),
+        headers=_FOLLOWER,
     ),
-    Operation("open_events", "POST", f"{_ONE}/events", EventsEndpoint, **_EVENTS, bodies=_OPENS),
+    Operation("open_events", "POST", f"{_URL}/events", EventsEndpoint, **_EVENTS, bodies=_OPENS),
     Operation(
         "poll",
         "GET",
-        f"{_ONE}/poll",
+        f"{_URL}/poll",
         PollEndpoint,
         **_POLL,
         query=(PollQuery, FollowQuery),
         headers=_FOLLOWER,
     ),
-    Operation("open_poll", "POST", f"{_ONE}/poll", PollEndpoint, **_POLL, query=(PollQuery,), bodies=_OPENS),
+    Operation("open_poll", "POST", f"{_URL}/poll", PollEndpoint, **_POLL, query=(PollQuery,), bodies=_OPENS),
     Operation("chat", "POST", _CHAT, ChatEndpoint.chat, **_RUN, bodies=(ChatBody,)),
     Operation("chat_stream", "GET", f"{_CHAT}/{{run}}/stream", ChatEndpoint.chat_stream, **_RUN_OR_NONE),
     Operation(
@@ -425,10 +431,10 @@ OPERATIONS = (
     Operation("credentials", "GET", "/v1/access", AccessRoutes.credentials),
     Operation("revoke_all", "DELETE", "/v1/access", AccessRoutes.revoke_all),
     Operation("revoke", "DELETE", "/v1/access/{credential}", AccessRoutes.revoke, errors=(404,)),
-    Operation("ticket", "POST", f"{_ONE}/tickets", AccessRoutes.ticket, 201),
-    Operation("viewer", "POST", f"{_ONE}/viewers", ViewerRoutes.issue_view, 201),
-    Operation("withdraw_viewers", "DELETE", f"{_ONE}/viewers", ViewerRoutes.withdraw),
-    Operation("owner", "GET", f"{_ONE}/owner", AccessRoutes.owner),
+    Operation("ticket", "POST", f"{_URL}/tickets", AccessRoutes.ticket, 201),
+    Operation("viewer", "POST", f"{_URL}/viewers", ViewerRoutes.issue_view, 201),
+    Operation("withdraw_viewers", "DELETE", f"{_URL}/viewers", ViewerRoutes.withdraw),
+    Operation("owner", "GET", f"{_URL}/owner", AccessRoutes.owner),
     Operation("add_reader", "PUT", _READER, AccessRoutes.add_reader, errors=(409,)),
     Operation("remove_reader", "DELETE", _READER, AccessRoutes.remove_reader, errors=(409,)),
     Operation("nodes", "GET", "/v1/nodes", NodesEndpoint.nodes),
@@ -476,7 +482,6 @@ register_url_convertor("stream", _StreamName())
 
 
 def _path_of(operation: Operation) -> str:
-    """Return the path in the syntax of the router."""
     return operation.path.replace("{stream}", "{stream:stream}")
 
 

@@ -15,8 +15,7 @@ from midstream.session.turn.deciding import response_so_far
 from midstream.session.turn.states import AgentQuestion, AwaitingModel, Cancelling, Idle, RunningCalls
 
 SNAPSHOT_BYTES_MAX = 8 * 2**20
-"""Bytes of a snapshot that replaces events: half of the clients' frame limit. `GET` of the session returns the whole
-snapshot."""
+"""Bytes of a snapshot that replaces events: half of the clients' frame limit. `GET` returns the whole snapshot."""
 
 
 class QuestionSnapshot(Struct, frozen=True, omit_defaults=True):

@@ -78,7 +78,7 @@ class SessionStreamReader:
         visitor = visitor_of(request.scope)
         session = visitor.stored_name(request.path_params["session_id"])
         visitor.visit(session)
-        await visitor.require_there(Action.READ)
+        await visitor.require_existing(Action.READ)
         runner = await self._host.session(session)
         if request.method == "HEAD":
             headers = {**SAFE, wire.NEXT_OFFSET: offset_of(runner.newest), "Cache-Control": "no-store"}
@@ -248,7 +248,6 @@ async def _place_of(runner: Runner, name: str, after: EventId) -> tuple[EventId,
 
 
 async def _read(runner: Runner, after: int) -> list[StoredRecord]:
-    """Return the records of one response after a position."""
     found: list[StoredRecord] = []
     size = 0
     while size < PAGE_BYTES:

@@ -284,7 +284,6 @@ class StreamSubscriptions:
         return not subscription.principal or found == (subscription.tenant, subscription.principal)
 
     async def _changes_since(self, at: float) -> set[str]:
-        """Return the journals of streams that have changed since `at`."""
         found: set[str] = set()
         after: ListPlace | None = None
         while True:

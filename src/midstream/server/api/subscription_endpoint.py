@@ -86,13 +86,13 @@ class SubscriptionOwnerEndpoint:
     async def show_subscription(self, request: Request) -> Response:
         """Return a subscription, with the last acked offset of each stream (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.READ)
+        await visitor.require_existing(Action.READ)
         return await self._described(await self._found(key), 200)
 
     async def delete_subscription(self, request: Request) -> Response:
         """Delete a subscription; reports about its wakes are refused from then on (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.OWN)
+        await visitor.require_existing(Action.OWN)
         if not await self._subscriptions.delete(key):
             raise NotFoundError("there is no such subscription")
         return Response(status_code=204)
@@ -100,7 +100,7 @@ class SubscriptionOwnerEndpoint:
     async def link_streams(self, request: Request, body: StreamsBody) -> Response:
         """Add streams to a subscription, each at its end (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         tails = await self._tails_of(body.streams, visitor)
 
         def change(found: StreamSubscription, _: Mapping[str, Tail]) -> StreamSubscription:
@@ -114,7 +114,7 @@ class SubscriptionOwnerEndpoint:
     async def unlink_stream(self, request: Request) -> Response:
         """Remove an added stream from a subscription; streams of its pattern stay (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         path = request.path_params["stream"].strip("/")
         require_stream_name(path)
         await self._subscriptions.update(key, lambda found, _: found.without_link(path))
@@ -123,7 +123,7 @@ class SubscriptionOwnerEndpoint:
     async def claim_wake(self, request: Request, body: ClaimBody) -> Response:
         """Claim the pending work of a subscription for a worker, until the lease expires (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         known = await self._found(key)
         if known.is_webhook:
             return problem(409, "INVALID_REQUEST", "a subscription of type `webhook` cannot be claimed")
@@ -187,10 +187,9 @@ class SubscriptionOwnerEndpoint:
         return made
 
     async def _wake_stream_problem(self, name: str, visitor: Caller) -> Response | None:
-        """Return the refusal of an invalid wake stream, or None."""
         journal = journal_of(name, visitor)
         visitor.visit(journal)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         known = await self._streams.find(journal)
         if known is None or not known.state.settings.is_json:
             return problem(409, "INVALID_WAKE_STREAM", "create the wake stream first, with content type JSON")

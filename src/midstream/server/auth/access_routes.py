@@ -129,8 +129,8 @@ class Owned(Struct, frozen=True):
 class AccessRoutes:
     """The endpoints of access. All but `login` require authentication."""
 
-    def __init__(self, door: AuthMiddleware) -> None:
-        self._door = door
+    def __init__(self, auth: AuthMiddleware) -> None:
+        self._auth = auth
 
     async def me(self, request: Request) -> CallerDescription:
         """Return the principal of the caller."""
@@ -138,7 +138,7 @@ class AccessRoutes:
 
     async def challenge(self, request: Request, body: ChallengeRequest) -> ServerProof:
         """Prove to a client of this machine that this server has the key of its user."""
-        proof = self._door.source.prove(body.nonce, request)
+        proof = self._auth.source.prove(body.nonce, request)
         if proof is None:
             raise NotFoundError("this server does not authenticate users of its machine by their key")
         return proof
@@ -146,21 +146,21 @@ class AccessRoutes:
     async def login(self, request: Request, body: LoginRequest) -> Response:
         """Set the login cookie of a browser, for a login code or any other credential."""
         if body.login:
-            principal = await self._door.principal_by_link(body.login, request.scope, replaces=body.replace)
+            principal = await self._auth.principal_by_link(body.login, request.scope, replaces=body.replace)
         else:
-            principal = await self._door.principal_of(request.scope)
+            principal = await self._auth.principal_of(request.scope)
         trail: AuditTrail = request.scope[TRAIL]
         trail.note_login(principal)
         former = cookie_of(request)
         if former and principal.via == key_of(former):
             # The new cookie replaces the old one, so it has the same parent.
-            principal = await self._door.access_tokens.above_cookie(principal)
-        word = await self._door.access_tokens.issue(
+            principal = await self._auth.access_tokens.above_cookie(principal)
+        word = await self._auth.access_tokens.issue(
             TokenKind.COOKIE, principal, for_s=COOKIE_S, idle_s=COOKIE_IDLE_S
         )
         if former:
-            await self._door.access_tokens.withdraw(former)
-            await self._door.announce()
+            await self._auth.access_tokens.withdraw(former)
+            await self._auth.announce()
         told = json_response(_describe_caller(principal))
         told.headers["set-cookie"] = _set_cookie(request, word, for_s=COOKIE_S)
         return told
@@ -169,13 +169,13 @@ class AccessRoutes:
         """Issue a one-time login code for the caller."""
         principal = visit_of(request.scope).principal
         _require_whole(principal)
-        word = await self._door.access_tokens.issue(TokenKind.LOGIN, principal, for_s=LOGIN_LINK_S)
+        word = await self._auth.access_tokens.issue(TokenKind.LOGIN, principal, for_s=LOGIN_LINK_S)
         return Issued(word, LOGIN_LINK_S)
 
     async def logout(self, request: Request) -> Response:
         """Delete the login cookie of this browser with all derived credentials, and end its connections."""
-        await self._door.access_tokens.withdraw(cookie_of(request))
-        await self._door.announce()
+        await self._auth.access_tokens.withdraw(cookie_of(request))
+        await self._auth.announce()
         parting = Response(status_code=204, headers=NO_STORE)
         parting.headers["set-cookie"] = _set_cookie(request, "", for_s=0)
         return parting
@@ -192,8 +192,8 @@ class AccessRoutes:
         keys = [key for key, _ in await self._manageable(request) if key[:ID_LENGTH] == name]
         if not keys:
             raise NotFoundError(f"no credential {name!r} that you issued")
-        count = await self._door.access_tokens.revoke(keys)
-        await self._door.announce()
+        count = await self._auth.access_tokens.revoke(keys)
+        await self._auth.announce()
         return RevokedCredentials(count)
 
     async def revoke_all(self, request: Request, query: RevokeAllQuery) -> RevokedCredentials:
@@ -208,18 +208,17 @@ class AccessRoutes:
         if not keys:
             raise AccessError("only an operator may revoke the credentials of another principal")
         for key in keys:
-            await self._door.revocations.lock_out(key)
+            await self._auth.revocations.lock_out(key)
         found = await self._manageable(request)
         mine = [digest for digest, token in found if EVERYONE in keys or token.issued_by in keys]
-        count = await self._door.access_tokens.revoke(mine)
-        await self._door.announce()
+        count = await self._auth.access_tokens.revoke(mine)
+        await self._auth.announce()
         return RevokedCredentials(count)
 
     async def _manageable(self, request: Request) -> list[tuple[str, AccessToken]]:
-        """Return the credentials that the caller may list and revoke."""
         caller = visit_of(request.scope).principal
         _require_unscoped(caller)
-        rows = await self._door.access_tokens.read_all()
+        rows = await self._auth.access_tokens.read_all()
         return [
             (key, token)
             for key, token in rows
@@ -230,7 +229,7 @@ class AccessRoutes:
         """Issue a ticket for one connection to this session from the requesting page."""
         visit = visit_of(request.scope)
         await visit.require(Action(body.action))
-        word = await self._door.access_tokens.issue(
+        word = await self._auth.access_tokens.issue(
             TokenKind.TICKET,
             visit.principal,
             for_s=TICKET_S,
@@ -242,32 +241,32 @@ class AccessRoutes:
 
     async def owner(self, request: Request) -> Owned:
         """Return the owner and the readers of this session."""
-        return _describe_owner(await owner_of(self._door, visit_of(request.scope).session))
+        return _describe_owner(await owner_of(self._auth, visit_of(request.scope).session))
 
     async def add_reader(self, request: Request) -> Owned:
         """Allow a principal of the same tenant to read this session."""
         session, reader = visit_of(request.scope).session, _reader_of(request)
-        owner = await owner_of(self._door, session)
+        owner = await owner_of(self._auth, session)
         readers = [each for each in owner.readers if each != reader]
-        return _describe_owner(await self._door.ownership.share(session, [*readers, reader]))
+        return _describe_owner(await self._auth.ownership.share(session, [*readers, reader]))
 
     async def remove_reader(self, request: Request) -> Owned:
         """Stop sharing this session with a principal, and end its streams."""
         session, reader = visit_of(request.scope).session, _reader_of(request)
-        owner = await owner_of(self._door, session)
-        owner = await self._door.ownership.share(session, [each for each in owner.readers if each != reader])
-        await self._door.announce()
+        owner = await owner_of(self._auth, session)
+        owner = await self._auth.ownership.share(session, [each for each in owner.readers if each != reader])
+        await self._auth.announce()
         return _describe_owner(owner)
 
 
-async def owner_of(door: AuthMiddleware, session: str) -> Owner:
+async def owner_of(auth: AuthMiddleware, session: str) -> Owner:
     """Return the owner of a session.
 
     Raises:
         SessionNotFoundError: The session has no owner.
         EntryDamagedError: The owner cannot be read.
     """
-    owner = await door.ownership.owner_of(session)
+    owner = await auth.ownership.owner_of(session)
     if owner is None:
         raise SessionNotFoundError(f"no session {session!r} with an owner")
     if owner == UNREADABLE:

@@ -159,7 +159,7 @@ class Authorizer:
             raise AccessError(f"the scope of this credential is {permitted}; this needs {action}")
         return verdict
 
-    async def require_still(self, principal: Principal, since: float, now: float) -> None:
+    async def require_valid(self, principal: Principal, since: float, now: float) -> None:
         """Require that a principal, which connected at `since` (seconds since 1970), still has access.
 
         Raises:
@@ -167,7 +167,7 @@ class Authorizer:
         """
         if principal.expires_at is not None and principal.expires_at <= now:
             raise UnauthorizedError("the credential of this connection has expired; send a new one")
-        await self._access_tokens.require_standing(principal, since)
+        await self._access_tokens.require_unrevoked(principal, since)
 
     async def _verdict(self, principal: Principal, session: str, owner: Owner | None) -> AccessLevel:
         if owner is None and await self._store.find(root_of(session)) is None:
@@ -216,9 +216,7 @@ def cookie_of(connection: HTTPConnection) -> str:
 
 
 def cookie_name(connection: HTTPConnection) -> str:
-    """Return the name of the login cookie. Without TLS it includes the port, because browsers share cookies between
-    ports.
-    """
+    """Return the name of the login cookie. Without TLS it includes the port: browsers share cookies between ports."""
     if connection.url.scheme in {"https", "wss"}:
         return HOST_COOKIE
     return f"{COOKIE}-{connection.url.port or 80}"

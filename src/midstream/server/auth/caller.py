@@ -127,7 +127,7 @@ class Caller(Protocol):
             AccessError: The caller has other rights only.
         """
 
-    async def require_there(self, action: Action) -> None:
+    async def require_existing(self, action: Action) -> None:
         """Require the right to an action on an existing session.
 
         Raises:
@@ -170,11 +170,11 @@ class Caller(Protocol):
     def stored_name(self, session: str) -> str:
         """Return the stored name for the caller's name of a session."""
 
-    async def until_unwelcome(self) -> MidstreamError:
+    async def until_unauthorized(self) -> MidstreamError:
         """Wait until the caller loses its access, and return the reason."""
 
 
-class Stranger(Caller):
+class UnauthenticatedCaller(Caller):
     """A caller without authentication: an outer application authenticates, or only this machine has access.
 
     Args:
@@ -215,7 +215,7 @@ class Stranger(Caller):
     async def require(self, action: Action) -> None:
         """See `Caller.require`."""
 
-    async def require_there(self, action: Action) -> None:
+    async def require_existing(self, action: Action) -> None:
         """Do nothing: a caller without authentication may access all sessions."""
 
     async def begin(self) -> None:
@@ -248,7 +248,7 @@ class Stranger(Caller):
         return session
 
     @override
-    async def until_unwelcome(self) -> MidstreamError:
+    async def until_unauthorized(self) -> MidstreamError:
         raise AssertionError("only an authenticated caller can lose its access")
 
 
@@ -326,8 +326,8 @@ class KnownCaller(Caller):
         self._trail = trail or AuditTrail()
         self._recheck_s = recheck_s
         self._began_at = host.world.now()
-        self._must_look = asyncio.Event()
-        self._does = {Action.READ}
+        self._must_check = asyncio.Event()
+        self._actions = {Action.READ}
         """Actions that were permitted, and are checked again while the stream is open."""
 
     @override
@@ -358,18 +358,18 @@ class KnownCaller(Caller):
     async def require(self, action: Action) -> None:
         """See `Caller.require`. It also permits to begin a session that does not exist yet."""
         await self._authorizer.require(self.principal, self.session, action)
-        self._does.add(action)
+        self._actions.add(action)
 
     @override
-    async def require_there(self, action: Action) -> None:
+    async def require_existing(self, action: Action) -> None:
         if await self._authorizer.require(self.principal, self.session, action) is AccessLevel.BEGIN:
             raise SessionNotFoundError(f"no session {self.session!r}")
-        self._does.add(action)
+        self._actions.add(action)
 
     @override
     async def begin(self) -> None:
         verdict = await self._authorizer.require(self.principal, self.session, Action.SPEAK)
-        self._does.add(Action.SPEAK)
+        self._actions.add(Action.SPEAK)
         if verdict is not AccessLevel.BEGIN:
             return
         self._counters.sessions.count(self.caller)
@@ -395,7 +395,6 @@ class KnownCaller(Caller):
 
     @property
     def _is_local_user(self) -> bool:
-        """Whether the caller is the operator on this machine."""
         return self.principal.is_operator and not self._address
 
     async def visible_sessions(self) -> Collection[str] | None:
@@ -424,19 +423,19 @@ class KnownCaller(Caller):
 
     def recheck(self) -> None:
         """Check the access of the stream now."""
-        self._must_look.set()
+        self._must_check.set()
 
-    async def until_unwelcome(self) -> MidstreamError:
+    async def until_unauthorized(self) -> MidstreamError:
         """See `Caller.until_unauthorized`. A failed check also ends it: the client reconnects and authenticates."""
         while True:
             timer = self._recheck_later()
             try:
-                await self._must_look.wait()
+                await self._must_check.wait()
             finally:
                 timer.cancel()
-            self._must_look.clear()
+            self._must_check.clear()
             try:
-                await self._require_still_welcome()
+                await self._require_access()
             except (SessionNotFoundError, AccessError) as error:
                 if isinstance(error, UnauthorizedError):
                     return error
@@ -448,16 +447,16 @@ class KnownCaller(Caller):
         wait_s = self._recheck_s
         if self.principal.expires_at is not None:
             wait_s = min(wait_s, max(0.0, self.principal.expires_at - self._host.world.now()))
-        return self._host.world.later(wait_s, self._must_look.set)
+        return self._host.world.later(wait_s, self._must_check.set)
 
-    async def _require_still_welcome(self) -> None:
-        await self._authorizer.require_still(self.principal, self._began_at, self._host.world.now())
+    async def _require_access(self) -> None:
+        await self._authorizer.require_valid(self.principal, self._began_at, self._host.world.now())
         if self._connection is not None:
             principal = await self._authorizer.principal_of(self._connection)
             if principal is None or principal.key != self.principal.key:
                 raise UnauthorizedError("the credential of this connection is no longer valid")
             self.principal = principal
-        for action in self._does:
+        for action in self._actions:
             await self._authorizer.require(self.principal, self.session, action)
 
 
@@ -475,7 +474,7 @@ async def attribute(caller: Caller, received: Received) -> Received:
 
 def visitor_of(scope: Scope) -> Caller:
     """Return the caller of a request."""
-    visitor: Caller = scope.get(VISIT) or Stranger()
+    visitor: Caller = scope.get(VISIT) or UnauthenticatedCaller()
     return visitor
 
 

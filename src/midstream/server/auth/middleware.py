@@ -24,12 +24,12 @@ from starlette.types import Scope
 
 from midstream.engine.host import Host
 from midstream.errors import AccessError, MidstreamError, OtherLoginError, UnauthorizedError
-from midstream.server.api.request_bodies import BODY_BYTES_MAX, STRANGER_BYTES_MAX
+from midstream.server.api.request_bodies import BODY_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
 from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access
 from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import Authorizer, has_credential
-from midstream.server.auth.caller import VISIT, Counters, KnownCaller, LiveCallers, Stranger
+from midstream.server.auth.caller import VISIT, Counters, KnownCaller, LiveCallers, UnauthenticatedCaller
 from midstream.server.auth.credential_sources import source_of
 from midstream.server.auth.local_user import LocalUser
 from midstream.server.auth.origins import check_intent, check_origin, check_page, remote_address
@@ -41,20 +41,20 @@ from midstream.server.limits import Limits, address_of
 
 SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
 """Paths of one session: its name, and the rest of the path."""
-_OPEN = re.compile(
+_PUBLIC_PATHS = re.compile(
     r"/|/health|/ready|/static/.*|/v1/login|/v1/challenge|/\.well-known/agent-card\.json"
     r"|/v1/stream/__ds/jwks\.json"
     r"|/v1/stream/__ds/subscriptions/[^/]+/(?:callback|ack|release)"
 )
 """Paths without authentication: files of the pages, the agent card, health, login, and the public key of webhooks. Also
 reports of workers, which the endpoint authenticates by the token of their wake."""
-_LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/commands|/tickets|/stream")
+_READ_PATHS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/commands|/tickets|/stream")
 """Paths that need the right to read. Streams, frames and tickets that send commands are checked again."""
-_SPEAKS = frozenset({"/cancel", "/resume", "/withdraw"})
-_APPROVES = "/answer"
-_STREAMS = frozenset({"/events", "/poll", "/stream"})
+_SPEAK_PATHS = frozenset({"/cancel", "/resume", "/withdraw"})
+_ANSWER_PATH = "/answer"
+_TICKET_PATHS = frozenset({"/events", "/poll", "/stream"})
 """Paths that accept a ticket."""
-_BEGINNINGS = frozenset({"/commands", "/events", "/poll", "/stream", "/tickets"})
+_BEGIN_PATHS = frozenset({"/commands", "/events", "/poll", "/stream", "/tickets"})
 """Paths whose requests may begin a session."""
 
 _ADVICE = (
@@ -68,11 +68,11 @@ _log = logging.getLogger(__name__)
 
 def action_of(method: str, what: str) -> Action:
     """Return the action of a request on a session; `what` is the path after the session's name."""
-    if what in _SPEAKS:
+    if what in _SPEAK_PATHS:
         return Action.SPEAK
-    if what == _APPROVES:
+    if what == _ANSWER_PATH:
         return Action.APPROVE
-    if _LOOKS.fullmatch(what) or (what == "" and method in {"GET", "HEAD"}):
+    if _READ_PATHS.fullmatch(what) or (what == "" and method in {"GET", "HEAD"}):
         return Action.READ
     return Action.OWN
 
@@ -199,12 +199,12 @@ class AuthMiddleware:
             MidstreamError: The request is refused.
         """
         address = address_of(scope)
-        if self.access is None or _OPEN.fullmatch(path_of(scope)):
+        if self.access is None or _PUBLIC_PATHS.fullmatch(path_of(scope)):
             check_intent(scope)
             trail: AuditTrail = scope[TRAIL]
             trail.note_admission()
-            limit = {} if self.access is None else {BODY_BYTES_MAX: STRANGER_BYTES_MAX}
-            return {**scope, VISIT: Stranger(self.counters, address, trail), **limit}
+            limit = {} if self.access is None else {BODY_BYTES_MAX: UNAUTHENTICATED_BYTES_MAX}
+            return {**scope, VISIT: UnauthenticatedCaller(self.counters, address, trail), **limit}
         return await self._authenticate(scope, path_of(scope), address)
 
     def trail_of(self, scope: Scope) -> AuditTrail:
@@ -280,13 +280,13 @@ class AuthMiddleware:
         action = action_of(scope.get("method", "GET"), what)
         connection: HTTPConnection | None = HTTPConnection(scope)
         checks = self._living.checks
-        ticket = _ticket_of(scope) if what in _STREAMS else ""
+        ticket = _ticket_of(scope) if what in _TICKET_PATHS else ""
         if ticket:
             principal = await self._by_ticket(ticket, HTTPConnection(scope), session)
             connection = None
         else:
             principal = await self.principal_of(scope)
-            check_page(scope, is_stream=what in _STREAMS)
+            check_page(scope, is_stream=what in _TICKET_PATHS)
         if session:
             inside = name_in_store(session, principal.tenant)
             scope = _rename_session(scope, session, inside)
@@ -295,10 +295,10 @@ class AuthMiddleware:
         trail.identify(principal, session)
         visit = self._visit(principal, session, connection, address, checks, trail)
         self.counters.requests.count(visit.caller)
-        if what in _BEGINNINGS:
+        if what in _BEGIN_PATHS:
             await visit.require(action)
         elif session:
-            await visit.require_there(action)
+            await visit.require_existing(action)
         trail.note_admission()
         return {**scope, VISIT: visit}
 
@@ -350,7 +350,6 @@ def _ticket_of(scope: Scope) -> str:
 
 
 def _rename_session(scope: Scope, session: str, inside: str) -> Scope:
-    """Return a scope with another session name in its path."""
     path: str = scope["path"]
     head = len(path) - len(path_of(scope)) + len("/v1/sessions/")
     return {**scope, "path": f"{path[:head]}{inside}{path[head + len(session) :]}"}

@@ -74,9 +74,7 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
 
 
 def page_of(scope: Scope) -> str:
-    """Return the host (and port) of the requesting page, also without an `Origin` if the browser marks the request as
-    same-origin.
-    """
+    """Return the host (and port) of the requesting page, also of a same-origin request without an `Origin`."""
     if origin := _header(scope, b"origin"):
         return _parts_of(origin)[1]
     return _header(scope, b"host").lower() if _header(scope, b"sec-fetch-site") == "same-origin" else ""

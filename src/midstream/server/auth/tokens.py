@@ -176,7 +176,7 @@ class AccessTokens:
         await self._touch(row, found)
         return found
 
-    async def require_standing(self, principal: Principal, since: float) -> None:
+    async def require_unrevoked(self, principal: Principal, since: float) -> None:
         """Require that all credentials of a principal, which connected at `since` (seconds since 1970), are valid.
 
         Raises:

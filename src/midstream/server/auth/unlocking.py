@@ -28,9 +28,9 @@ REFUSAL_S = 0.02
 """Refusals take a multiple of this time, in seconds, so that their duration reveals nothing."""
 HELD = "midstream.held"
 """Key of the opened session in an ASGI scope."""
-_SAID_IN_BODY = re.compile(r"/events|/poll|/stream|/commands")
+_SECRET_IN_FRAME = re.compile(r"/events|/poll|/stream|/commands")
 """Streams and their frames: the secret is checked with the `open` or the frame."""
-_NOTHING_SAID = re.compile(r"/tickets|/owner|/readers/[^/]+")
+_WITHOUT_CONTENT = re.compile(r"/tickets|/owner|/readers/[^/]+")
 """Paths without content of a session, for authenticated principals."""
 
 
@@ -41,7 +41,7 @@ class PresentedSecrets(Struct, frozen=True):
     old_secret: str = ""
 
     def __repr__(self) -> str:
-        return "Shown(...)"
+        return "PresentedSecrets(...)"
 
 
 def secrets_in(connection: HTTPConnection, opening: Open | None = None) -> PresentedSecrets:
@@ -112,7 +112,7 @@ async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[Held | 
         return nullcontext()
     found = SESSION_PATH.fullmatch(path_of(scope))
     what = found["what"] or "" if found else ""
-    if found is None or _SAID_IN_BODY.fullmatch(what) or _NOTHING_SAID.fullmatch(what):
+    if found is None or _SECRET_IN_FRAME.fullmatch(what) or _WITHOUT_CONTENT.fullmatch(what):
         return nullcontext()
     action = action_of(scope.get("method", "GET"), what)
     return await unlock(host, found["session"], secrets_in(HTTPConnection(scope)), action)

@@ -26,7 +26,7 @@ from midstream.session.turn.states import RunningCalls
 UNNOTICED_S = 60.0
 """Seconds for which a dead connection may stay undetected: two WebSocket pings, or a heartbeat with its TCP timeout,
 and a margin."""
-STAYS_MAX = 10_000
+CLIENTS_MAX = 10_000
 """Clients with a stored time of arrival; about 2 MiB."""
 
 _log = logging.getLogger(__name__)
@@ -35,42 +35,42 @@ StreamPlace = tuple[str, str]
 """A session and a stream in it."""
 
 
-class _Stay(Struct):
+class _Client(Struct):
     since: float
     connections: int = 0
     left_at: float = 0.0
 
 
-class ClientStays:
+class ConnectedClients:
     """For each stream: the time since which its client is connected to this process without a gap."""
 
     def __init__(self) -> None:
-        self._stays: OrderedDict[StreamPlace, _Stay] = OrderedDict()
+        self._clients: OrderedDict[StreamPlace, _Client] = OrderedDict()
 
     def arrive(self, place: StreamPlace, *, gap_s: float, now: float) -> None:
         """Count a connection; it continues the previous one if the gap was at most `gap_s`."""
-        stay = self._stays.get(place)
-        if stay is None or (not stay.connections and now - stay.left_at > gap_s):
-            stay = self._stays[place] = _Stay(now)
-        stay.connections += 1
-        self._stays.move_to_end(place)
-        if len(self._stays) > STAYS_MAX:
-            self._stays.popitem(last=False)
+        client = self._clients.get(place)
+        if client is None or (not client.connections and now - client.left_at > gap_s):
+            client = self._clients[place] = _Client(now)
+        client.connections += 1
+        self._clients.move_to_end(place)
+        if len(self._clients) > CLIENTS_MAX:
+            self._clients.popitem(last=False)
 
     def leave(self, place: StreamPlace, *, gap_s: float, now: float) -> None:
         """Stop counting a connection. Without a counted connection, nothing changes."""
-        stay = self._stays.get(place)
-        if stay is None or not stay.connections:
+        client = self._clients.get(place)
+        if client is None or not client.connections:
             return
-        stay.connections -= 1
-        stay.left_at = now
-        if not stay.connections and not gap_s:
-            del self._stays[place]
+        client.connections -= 1
+        client.left_at = now
+        if not client.connections and not gap_s:
+            del self._clients[place]
 
     def connected_s(self, place: StreamPlace, *, now: float) -> float:
         """Return the seconds for which the client has been connected; 0 if it is not connected."""
-        stay = self._stays.get(place)
-        return now - stay.since if stay is not None and stay.connections else 0.0
+        client = self._clients.get(place)
+        return now - client.since if client is not None and client.connections else 0.0
 
 
 def overdue(session: Session, stream: str, *, connected_s: float, now: float) -> Iterator[CallFinished]:
@@ -99,23 +99,23 @@ class ConnectedCalls:
         gap_s: Seconds without a connection for which the client still counts as connected.
     """
 
-    def __init__(self, stays: ClientStays, place: StreamPlace, gap_s: float, world: World) -> None:
-        self._stays = stays
+    def __init__(self, clients: ConnectedClients, place: StreamPlace, gap_s: float, world: World) -> None:
+        self._clients = clients
         self._place = place
         self._gap_s = gap_s
         self._world = world
         self._ending: asyncio.Task[None] | None = None
-        stays.arrive(place, gap_s=gap_s, now=world.monotonic())
+        clients.arrive(place, gap_s=gap_s, now=world.monotonic())
 
     def leave(self) -> None:
         """Stop counting the connection."""
-        self._stays.leave(self._place, gap_s=self._gap_s, now=self._world.monotonic())
+        self._clients.leave(self._place, gap_s=self._gap_s, now=self._world.monotonic())
 
     def end_overdue(self, runner: Runner, stream: str) -> None:
         """End the calls whose time limit has passed while the client was connected. Without such calls, do nothing."""
         if self._ending is not None:
             return
-        connected_s = self._stays.connected_s(self._place, now=self._world.monotonic())
+        connected_s = self._clients.connected_s(self._place, now=self._world.monotonic())
         late = [*overdue(runner.state, stream, connected_s=connected_s, now=self._world.now())]
         if late:
             name = f"late calls of {runner.session_id}"

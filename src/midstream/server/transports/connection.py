@@ -39,18 +39,18 @@ from midstream.protocol.server_stream import Admit, FrameEncoding, Request, Serv
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.api.problems import INTERNAL
 from midstream.server.api.session_snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
-from midstream.server.auth.caller import Caller, Stranger, attribute
+from midstream.server.auth.caller import Caller, UnauthenticatedCaller, attribute
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
 from midstream.server.limits import CONNECTIONS_MAX
-from midstream.server.transports.client_calls import ClientStays, ConnectedCalls
+from midstream.server.transports.client_calls import ConnectedCalls, ConnectedClients
 from midstream.server.transports.disconnects import Presence
-from midstream.server.transports.encoded_pages import Copies
+from midstream.server.transports.encoded_pages import EncodedEvents
 from midstream.server.transports.frame_sending import FrameSending
 from midstream.server.transports.stream_fencing import Notices
 from midstream.session.session import fencing_error, notice_of
 
-LAST_WORDS_S = 1.0
+LAST_FRAME_S = 1.0
 """Seconds for the last frame, if the server ends the connection."""
 NAMES_MAX = 10_000
 """Streams whose newest named connection, with its number, is kept in memory; about 2 MiB."""
@@ -110,14 +110,14 @@ class Connections:
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
         """The current connection of each stream, or its open requests, which have one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
-        self._told: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
+        self._settings_by_name: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
         """Settings in the welcome of each named connection, by session and name."""
         self._under_way: dict[tuple[str, str], list[int]] = {}
         """Unanswered commands of each stream that were sent in separate requests."""
         self._ending: MidstreamError | None = None
-        self._copies: WeakValueDictionary[tuple[str, FrameEncoding], Copies] = WeakValueDictionary()
+        self._copies: WeakValueDictionary[tuple[str, FrameEncoding], EncodedEvents] = WeakValueDictionary()
         self._presence: Presence | None = None
-        self.stays = ClientStays()
+        self.connected_clients = ConnectedClients()
         self.notices = Notices()
         """Notices to other processes about connections of this one."""
         self.ahead = 0
@@ -194,15 +194,15 @@ class Connections:
 
         A connection without a name, or of another server, gets the current settings.
         """
-        return self._told.get((session_id, name), self.settings)
+        return self._settings_by_name.get((session_id, name), self.settings)
 
     def choose_settings(self, session_id: str, name: str) -> StreamSettings:
         """Return the settings of a new connection, and store them for its further requests."""
         if name:
-            self._told[session_id, name] = self.settings
-            self._told.move_to_end((session_id, name))
-            if len(self._told) > NAMES_MAX:
-                self._told.popitem(last=False)
+            self._settings_by_name[session_id, name] = self.settings
+            self._settings_by_name.move_to_end((session_id, name))
+            if len(self._settings_by_name) > NAMES_MAX:
+                self._settings_by_name.popitem(last=False)
         return self.settings
 
     @contextlib.contextmanager
@@ -248,11 +248,11 @@ class Connections:
             now=now,
         )
 
-    def copies_of(self, runner: Runner, wire: FrameEncoding) -> Copies:
+    def encoded_events_of(self, runner: Runner, wire: FrameEncoding) -> EncodedEvents:
         """Return the encoded events that readers of a session share, for one frame encoding."""
         copies = self._copies.get((runner.session_id, wire))
         if copies is None or copies.runner is not runner:
-            copies = self._copies[runner.session_id, wire] = Copies(runner, wire)
+            copies = self._copies[runner.session_id, wire] = EncodedEvents(runner, wire)
         return copies
 
     def presence(self, host: Host) -> Presence:
@@ -312,7 +312,7 @@ class Connection:
         self._transport = transport
         self._sending = FrameSending(transport, stream.frames_to_send, host.world)
         self._among = among
-        self._visitor = visitor or Stranger()
+        self._visitor = visitor or UnauthenticatedCaller()
         self._request = request or HTTPConnection({"type": "http", "headers": []})
         self._holding: contextlib.ExitStack | None = None
         """Keeps an encrypted session open."""
@@ -320,12 +320,12 @@ class Connection:
         self._mark: bytes | None = None
         """The mark of presence, if the turn has to stop without its client."""
         self._stage = _Stage.OPENING
-        self.has_told_turn = False
+        self.has_sent_turn = False
         """Whether the turn of its stream was sent completely (STREAM-27)."""
         self._calls: ConnectedCalls | None = None
         """Calls at the client, if the client was admitted with a stream."""
         self._alarm: Cancellable | None = None
-        self._rest: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         """The future that `_follow` waits for, when it has sent everything."""
         self._limit: asyncio.Timeout | None = None
         """Ends `_listen`."""
@@ -421,7 +421,7 @@ class Connection:
         async with asyncio.TaskGroup() as group:
             loops = [group.create_task(self._follow())]
             if self._visitor.is_known:
-                loops.append(group.create_task(self._keep_door()))
+                loops.append(group.create_task(self._watch_access()))
             self._set_alarm()
             try:
                 async with asyncio.timeout(None) as self._limit:
@@ -439,7 +439,6 @@ class Connection:
         return self._stream.failure
 
     def _finish(self) -> None:
-        """End `run`."""
         if self._stage is _Stage.OVER:
             return
         self._stage = _Stage.OVER
@@ -471,7 +470,7 @@ class Connection:
         if runner is None or stream.snapshot_due is not None or stream.is_fenced_by(runner.state):
             return
         if runner.newest.position > stream.cursor:
-            page = self._among.copies_of(runner, stream.wire).at_hand(stream.cursor)
+            page = self._among.encoded_events_of(runner, stream.wire).page_after(stream.cursor)
             if page is not None:
                 stream.pass_on(page, now=self._now())
         await self._flush()
@@ -494,7 +493,7 @@ class Connection:
     async def _send_all_of(self, runner: Runner) -> None:
         """Send all events, then new ones; raise the error that ends the session here."""
         stream, journal, coalesce_s = self._stream, runner.events, self._stream.coalesce_s
-        copies = self._among.copies_of(runner, stream.wire)
+        copies = self._among.encoded_events_of(runner, stream.wire)
         is_numbered = self.number > 0  # only numbered connections can be fenced by the journal
         while self._stage is not _Stage.OVER:
             if is_numbered and stream.is_fenced_by(runner.state):
@@ -502,7 +501,7 @@ class Connection:
             if stream.snapshot_due is not None:
                 await self.show_due()
             if journal.newest.position > stream.cursor:
-                page = copies.at_hand(stream.cursor)
+                page = copies.page_after(stream.cursor)
                 if page is not None:
                     stream.pass_on(page, now=self._now())
                     await self._flush()
@@ -514,7 +513,7 @@ class Connection:
                     stream.lose(journal.pruned_to, now=self._now())
             elif self._transport.ends_with_turn and self.is_turn_over:
                 await self._flush()
-                self.has_told_turn = True
+                self.has_sent_turn = True
                 return
             elif stream.has_frames:
                 await self._flush()
@@ -531,12 +530,12 @@ class Connection:
 
     def _until(self, woken: asyncio.Future[None]) -> asyncio.Future[None]:
         """Register a future that `_wake` also completes, and return it."""
-        self._rest = woken
+        self._waiter = woken
         return woken
 
     def _wake(self) -> None:
-        if self._rest is not None and not self._rest.done():
-            self._rest.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def show_due(self) -> None:
         """Queue a snapshot, if one is due.
@@ -578,10 +577,10 @@ class Connection:
         now = self._now()
         self._alarm = self._world.later(max(self._next_check_at(now) - now, 0.0), self._check_clock)
 
-    async def _keep_door(self) -> None:
-        self.end(await self._visitor.until_unwelcome())
+    async def _watch_access(self) -> None:
+        self.end(await self._visitor.until_unauthorized())
 
-    async def _keep_lock(self, held: Held) -> None:
+    async def _watch_pass(self, held: Held) -> None:
         self.end(await held.until_withdrawn())
 
     def _next_check_at(self, now: float) -> float:
@@ -673,10 +672,12 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
-            self._give_notice(runner)
-            self._calls = ConnectedCalls(self._among.stays, self.place, self._transport.gap_s, self._world)
+            self._write_notice(runner)
+            self._calls = ConnectedCalls(
+                self._among.connected_clients, self.place, self._transport.gap_s, self._world
+            )
         presence = self._among.presence(self._host)
-        if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
+        if self._stream.cancels_after_s is not None or presence.has_mark(self.place):
             self._mark = await presence.arrive(self.place)
         if self._alarm is not None:  # a heartbeat may be due before the old deadline of the `open`
             self._alarm.cancel()
@@ -685,7 +686,7 @@ class Connection:
             self._stage = _Stage.ADMITTED
         self._wake()
 
-    def _give_notice(self, runner: Runner) -> None:
+    def _write_notice(self, runner: Runner) -> None:
         """Inform other processes, which may have older connections, that this one has the stream."""
         if self._stage is not _Stage.OVER and (self._host.has_peers or runner.is_following):
             notice = notice_of(runner.state, self._stream.stream, self.number)
@@ -702,7 +703,7 @@ class Connection:
             if held is None:
                 return None
             if held.is_viewer:
-                looking = self._world.spawn(self._keep_lock(held), name=f"viewer of {self._session_id}")
+                looking = self._world.spawn(self._watch_pass(held), name=f"viewer of {self._session_id}")
                 stack.callback(looking.cancel)
             self._holding = stack.pop_all()
         return stream_digest_of(held)
@@ -726,7 +727,7 @@ class Connection:
         if self.is_gone:
             return
         try:
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(LAST_FRAME_S):
                 await self._flush()
         except TimeoutError:
             _log.debug("a client did not take the last frame", extra={"session": self._session_id})

@@ -53,7 +53,7 @@ class Presence:
             break
         return mark
 
-    def waits_for(self, place: Place) -> bool:
+    def has_mark(self, place: Place) -> bool:
         """Whether an earlier connection of this stream wrote a mark here. The next connection must replace it."""
         return place in self._marks
 
@@ -62,7 +62,7 @@ class Presence:
 
         Returns the task that does this.
         """
-        task = self._world.spawn(self._part(place, mark, after_s), name=f"absence in {place[0]}")
+        task = self._world.spawn(self._stop_after(place, mark, after_s), name=f"absence in {place[0]}")
         self._waiting[mark] = task
         task.add_done_callback(lambda _: self._waiting.pop(mark, None))
         return task
@@ -76,10 +76,10 @@ class Presence:
         if (task := self._waiting.pop(mark, None)) is not None:
             task.cancel()
 
-    async def _part(self, place: Place, mark: bytes, after_s: float | None) -> None:
+    async def _stop_after(self, place: Place, mark: bytes, after_s: float | None) -> None:
         if after_s is not None:
             await self._world.sleep(after_s)
-        if not await self._lift(place, mark) or after_s is None:
+        if not await self._remove_mark(place, mark) or after_s is None:
             return  # the client has returned to some process, or has closed the connection itself
         try:
             await self._stop_turn(place)
@@ -88,7 +88,7 @@ class Presence:
                 "a turn continues without its client", extra={"session": place[0], "code": error.code}
             )
 
-    async def _lift(self, place: Place, mark: bytes) -> bool:
+    async def _remove_mark(self, place: Place, mark: bytes) -> bool:
         """Remove a mark; return whether it was still the current one."""
         if self._marks.get(place) == mark:
             del self._marks[place]

@@ -19,7 +19,7 @@ AHEAD_BYTES_MAX = 2**22
 """Bytes of records that are kept after a read for the next reader; at least one record."""
 
 
-class Copies:
+class EncodedEvents:
     """Encoded events of one session, for one kind of transport. All readers share them.
 
     Args:
@@ -34,7 +34,7 @@ class Copies:
         self._ahead: Sequence[StoredRecord] = ()
         """The last records that were read from the store."""
 
-    def at_hand(self, position: int) -> EncodedPage | None:
+    def page_after(self, position: int) -> EncodedPage | None:
         """Return the events after a position, or None if they are not in memory."""
         if self._last.after != position:
             records = self.runner.events.near(after=position, limit=EVENTS_PER_FRAME_MAX)

@@ -85,7 +85,7 @@ class CommandsEndpoint:
         if is_first:
             await visitor.begin()
         else:
-            await visitor.require_there(Action.SPEAK)
+            await visitor.require_existing(Action.SPEAK)
         received = await attribute(visitor, received)
         shown = PresentedSecrets(by.secret, by.old_secret)
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
