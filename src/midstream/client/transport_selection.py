@@ -72,7 +72,7 @@ class Remembered(Struct, frozen=True):
     transport: TransportKind
     until: float
 
-    def is_believed(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         """Return whether it is still valid; implausible times, from a wrong clock, do not count."""
         return now < self.until <= now + REMEMBERED_S
 
@@ -94,7 +94,7 @@ class RememberedTransports:
     def get(self, server: str) -> Remembered | None:
         """Return the valid entry of a server, or None."""
         found = self._read().get(server)
-        return found if found is not None and found.is_believed(self._world.now()) else None
+        return found if found is not None and found.is_valid(self._world.now()) else None
 
     def put(self, server: str, worked: Remembered) -> None:
         """Store the entry of a server."""
@@ -120,7 +120,7 @@ class RememberedTransports:
     def _write(self, known: dict[str, Remembered]) -> None:
         now = self._world.now()
         living = sorted(
-            (pair for pair in known.items() if pair[1].is_believed(now)), key=lambda pair: pair[1].until
+            (pair for pair in known.items() if pair[1].is_valid(now)), key=lambda pair: pair[1].until
         )
         kept = dict(living[-SERVERS_MAX:])
         if self._path is None:
@@ -187,7 +187,7 @@ class TransportSelection:
         return trial
 
     async def _order(self) -> tuple[TransportKind, ...]:
-        if not self._first.is_believed(self._world.now()):
+        if not self._first.is_valid(self._world.now()):
             found = await asyncio.to_thread(self._remembered.get, self._base)
             self._first = found or Remembered(
                 TransportKind.WEBSOCKET, self._world.now() + REMEMBERED_DOUBTFUL_S

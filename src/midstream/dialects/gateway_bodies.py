@@ -150,7 +150,7 @@ def _too_large() -> RefusedError:
     )
 
 
-async def wait_until_gone(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client of a request disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -393,7 +393,7 @@ class PauseState(Struct, frozen=True, array_like=True):
     position: int
     check: str = ""
 
-    def sealed(self) -> PauseState:
+    def with_check(self) -> PauseState:
         """Return a copy with its checksum."""
         return PauseState(self.place, self.position, digest_of("pause", self.place, self.position))
 

@@ -336,7 +336,7 @@ class CallEvents(RecordEvents):
         if state.is_over or (state.questions and not stream.can_elicit and not stream.task):
             self._respond()
         elif state.questions and is_modern:
-            pause = pack(PauseState(state.place, self._place[0]).sealed())
+            pause = pack(PauseState(state.place, self._place[0]).with_check())
             requests = {"inputRequests": state.input_requests(), "requestState": pause}
             self._put({"id": stream.id, "result": {"resultType": "input_required", **requests}}, is_last=True)
         elif stream.can_elicit:

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Send
 
 from midstream.dialects.api_callers import Admission
 from midstream.dialects.api_errors import NOT_FOUND, ApiError, openai_error, refusal_of
-from midstream.dialects.gateway_bodies import Arrived, RefusedError, wait_until_gone
+from midstream.dialects.gateway_bodies import Arrived, RefusedError, wait_for_disconnect
 from midstream.dialects.response_reader import EVENT_STREAM, encode_headers
 from midstream.dialects.usage_ledger import UsageLedger
 from midstream.environment import World
@@ -88,7 +88,7 @@ class PassedRequests:
 
     async def _relay(self, model: PassingModel, name: str, body: bytes, receive: Receive, send: Send) -> None:
         passing = self._world.spawn(self._pass(model, name, body, send), name=f"passed {name}")
-        leaving = self._world.spawn(wait_until_gone(receive), name=f"the client of passed {name}")
+        leaving = self._world.spawn(wait_for_disconnect(receive), name=f"the client of passed {name}")
         tasks = {passing, leaving}
         self.open += 1
         try:

@@ -99,7 +99,7 @@ class ResponseReader:
         self._is_quiet = False
 
     async def __aenter__(self) -> Self:
-        self._watch = self._world.spawn(self._until_gone(), name=f"client of {self._live.id}")
+        self._watch = self._world.spawn(self._wait_for_disconnect(), name=f"client of {self._live.id}")
         self._watch.add_done_callback(lambda _: self._wake())
         self._follower = self._world.spawn(self._follow(), name=f"reader of {self._live.id}")
         self._follower.add_done_callback(lambda _: self._wake())
@@ -249,7 +249,7 @@ class ResponseReader:
             left_s = QUIET_S
         self._timer = self._world.later(left_s, self._check_silence)
 
-    async def _until_gone(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 

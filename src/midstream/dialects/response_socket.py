@@ -123,7 +123,7 @@ class ResponseSocket:
             live,
             self._responses,
             self._world,
-            self._until_gone,
+            self._wait_for_disconnect,
             _EventSender(self._send),
             form=reply.form,
             shows_upstream_calls=self._shows_upstream_calls,
@@ -148,7 +148,7 @@ class ResponseSocket:
         with contextlib.suppress(OSError):
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
-    async def _until_gone(self) -> Message:
+    async def _wait_for_disconnect(self) -> Message:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

@@ -200,7 +200,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
             links[path] = replace(link, is_explicit=False)
         return replace(self, links=links)
 
-    def settled(self, tails: Mapping[str, Tail]) -> StreamSubscription:
+    def settle(self, tails: Mapping[str, Tail]) -> StreamSubscription:
         """Update the links to the existing streams; a deleted stream stays only if it is explicit."""
         links: dict[str, SubscriptionLink] = {}
         for path, link in self.links.items():
@@ -236,7 +236,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         times = [each for each in (self.lease_until, self.next_attempt_at) if each]
         return min(times) if times else None
 
-    def advanced(
+    def advance(
         self, tails: Mapping[str, Tail], *, now: float, wake_id: str
     ) -> tuple[StreamSubscription, NextAct]:
         """Return the subscription to store now, and the action after that.
@@ -244,9 +244,9 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         Args:
             wake_id: An unused id.
         """
-        found = self.settled(tails)
+        found = self.settle(tails)
         if found.wake_id and found.lease_until and now >= found.lease_until:
-            found = found.released()
+            found = found.release()
         if found.wake_id:
             if not found.is_webhook:
                 return found, NextAct.NOTHING if found.is_announced else NextAct.ANNOUNCE
@@ -255,10 +255,10 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
             return found, NextAct.NOTHING
         if now < found.next_attempt_at or not found.pending(tails):
             return found, NextAct.NOTHING
-        found = found.woken(tails, now=now, wake_id=wake_id)
+        found = found.wake(tails, now=now, wake_id=wake_id)
         return found, NextAct.DELIVER if found.is_webhook else NextAct.ANNOUNCE
 
-    def woken(self, tails: Mapping[str, Tail], *, now: float, wake_id: str) -> StreamSubscription:
+    def wake(self, tails: Mapping[str, Tail], *, now: float, wake_id: str) -> StreamSubscription:
         """Return the subscription with the next wake in flight."""
         return replace(
             self,
@@ -270,15 +270,15 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
             is_announced=False,
         )
 
-    def released(self) -> StreamSubscription:
+    def release(self) -> StreamSubscription:
         """Return the subscription without a wake in flight."""
         return replace(self, wake_id="", snapshot={}, holder="", lease_until=0.0, is_announced=False)
 
-    def announced(self, generation: int) -> StreamSubscription:
+    def announce(self, generation: int) -> StreamSubscription:
         """Return the subscription after a wake was appended to the wake stream."""
         return replace(self, is_announced=True) if self.generation == generation and self.wake_id else self
 
-    def failed(self, generation: int, *, now: float, chance: float) -> StreamSubscription:
+    def fail(self, generation: int, *, now: float, chance: float) -> StreamSubscription:
         """Return the subscription after a failed delivery; the wake is delivered again during its lease."""
         if self.generation != generation or not self.wake_id:
             return self
@@ -286,7 +286,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         wait_s = WEBHOOK_BACKOFF.wait_s(failures, chance=chance)
         return replace(self, failures=failures, next_attempt_at=now + wait_s)
 
-    def delivered(self, generation: int, *, is_done: bool) -> StreamSubscription:
+    def deliver(self, generation: int, *, is_done: bool) -> StreamSubscription:
         """Return the subscription after an answered delivery; `is_done` acks its snapshot."""
         if self.generation != generation or not self.wake_id:
             return self
@@ -297,7 +297,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
             path: replace(link, acked=max(link.acked, self.snapshot.get(path, 0)))
             for path, link in self.links.items()
         }
-        return replace(found, links=links).released()
+        return replace(found, links=links).release()
 
     # --- requests of workers
 
@@ -318,30 +318,30 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         newest = (self.generation, self.generation, self.wake_id)
         return bool(self.wake_id) and (generation, report.generation, report.wake_id) == newest
 
-    def claimed(
+    def claim(
         self, worker: str, tails: Mapping[str, Tail], *, now: float, wake_id: str
     ) -> StreamSubscription | None:
         """Return the subscription with a worker's lease; None without pending work. No other worker may hold it."""
-        found = self.settled(tails)
+        found = self.settle(tails)
         if found.lease_until and now >= found.lease_until:
-            found = found.released()
+            found = found.release()
         if not found.pending(tails):
             return None
         if not found.wake_id:
-            found = found.woken(tails, now=now, wake_id=wake_id)
+            found = found.wake(tails, now=now, wake_id=wake_id)
         return replace(found, holder=worker, lease_until=now + found.lease_s, is_announced=True)
 
     def is_held(self, *, now: float) -> bool:
         """Return whether a worker holds an unexpired claim."""
         return bool(self.holder) and now < self.lease_until
 
-    def acked(self, report: WakeReport, tails: Mapping[str, Tail], *, now: float) -> StreamSubscription:
+    def ack(self, report: WakeReport, tails: Mapping[str, Tail], *, now: float) -> StreamSubscription:
         """Return the subscription with a worker's acks, and its lease extended or ended.
 
         Raises:
             AckError: An offset is not of a linked stream, after its end, or before the last acked one.
         """
-        found = self.settled(tails)
+        found = self.settle(tails)
         links = dict(found.links)
         for ack in report.acks:
             path = (ack.stream or ack.path).strip("/")
@@ -358,7 +358,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
                 )
             links[path] = replace(link, acked=units)
         found = replace(found, links=links, failures=0, next_attempt_at=0.0)
-        return found.released() if report.done else replace(found, lease_until=now + found.lease_s)
+        return found.release() if report.done else replace(found, lease_until=now + found.lease_s)
 
     def _signature(self, generation: int) -> str:
         said = f"{self.id}\n{generation}".encode()

@@ -125,7 +125,9 @@ class AcpSession:
         async with self._sending:
             ended = await self._reply(text_of(message))
             if ended is None:
-                ended = await self._say(message, stream_of(key or self._host.world.new_id("prompt")))
+                ended = await self._submit_message(
+                    message, stream_of(key or self._host.world.new_id("prompt"))
+                )
         return self._result(await asyncio.shield(ended))
 
     async def cancel(self) -> None:
@@ -142,7 +144,7 @@ class AcpSession:
 
     # --- prompts ----------------------------------------------------------------------------------------------
 
-    async def _say(self, message: UserMessage, stream: str) -> asyncio.Future[TurnEnded | None]:
+    async def _submit_message(self, message: UserMessage, stream: str) -> asyncio.Future[TurnEnded | None]:
         """Send a message once: its stream identifies a repetition."""
         ended = self._prompts.setdefault(stream, asyncio.get_running_loop().create_future())
         if stream not in self._updates.turns:
@@ -274,11 +276,11 @@ class AcpSession:
                 continue
             self._asked.add(place)
             if question.kind is QuestionKind.QUESTION:
-                await self._want_words(question)
+                await self._request_text(question)
             else:
                 self._spawn(self._request(question))
 
-    async def _want_words(self, question: Question) -> None:
+    async def _request_text(self, question: Question) -> None:
         """Let the next prompt answer a question: the protocol has no other way to send text."""
         if question.session:
             block = {"type": "text", "text": question.text or question.name}

@@ -15,7 +15,7 @@ from midstream.errors import UsageError
 from midstream.file_safety import read_own
 from midstream.protocol.stream_settings import StreamSettings
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Seconds between two checks of the file for changes: a check takes some microseconds."""
 
 _log = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ class SettingsFile:
         """
         try:
             self._mark = _mark_of(self._path)
-            told = tomllib.loads(read_own(self._path, "the file of settings", is_named=True).decode())
-            return msgspec.convert(told, StreamSettings)
+            members = tomllib.loads(read_own(self._path, "the file of settings", is_named=True).decode())
+            return msgspec.convert(members, StreamSettings)
         except OSError as error:
             raise UsageError(f"the settings in {self._path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError, msgspec.ValidationError, UsageError) as error:
@@ -59,7 +59,7 @@ class SettingsFile:
         """
         seen = self._mark
         while True:
-            await self._world.sleep(LOOK_S)
+            await self._world.sleep(CHECK_S)
             found = await asyncio.to_thread(self._read_mark)
             is_at_rest, seen = found == seen, found
             if found is None or found == self._mark or not is_at_rest:

@@ -288,7 +288,7 @@ class Supervisor:
             self._workers[number] = worker
         index = (number - 1) % len(self._sockets)
         await worker.connect(
-            WorkerSetup(number, tuple(descriptors), index, self._start_name, login), self._take
+            WorkerSetup(number, tuple(descriptors), index, self._start_name, login), self._handle
         )
         self._watch_end(worker)
         return worker
@@ -302,7 +302,7 @@ class Supervisor:
         await worker.wait()
         self._assign()
 
-    def _take(self, worker: WorkerProcess, message: Ready | PagesWanted) -> None:
+    def _handle(self, worker: WorkerProcess, message: Ready | PagesWanted) -> None:
         match message:
             case Ready(report):
                 worker.report = report

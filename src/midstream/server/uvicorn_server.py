@@ -40,7 +40,7 @@ GOODBYE_S = 2.0
 """Seconds for the last frames of all connections."""
 CUT_S = 1
 """Whole seconds for requests in progress, before they are cut."""
-LOOK_S = 0.01
+CHECK_S = 0.01
 """Seconds between two checks for sent last frames or a second signal."""
 CLOSING_S = 2.0
 """Seconds reserved for closing the store, and work that the host could not stop in its grace."""
@@ -333,12 +333,12 @@ class _Server(uvicorn.Server):
         try:
             async with asyncio.timeout(GOODBYE_S):
                 while self._app.open_streams and not self.force_exit:
-                    await self._app.world.sleep(LOOK_S)
+                    await self._app.world.sleep(CHECK_S)
         except TimeoutError:
             pass
         stopping = self._app.world.spawn(self._app.stop(grace_s=self._grace_s), name="stop the app")
         while not (stopping.done() or self.force_exit):
-            await asyncio.wait({stopping}, timeout=LOOK_S)
+            await asyncio.wait({stopping}, timeout=CHECK_S)
         await super().shutdown(sockets=sockets)
         if not self.force_exit and (cut := [*self.server_state.tasks]):
             await asyncio.wait(cut, timeout=CUT_S)  # requests without an answer get an error

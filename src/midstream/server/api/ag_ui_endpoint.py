@@ -47,7 +47,7 @@ from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.event_body import RecordBody
 from midstream.server.api.http_endpoints import SSE_HEADERS
 from midstream.server.api.langgraph_threads import ThreadFolds
-from midstream.server.api.opened_sessions import opened_if_there, opened_session
+from midstream.server.api.opened_sessions import opened_existing_session, opened_session
 from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
 from midstream.server.auth.caller import Caller, visitor_of
@@ -106,7 +106,7 @@ class AgUiEndpoint:
         """Follow a thread."""
         asked = read_input(await body_of(request, MESSAGES_BYTES_MAX))
         after = _after_of(request)
-        async with opened_if_there(self._host, request, asked.thread) as runner:
+        async with opened_existing_session(self._host, request, asked.thread) as runner:
             run = None
             if runner is not None and runner.state.turns:
                 fold = await self._folds.now(runner, asked.thread)
@@ -123,7 +123,7 @@ class AgUiEndpoint:
         """Read a run again."""
         thread, run_id = request.path_params["thread"], request.path_params["run_id"]
         after = _after_of(request)
-        async with opened_if_there(self._host, request, thread) as runner:
+        async with opened_existing_session(self._host, request, thread) as runner:
             run = None
             if runner is not None and runner.state.turns:
                 run = (await self._folds.now(runner, thread)).find(run_id)
@@ -175,7 +175,7 @@ class AgUiEndpoint:
 
     async def _begin(self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str) -> None:
         if not runner.state.turns:
-            await self._say(runner, asked, visitor, secret_digest)
+            await self._submit_message(runner, asked, visitor, secret_digest)
             return
         fold = await self._folds.now(runner, asked.thread)
         if asked.resume:
@@ -189,7 +189,7 @@ class AgUiEndpoint:
             words = "this thread waits for people: answer its interrupts by `resume`"
             raise _Refused(AnswerMismatchError(words))
         if asked.messages and asked.messages[-1].role == "user":
-            await self._say(runner, asked, visitor, secret_digest)
+            await self._submit_message(runner, asked, visitor, secret_digest)
             return
         if _results_of(fold, asked).is_empty:
             words = "this request has neither a new message nor a result that is waited for"
@@ -225,7 +225,9 @@ class AgUiEndpoint:
         except TimeoutError:
             raise UnavailableError("a call has not started yet: retry", retry_after_s=1.0) from None
 
-    async def _say(self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str) -> None:
+    async def _submit_message(
+        self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str
+    ) -> None:
         if not asked.messages or asked.messages[-1].role != "user":
             raise _Refused(UsageError("the last message of this thread must be a user message"))
         if self._has_begun(runner, asked):

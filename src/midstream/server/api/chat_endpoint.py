@@ -31,7 +31,7 @@ from midstream.errors import EventGoneError, UsageError
 from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.chat_stream import ChatRun, ChatStream
 from midstream.server.api.http_endpoints import NO_STORE
-from midstream.server.api.opened_sessions import opened_if_there, opened_session
+from midstream.server.api.opened_sessions import opened_existing_session, opened_session
 from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
 from midstream.server.auth.caller import Caller, visitor_of
@@ -95,7 +95,7 @@ class ChatEndpoint:
     async def chat_stream(self, request: Request, query: StreamQuery, send: Send) -> None:
         """Read a run of a chat again, or its newest turn."""
         chat, _, place = request.path_params["run"].partition(RUN_MARK)
-        async with opened_if_there(self._host, request, chat) as runner:
+        async with opened_existing_session(self._host, request, chat) as runner:
             run = None if runner is None else await self._find(runner, chat, place)
             if run is None:
                 await Response(status_code=204, headers=NO_STORE)(request.scope, request.receive, send)
@@ -106,7 +106,7 @@ class ChatEndpoint:
     async def chat_messages(self, request: Request) -> ChatMessages:
         """Return the messages of a chat as initial messages of `useChat`; none if the chat does not exist yet."""
         chat = request.path_params["chat"]
-        async with opened_if_there(self._host, request, chat) as runner:
+        async with opened_existing_session(self._host, request, chat) as runner:
             messages = [] if runner is None else messages_of(chat, runner.state)
         return ChatMessages(chat, messages)
 

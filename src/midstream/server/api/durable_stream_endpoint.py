@@ -120,11 +120,11 @@ class PlainStreamWriter:
             headers.get(wire.SEQUENCE),
             wire.asks_to_close(headers),
         )
-        _require_there(await _find(self._streams, journal))
+        _require_existing(await _find(self._streams, journal))
         decided: list[Appended | StreamAnswer] = []
 
         async def decide(known: KnownStream | None) -> Sequence[StreamRecord]:
-            found = _require_there(known)
+            found = _require_existing(known)
             if found.state.is_deleted:
                 raise HTTPException(410, "this stream is gone")
             decision = found.state.decide(asked)
@@ -133,7 +133,7 @@ class PlainStreamWriter:
                 return []
             return [replace(decision, at=self._host.world.now())]
 
-        known = _require_there(await self._streams.write(journal, decide))
+        known = _require_existing(await self._streams.write(journal, decide))
         [decision] = decided
         if isinstance(decision, Appended):
             return _answer(known.state.success(decision))
@@ -196,7 +196,7 @@ class _Made:
         records = self._content(settings)  # refuse a malformed body before any change
         asked_at, units = self._host.world.monotonic(), 0
         if source is not None and fork is not None:
-            found = _require_there(inherited)
+            found = _require_existing(inherited)
             units = await self._inherited_units(settings, found, fork)
             if not await self._register(source, found):
                 return None
@@ -268,7 +268,7 @@ class PlainStreamReader:
         """Read streams."""
         journal, visitor = _name_in(self._host, request)
         await visitor.require_existing(Action.READ)
-        known = _require_there(await _find(self._streams, journal))
+        known = _require_existing(await _find(self._streams, journal))
         if request.method == "HEAD":
             await self._head(known)(request.scope, request.receive, send)
             return
@@ -298,7 +298,7 @@ class PlainStreamReader:
         """
         while units >= known.state.units and not known.state.is_closed:
             birth = known.birth
-            known = _require_there(await self._streams.wait(known))
+            known = _require_existing(await self._streams.wait(known))
             if known.birth != birth or known.state.is_deleted:
                 raise NotFoundError("this stream was deleted")
         return known
@@ -422,7 +422,7 @@ async def _find(streams: PlainStreams, journal: str, *, gone: int | None = 410) 
         raise HTTPException(gone, error.message) from error
 
 
-def _require_there(known: KnownStream | None) -> KnownStream:
+def _require_existing(known: KnownStream | None) -> KnownStream:
     if known is None:
         raise NotFoundError("there is no such stream")
     return known

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Receive, Send
 from typing_extensions import override
 
-from midstream.dialects.gateway_bodies import wait_until_gone
+from midstream.dialects.gateway_bodies import wait_for_disconnect
 from midstream.dialects.record_events import RecordEvents
 from midstream.engine.conversation import follow_pages
 from midstream.engine.host import Host
@@ -77,7 +77,7 @@ class CountedReader:
         if self._visitor.is_known:
             ends.append(self._visitor.until_unauthorized())
         name = f"{type(self).__name__} {self._session}"
-        parts: list[Coroutine[Any, Any, Any]] = [wait_until_gone(receive), *work, *ends]
+        parts: list[Coroutine[Any, Any, Any]] = [wait_for_disconnect(receive), *work, *ends]
         tasks = [self._host.world.spawn(each, name=name) for each in parts]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -161,7 +161,9 @@ class RunStarter:
                 run = await self._resume(runner, thread, visitor)
             else:
                 secret = secret or secret_digest_of(given.digest)
-                run = await self._say(runner, thread, given, body.multitask_strategy, visitor, secret)
+                run = await self._submit_message(
+                    runner, thread, given, body.multitask_strategy, visitor, secret
+                )
             yield run
 
     def _input_of(self, thread: str, body: RunBody) -> RunInput | None:
@@ -171,7 +173,7 @@ class RunStarter:
             raise UsageError("a run has an input or `command.resume`, not both")
         return input_of(thread, body.input, fresh=self._host.world.new_id("run"))
 
-    async def _say(
+    async def _submit_message(
         self,
         runner: Runner,
         thread: str,

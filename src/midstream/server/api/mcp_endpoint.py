@@ -381,7 +381,7 @@ class McpEndpoint:
         if client.is_modern and "requestState" in message.params:
             pause = unpack(message.params["requestState"], mcp.PauseState)
             responses = message.params.get("inputResponses")
-            if pause is None or pause != pause.sealed():
+            if pause is None or pause != pause.with_check():
                 raise McpError(mcp.BAD_PARAMS, "`requestState` was changed")
             async with self._at(request, pause.place, Action.READ) as runner:
                 await calls.answer(runner, visitor, pause.place.session, responses)
@@ -402,7 +402,7 @@ class McpEndpoint:
             runner,
             secret,
         ):
-            turn = await self._say(runner, visitor, name, message.digest, text, secret)
+            turn = await self._submit_message(runner, visitor, name, message.digest, text, secret)
             yield runner, stream(CallPlace(session, turn))
 
     def _id_of(self, message: RpcMessage, client: McpClient) -> str:
@@ -414,7 +414,7 @@ class McpEndpoint:
             return mcp.digest_of("rpc", client.session, message.id)
         return self._host.world.new_id("call")
 
-    async def _say(
+    async def _submit_message(
         self, runner: Runner, visitor: Caller, name: str, digest: str, text: str, secret: str | None
     ) -> int:
         """Send the message of a call once; return the number of its turn."""

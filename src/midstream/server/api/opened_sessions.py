@@ -48,7 +48,7 @@ async def opened_session(
 
 
 @asynccontextmanager
-async def opened_if_there(host: Host, request: Request, session: str) -> AsyncIterator[Runner | None]:
+async def opened_existing_session(host: Host, request: Request, session: str) -> AsyncIterator[Runner | None]:
     """Open a session for reading; yield None if it does not exist, or belongs to another principal.
 
     Raises:

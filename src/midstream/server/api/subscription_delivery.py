@@ -1,8 +1,8 @@
 """The subscriptions of a store, in its key-value part; any server can deliver their wakes.
 
-Each server checks them after its own appends, and every `LOOK_S` seconds for appends of other servers. It stores a wake
-before it sends or writes it. If the server dies in between, the lease of the wake expires, or the wake is not announced
-yet, and another server continues.
+Each server checks them after its own appends, and every `CHECK_S` seconds for appends of other servers. It stores a
+wake before it sends or writes it. If the server dies in between, the lease of the wake expires, or the wake is not
+announced yet, and another server continues.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from midstream.store.contract import PRINCIPAL_OF, KeyValueEntry, ListPlace
 SUBSCRIPTIONS = "stream-subscriptions"
 """Namespace of subscriptions, by stored name."""
 SUBSCRIPTIONS_MAX = 100
-"""Subscriptions of one principal: all of them are checked every `LOOK_S` seconds."""
-LOOK_S = 1.0
+"""Subscriptions of one principal: all of them are checked every `CHECK_S` seconds."""
+CHECK_S = 1.0
 """Seconds between checks for changes by other servers, while there are subscriptions."""
 IDLE_S = 5.0
 """Seconds between checks while there are no subscriptions."""
@@ -77,20 +77,20 @@ class StreamSubscriptions:
         streams.on_change = self._note
         self._changed: set[str] = set()
         self._kick = asyncio.Event()
-        self._looked_at: dict[str, tuple[int, float | None]] = {}
+        self._checked: dict[str, tuple[int, float | None]] = {}
         """For each subscription: its version at the last check, and the time at which its lease or retry is due."""
         self._unreadable: set[str] = set()
         self._scanned_at: float | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._delivering: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Start the checks, after the store was opened."""
-        self._looking = self._world.spawn(self._look_on(), name="subscriptions of streams")
+        self._checking = self._world.spawn(self._check_periodically(), name="subscriptions of streams")
 
     async def stop(self) -> None:
         """Stop the checks and deliveries; other servers continue. Idempotent."""
-        looking, self._looking = self._looking, None
+        looking, self._checking = self._checking, None
         tasks = [*self._delivering, *((looking,) if looking is not None else ())]
         for task in tasks:
             task.cancel()
@@ -196,11 +196,11 @@ class StreamSubscriptions:
         self._changed.add(journal)
         self._kick.set()
 
-    async def _look_on(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
             pause_s = IDLE_S
             try:
-                pause_s = LOOK_S if await self._look() else IDLE_S
+                pause_s = CHECK_S if await self._check() else IDLE_S
             except MidstreamError as error:  # the store may be unavailable for a while
                 _log.warning("subscriptions of streams cannot be checked: %s", error.message)
             with suppress(TimeoutError):
@@ -208,13 +208,13 @@ class StreamSubscriptions:
                     await self._kick.wait()
             self._kick.clear()
 
-    async def _look(self) -> bool:
+    async def _check(self) -> bool:
         """Wake subscriptions that have pending work; return whether there are subscriptions."""
         changed, self._changed = self._changed, set()
         entries = await self._store.kv_list(SUBSCRIPTIONS)
         now = self._world.now()
         subscriptions = {entry.key: (entry.version, each) for entry, each in self._readable(entries)}
-        self._looked_at = {key: each for key, each in self._looked_at.items() if key in subscriptions}
+        self._checked = {key: each for key, each in self._checked.items() if key in subscriptions}
         if not subscriptions:
             self._scanned_at = None
             return False
@@ -223,11 +223,11 @@ class StreamSubscriptions:
         changed |= await self._changes_since(self._scanned_at - SKEW_S)
         self._scanned_at = now
         for key, (version, found) in subscriptions.items():
-            seen_version, due_at = self._looked_at.get(key, (0, None))
+            seen_version, due_at = self._checked.get(key, (0, None))
             is_due = due_at is not None and now >= due_at
             if version != seen_version or is_due or self._concerns(found, changed):
                 try:
-                    await self._look_at(key, version, found, changed)
+                    await self._check_subscription(key, version, found, changed)
                 except MidstreamError as error:
                     _log.warning("subscription %r cannot be woken: %s", found.id, error.message)
                     self._changed |= changed  # retry with the next check
@@ -239,13 +239,15 @@ class StreamSubscriptions:
             path is not None and (path in subscription.links or subscription.matches(path)) for path in paths
         )
 
-    async def _look_at(self, key: str, version: int, found: StreamSubscription, changed: set[str]) -> None:
+    async def _check_subscription(
+        self, key: str, version: int, found: StreamSubscription, changed: set[str]
+    ) -> None:
         now = self._world.now()
         linked = await self._linked(found, changed)
         if now - linked.scanned_at > SCANNED_S:
             linked = replace(linked, scanned_at=now)
         tails = await self.tails(linked)
-        stored, act = linked.advanced(tails, now=now, wake_id=self._world.new_id("wake"))
+        stored, act = linked.advance(tails, now=now, wake_id=self._world.new_id("wake"))
         if stored != found:
             try:
                 version = await self._put(key, stored, expected=version)
@@ -253,7 +255,7 @@ class StreamSubscriptions:
                 self._changed |= changed
                 self._kick.set()
                 return
-        self._looked_at[key] = (version, stored.due_at())
+        self._checked[key] = (version, stored.due_at())
         if act is NextAct.DELIVER:
             task = self._world.spawn(self._deliver(key, stored, tails), name=f"webhook of {found.id}")
             self._delivering.add(task)
@@ -316,8 +318,8 @@ class StreamSubscriptions:
 
         def change(found: StreamSubscription, _: Mapping[str, Tail]) -> StreamSubscription:
             if is_good:
-                return found.delivered(generation, is_done=is_done)
-            return found.failed(generation, now=self._world.now(), chance=self._world.chance())
+                return found.deliver(generation, is_done=is_done)
+            return found.fail(generation, now=self._world.now(), chance=self._world.chance())
 
         with suppress(NotFoundError):  # the subscription was deleted
             try:
@@ -346,7 +348,7 @@ class StreamSubscriptions:
         else:
             await self._streams.write(journal, decide)
         with suppress(NotFoundError):
-            await self.update(key, lambda found, _: found.announced(stored.generation))
+            await self.update(key, lambda found, _: found.announce(stored.generation))
 
     async def _put(self, key: str, subscription: StreamSubscription, *, expected: int) -> int:
         body = encode_subscription(subscription)

@@ -137,7 +137,7 @@ class SubscriptionOwnerEndpoint:
             if holders:
                 return found
             found = replace(found, links={**linked, **found.links})
-            claimed = found.claimed(body.worker, tails, now=now, wake_id=wake_id)
+            claimed = found.claim(body.worker, tails, now=now, wake_id=wake_id)
             was_pending[:] = [claimed is not None]
             return claimed or found
 
@@ -274,7 +274,7 @@ class WakeEndpoint:
                 is_current[:] = [False]
             if is_current != [True]:
                 return found
-            return found.released() if releases else found.acked(report, tails, now=now)
+            return found.release() if releases else found.ack(report, tails, now=now)
 
         try:
             found, tails = await self._subscriptions.update(key, change)

@@ -30,21 +30,21 @@ HOST_COOKIE = f"__Host-{COOKIE}"
 class AccessLevel(IntEnum):
     """Rights of a principal on a session."""
 
-    NOTHING = 0
+    NONE = 0
     """The session does not exist for the principal."""
-    LOOK = 1
+    READ = 1
     APPROVE = 2
     """Read the session, and answer its questions."""
-    ALL = 3
+    FULL = 3
     BEGIN = 4
     """The session does not exist and has no owner: its first sender becomes the owner."""
 
 
 _NEEDED = {
-    Action.READ: AccessLevel.LOOK,
+    Action.READ: AccessLevel.READ,
     Action.APPROVE: AccessLevel.APPROVE,
-    Action.SPEAK: AccessLevel.ALL,
-    Action.OWN: AccessLevel.ALL,
+    Action.SPEAK: AccessLevel.FULL,
+    Action.OWN: AccessLevel.FULL,
 }
 
 
@@ -121,25 +121,25 @@ class Authorizer:
         """Whether the application's `authorize` decides instead of the stored owners."""
         return self._access.authorize is not None
 
-    async def verdict(self, principal: Principal, session: str, action: Action) -> AccessLevel:
+    async def level_of(self, principal: Principal, session: str, action: Action) -> AccessLevel:
         """Return the rights of a principal on a session (stored name) for an action."""
         if not is_of_tenant(session, principal.tenant) or (
             principal.session and principal.session != root_of(session)
         ):
-            return AccessLevel.NOTHING
+            return AccessLevel.NONE
         if not principal.scope.covers(name_outside(session, principal.tenant)):
-            return AccessLevel.NOTHING
+            return AccessLevel.NONE
         owner = await self._ownership.owner_of(session)
         if owner is not None and owner.tenant != principal.tenant and not _runs_everything(principal):
-            return AccessLevel.NOTHING
+            return AccessLevel.NONE
         if owner is not None and principal.claim not in ("", owner.claim):
-            return AccessLevel.NOTHING  # the pass is for an earlier session of this name
-        verdict = await self._verdict(principal, session, owner)
+            return AccessLevel.NONE  # the pass is for an earlier session of this name
+        level = await self._level_by_owner(principal, session, owner)
         if self._access.authorize is not None:
-            told = await self._level_by_application(principal, session, action, owner)
-            is_allowed = told >= _NEEDED[action]
-            verdict = verdict if verdict is AccessLevel.BEGIN and is_allowed else told
-        return min(verdict, AccessLevel.LOOK) if principal.session else verdict
+            decided = await self._level_by_application(principal, session, action, owner)
+            is_allowed = decided >= _NEEDED[action]
+            level = level if level is AccessLevel.BEGIN and is_allowed else decided
+        return min(level, AccessLevel.READ) if principal.session else level
 
     async def require(self, principal: Principal, session: str, action: Action) -> AccessLevel:
         """Return the rights of a principal if they include the action.
@@ -148,16 +148,16 @@ class Authorizer:
             SessionNotFoundError: The principal has no right on the session.
             AccessError: The principal has other rights only.
         """
-        verdict = await self.verdict(principal, session, action)
-        if verdict is AccessLevel.NOTHING:
+        level = await self.level_of(principal, session, action)
+        if level is AccessLevel.NONE:
             raise SessionNotFoundError(f"no session {session!r}")
-        if verdict < _NEEDED[action]:
-            allowed = "read" if verdict is AccessLevel.LOOK else "read and answer the questions of"
+        if level < _NEEDED[action]:
+            allowed = "read" if level is AccessLevel.READ else "read and answer the questions of"
             raise AccessError(f"you may only {allowed} this session")
         if action not in principal.scope.actions:
             permitted = ", ".join(principal.scope.actions) or "nothing"
             raise AccessError(f"the scope of this credential is {permitted}; this needs {action}")
-        return verdict
+        return level
 
     async def require_valid(self, principal: Principal, since: float, now: float) -> None:
         """Require that a principal, which connected at `since` (seconds since 1970), still has access.
@@ -169,20 +169,20 @@ class Authorizer:
             raise UnauthorizedError("the credential of this connection has expired; send a new one")
         await self._access_tokens.require_unrevoked(principal, since)
 
-    async def _verdict(self, principal: Principal, session: str, owner: Owner | None) -> AccessLevel:
+    async def _level_by_owner(self, principal: Principal, session: str, owner: Owner | None) -> AccessLevel:
         if owner is None and await self._store.find(root_of(session)) is None:
             return AccessLevel.BEGIN
         if principal.is_operator:
-            return AccessLevel.ALL
+            return AccessLevel.FULL
         if owner is None:
-            return AccessLevel.NOTHING
+            return AccessLevel.NONE
         if principal.session:
-            return AccessLevel.LOOK
+            return AccessLevel.READ
         if principal.id == owner.principal:
-            return AccessLevel.ALL
+            return AccessLevel.FULL
         if principal.is_approver:
             return AccessLevel.APPROVE
-        return AccessLevel.LOOK if principal.id in owner.readers else AccessLevel.NOTHING
+        return AccessLevel.READ if principal.id in owner.readers else AccessLevel.NONE
 
     async def _level_by_application(
         self, principal: Principal, session: str, action: Action, owner: Owner | None
@@ -194,7 +194,7 @@ class Authorizer:
         may_look = action is not Action.READ and await settle(
             authorize(principal, Action.READ, session, owner)
         )
-        return AccessLevel.LOOK if may_look else AccessLevel.NOTHING
+        return AccessLevel.READ if may_look else AccessLevel.NONE
 
     async def _by_pass(self, kind: TokenKind, word: str) -> Principal:
         shown = await self._access_tokens.show(kind, word)

@@ -368,9 +368,9 @@ class KnownCaller(Caller):
 
     @override
     async def begin(self) -> None:
-        verdict = await self._authorizer.require(self.principal, self.session, Action.SPEAK)
+        level = await self._authorizer.require(self.principal, self.session, Action.SPEAK)
         self._actions.add(Action.SPEAK)
-        if verdict is not AccessLevel.BEGIN:
+        if level is not AccessLevel.BEGIN:
             return
         self._counters.sessions.count(self.caller)
         owner = await self._ownership.claim(self.session, self.principal)
@@ -410,8 +410,8 @@ class KnownCaller(Caller):
     async def may_list(self, session: str) -> bool:
         if Action.READ not in self.principal.scope.actions:
             return False
-        verdict = await self._authorizer.verdict(self.principal, session, Action.READ)
-        return AccessLevel.LOOK <= verdict <= AccessLevel.ALL
+        level = await self._authorizer.level_of(self.principal, session, Action.READ)
+        return AccessLevel.READ <= level <= AccessLevel.FULL
 
     @override
     def public_name(self, session: str) -> str:
