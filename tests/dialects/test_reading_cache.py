@@ -11,7 +11,7 @@ ENDS = digests(RAWS, range(1, 6))
 
 
 def gist(number: int, *, newest: str = "") -> Gist:
-    begun = Gist.of_nothing("")
+    begun = Gist.empty("")
     return Gist(begun.place, begun.scope, begun.beginning, f"system {number}", newest)
 
 
@@ -60,7 +60,7 @@ def test_all_of_them_weigh_no_more_than_the_limit() -> None:
 
 
 def test_a_gist_of_pieces_is_that_of_the_whole() -> None:
-    begun = Gist.of_nothing("m")
+    begun = Gist.empty("m")
     pieces = [said("a", "b", instructions="one"), said("c"), said(instructions="two"), said()]
     whole = said("a", "b", "c", instructions="one\n\ntwo")
     found = begun
@@ -71,7 +71,7 @@ def test_a_gist_of_pieces_is_that_of_the_whole() -> None:
 
 
 def test_a_conversation_that_has_a_name_needs_no_place() -> None:
-    named = Gist.of_nothing("")
+    named = Gist.empty("")
     assert named.then(said("a", "b")).place == named.place
 
 

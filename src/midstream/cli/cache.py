@@ -21,7 +21,7 @@ from midstream.session.journal_reading import JournalReader
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of a request in a file: twice the limit of any provider."""
 _COSTLY = {"divergence", "rebase", "tools-changed"}
-"""Classes after which nothing comes from the cache."""
+"""Classes after which no input is from the cache."""
 
 
 @click.command()

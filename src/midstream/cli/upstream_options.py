@@ -44,7 +44,7 @@ class UpstreamOptions(Struct, frozen=True):
         instructions: Place of a client application's instructions; "" for its default.
         sign_in: Id of its authentication method; "" for none.
         sessions: Place of its conversations: `CLI`, `STORE`, or "" for its default.
-        silence_s: Seconds without an event after which an answer is cut, also before its first token.
+        silence_s: Seconds without an event after which an answer is interrupted, also before its first token.
     """
 
     permission_mode: str = ""

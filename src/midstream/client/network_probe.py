@@ -59,15 +59,15 @@ class ProbeOutcome(StrEnum):
 
     WORKS = "works"
     BUFFERED = "buffered"
-    """The first chunk came late: a proxy buffers the answer."""
+    """The first chunk arrived late: a proxy buffers the answer."""
     AT_ONCE = "at once"
-    """Only one chunk came, or all came in one piece: nothing is streamed."""
+    """Only one chunk arrived, or all arrived in one piece: nothing is streamed."""
     INCOMPLETE = "incomplete"
     """Chunks are missing: a proxy cuts or drops."""
     REFUSED = "refused"
     """The answer is not from the probe."""
     NOTHING = "nothing"
-    """No chunk came."""
+    """No chunk arrived."""
 
 
 DISTURBED = frozenset((ProbeOutcome.BUFFERED, ProbeOutcome.AT_ONCE, ProbeOutcome.INCOMPLETE))

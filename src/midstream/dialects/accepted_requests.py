@@ -215,7 +215,7 @@ class Accepting:
             items = await self._kept.items(await self._kept.find(found.asked.conversation))
             entries = found.asked.transcript(items).history.entries
         elif previous is not None:
-            entries = await self._behind(found.asked, previous)
+            entries = await self._after_previous(found.asked, previous)
         return replace(found.asked, instructions=found.instructions), entries
 
     def check_model(self, name: str, caller: ApiCaller) -> None:
@@ -354,7 +354,7 @@ class Accepting:
 
     async def _begin(self, wanted: _Wanted) -> LiveResponse | _Repeated:
         sessions, session, is_noted = wanted.sessions, wanted.session, wanted.is_noted
-        whole = await self._behind(wanted.asked, wanted.previous) if wanted.previous else None
+        whole = await self._after_previous(wanted.asked, wanted.previous) if wanted.previous else None
         for _ in range(COMPARISONS_MAX):
             lock = self._locks.setdefault(session, asyncio.Lock())
             async with lock:
@@ -363,7 +363,7 @@ class Accepting:
                 else:
                     runner = await sessions.host.session(session, create=True)
                 if wanted.asked.conversation:
-                    whole = await self._within(wanted.asked, runner.state)
+                    whole = await self._in_conversation(wanted.asked, runner.state)
                 if not await self._is_in_use(runner.state, wanted):
                     state = runner.state
                     comparison = self._compare(session, state, wanted, whole)
@@ -500,7 +500,7 @@ class Accepting:
                     refuse_local_files(entry)
         return comparison
 
-    async def _behind(self, asked: Asked, previous: _Previous) -> tuple[Entry, ...]:
+    async def _after_previous(self, asked: Asked, previous: _Previous) -> tuple[Entry, ...]:
         """Return the whole conversation of a request that continues a previous response."""
         try:
             state = await previous.sessions.state_at(previous.found)
@@ -510,7 +510,7 @@ class Accepting:
             raise _no_previous()
         return _entries_after(state, asked)
 
-    async def _within(self, asked: Asked, state: Session) -> tuple[Entry, ...]:
+    async def _in_conversation(self, asked: Asked, state: Session) -> tuple[Entry, ...]:
         """Return the whole conversation of a request to a conversation of `/v1/conversations`."""
         entry = await self._kept.find(asked.conversation)
         if entry.removed:  # the session still contains the removed items

@@ -437,7 +437,7 @@ def refusal(thread: str, run_id: str, code: str, message: str, *, at: float) -> 
     return [_encoded({"type": "RUN_STARTED", **names}), _encoded(error)]
 
 
-def nothing(thread: str, run_id: str, *, at: float) -> list[bytes]:
+def empty_thread_events(thread: str, run_id: str, *, at: float) -> list[bytes]:
     """Return the events for a client that connects to a thread without messages."""
     names = {"threadId": thread, "runId": run_id}
     started = {"type": "RUN_STARTED", **names, "timestamp": int(at * 1000)}

@@ -258,7 +258,7 @@ def stream_name(run_id: str, message_id: str) -> str:
 
 
 def ids_in(stream: str) -> tuple[str, str]:
-    """Return the ids of the run and of the message that a stream has in its name; "" where it has none."""
+    """Return the ids of the run and of the message that a stream has in its name; "" for none."""
     if not stream.startswith(STREAM_PREFIX):
         return "", ""
     run_id, _, message_id = stream.removeprefix(STREAM_PREFIX).partition(".")
@@ -295,7 +295,7 @@ class ThreadFold:
         self._sub_agents: ShownSubAgents = {}
 
     def ids_in(self, stream: str) -> tuple[str, str]:
-        """Return the ids of the run and of the message that a stream has in its name; "" where it has none."""
+        """Return the ids of the run and of the message that a stream has in its name; "" for none."""
         return ids_in(stream)
 
     def copy(self) -> Self:

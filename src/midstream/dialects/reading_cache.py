@@ -50,7 +50,7 @@ class Gist(Struct, frozen=True):
     ids: frozenset[str] = frozenset()
 
     @classmethod
-    def of_nothing(cls, scope: str) -> Gist:
+    def empty(cls, scope: str) -> Gist:
         """Return the summary of an empty conversation."""
         return cls(place_of(scope, History()), scope)
 

@@ -107,7 +107,7 @@ def read(
     asked = dialect.read(fields, 0)
     session = read_session_name(headers, asked, principal)
     transcript = msgspec.structs.replace(asked, instructions="").transcript()
-    gist = Gist.of_nothing("" if session else scope_of(asked, principal)).then(transcript)
+    gist = Gist.empty("" if session else scope_of(asked, principal)).then(transcript)
     return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, fields)
 
 
@@ -166,7 +166,7 @@ def _read_behind(
     form = dialect.format
     last = range(max(0, len(messages) - CUTS_MAX), len(messages) + 1)
     ends = digests(messages, memo.counts(whose).union(last))
-    for known, gist in [*memo.find(whose, ends), (0, Gist.of_nothing(scope))]:
+    for known, gist in [*memo.find(whose, ends), (0, Gist.empty(scope))]:
         new = _values_of(messages[known:])
         if known and new and answers(new[0], form):
             continue  # the known part ends within a response

@@ -192,7 +192,7 @@ def _turns_of(history: Sequence[Entry]) -> Iterator[tuple[_Gist, int]]:
     words, calls, is_open = "", list[str](), False
     for number, entry in enumerate(history):
         if isinstance(entry, Step):
-            words += _squeezed(entry.response.text)
+            words += _without_spaces(entry.response.text)
             calls += (call.id for call in entry.response.calls)
             is_open = True
         elif entry != GO_ON:
@@ -209,16 +209,16 @@ def _gist_of(message: Json) -> _Gist:
         return _gist_of_user(_user_message(message))
     words = "".join(_text(part) for part in message["parts"] if part.get("type") == "text")
     calls = (part for part in message["parts"] if _is_tool(part) and not part.get("providerExecuted"))
-    return "assistant", _squeezed(words), tuple(_model_id(part) for part in calls)
+    return "assistant", _without_spaces(words), tuple(_model_id(part) for part in calls)
 
 
 def _gist_of_user(message: UserMessage) -> _Gist:
     words = "".join(part.text for part in message.parts if isinstance(part, Text))
     files = (part for part in message.parts if isinstance(part, File))
-    return "user", _squeezed(words), tuple(f"{part.media_type} {part.name or ''}" for part in files)
+    return "user", _without_spaces(words), tuple(f"{part.media_type} {part.name or ''}" for part in files)
 
 
-def _squeezed(words: str) -> str:
+def _without_spaces(words: str) -> str:
     return "".join(words.split())
 
 

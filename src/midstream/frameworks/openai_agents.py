@@ -31,7 +31,7 @@ from midstream.extras import extra
 from midstream.frameworks.openai_agents_runs import (
     TurnScope,
     current_turn,
-    entered,
+    enter_scope,
     inside_tool,
     install_runner,
 )
@@ -140,7 +140,7 @@ class DurableAgents:
         )
         scope = TurnScope(turn, finished_items(turn.cancelled))
         try:
-            with entered(scope):
+            with enter_scope(scope):
                 yield
         finally:
             try:

@@ -157,7 +157,7 @@ _nested_results: ContextVar[list[Any] | None] = ContextVar("midstream_openai_age
 
 
 @contextmanager
-def entered(scope: TurnScope) -> Generator[None, None, None]:
+def enter_scope(scope: TurnScope) -> Generator[None, None, None]:
     """Enter the scope of a turn: the first run inside is the run of the turn."""
     token = _place.set(_Place(scope))
     try:

@@ -213,7 +213,7 @@ def _approval(context: object) -> Callable[[ToolCall, Tool], bool]:
 
 
 def _evaluate_approval(tool: FunctionTool, context: RunContextWrapper[Any], call: ToolCall) -> bool:
-    """Evaluate a function like the SDK; a function that has to wait means that a person is asked.
+    """Evaluate a function like the SDK; a function that must wait means that a person is asked.
 
     Like the SDK, it also means that if the tool's arguments differ from those of the model.
     """
@@ -369,7 +369,7 @@ async def _run_tool(
             return StatedOutcome(refusal, Outcome.ERROR)
     failures: list[Exception] = []
     running = invoke_function_tool(
-        function_tool=_noting(tool, context, failures), context=context, arguments=written
+        function_tool=_record_failures(tool, context, failures), context=context, arguments=written
     )
     try:
         value = await run_bounded(running, shared.world)
@@ -388,7 +388,9 @@ async def _run_tool(
     return StatedOutcome(str(value), Outcome.ERROR)
 
 
-def _noting(tool: FunctionTool, context: ToolContext[Any], failures: list[Exception]) -> FunctionTool:
+def _record_failures(
+    tool: FunctionTool, context: ToolContext[Any], failures: list[Exception]
+) -> FunctionTool:
     """Return the tool with error functions that also note each error, because their text does not show a failure."""
 
     def note_failures(formatter: Callable[..., Any]) -> Callable[..., Any]:

@@ -46,7 +46,7 @@ class OpenAnswers:
         return here + self._elsewhere.get(digest_of_caller(principal), 0.0)
 
     @contextlib.contextmanager
-    def taking(self, principal: str) -> Iterator[None]:
+    def count_beginning(self, principal: str) -> Iterator[None]:
         """Count one answer that is about to begin, until the end of the block."""
         self._beginning[principal] += 1
         if self.on_half_used is not None:
@@ -104,7 +104,7 @@ class GatewayLimits:
             raise _refused(f"{limit} answers for this key are in progress, its limit", retry_after_s=BUSY_S)
         if allowance.requests_per_minute:
             self._count_request(caller.principal, allowance.requests_per_minute)
-        with self.answers.taking(caller.principal):
+        with self.answers.count_beginning(caller.principal):
             yield
 
     def _count_request(self, principal: str, limit: int) -> None:

@@ -146,7 +146,7 @@ class Rate:
         return self._elsewhere.get(digest_of_caller(caller), 0.0) if self._elsewhere else 0.0
 
     def _left_of(self, level: float, at: float, *, beside: float) -> float:
-        """Return the current level of a part with `level` at time `at`; `beside` is the level of the other parts."""
+        """Return the current level of a part with `level` at time `at`; `beside` is the level of all other parts."""
         if level <= 0:
             return 0.0
         share = level / (level + beside)

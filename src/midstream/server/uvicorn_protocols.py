@@ -112,7 +112,7 @@ class PlainHttp(HttpProtocol):
             return
         self._stop_watching()
         if not self._is_reset_at_end and begun.scope["http_version"] == "1.0":
-            # The end of the connection is the end of the body. A cut answer needs a reset instead (STREAM-27).
+            # The end of the connection is the end of the body. An interrupted answer needs a reset instead (STREAM-27).
             self._is_reset_at_end = True
             self._close_with(_RESET)
             begun.transport = _Unframed(begun)
@@ -151,7 +151,7 @@ class PlainHttp(HttpProtocol):
         self._refuse(HTTPStatus.BAD_REQUEST)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """Send a refusal and close. If an earlier answer is in progress, cut it instead."""
+        """Send a refusal and close. If an earlier answer is in progress, interrupt it instead."""
         under_way: Any = self.cycle
         if under_way is None or under_way.response_complete or not under_way.response_started:
             self.transport.write(_refusal(status))

@@ -3,7 +3,7 @@
 uvicorn alone would wait for open streams for ever, without informing the app. Here the shutdown has three steps:
 
 1. The app drains. WebSockets get an `error` frame with code `draining`, event streams are reset, and both reconnect.
-2. The app stops. A waiting client gets its answer, or a refusal with the time of a retry. Cut work is in the journal.
+2. The app stops. A waiting client gets its answer, or a refusal with a retry time. Interrupted work is in the journal.
 3. The remaining connections are closed.
 """
 
@@ -39,7 +39,7 @@ STOP_WITHIN_S = 10.0
 GOODBYE_S = 2.0
 """Seconds for the last frames of all connections."""
 CUT_S = 1
-"""Whole seconds for requests in progress, before they are cut."""
+"""Whole seconds for requests in progress, before they are interrupted."""
 CHECK_S = 0.01
 """Seconds between two checks for sent last frames or a second signal."""
 CLOSING_S = 2.0

@@ -119,7 +119,7 @@ class WorkerLink:
 
     def __init__(self, connection: socket.socket, *, world: World = World()) -> None:
         self.stop = asyncio.Event()
-        """Set when this worker has to end."""
+        """Set when this worker must end."""
         self.report: dict[str, Any] = {}
         """The line that `--json` prints for this worker; see `Ready`."""
         self.page_of: Callable[[], bytes] | None = None
@@ -155,7 +155,7 @@ class WorkerLink:
 
         Args:
             accept: Called with duplicates of the further sockets to accept from, by index, whenever they change.
-            cut: Called when this worker has to end without waiting for connections.
+            cut: Called when this worker must end without waiting for connections.
         """
         reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=LINE_BYTES_MAX)
         self._send(Ready(self.report))

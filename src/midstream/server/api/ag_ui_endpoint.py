@@ -26,7 +26,7 @@ from midstream.dialects.ag_ui_messages import (
 from midstream.dialects.ag_ui_stream import (
     AgUiEvents,
     AgUiFold,
-    nothing,
+    empty_thread_events,
     refusal,
     stream_name,
 )
@@ -114,7 +114,7 @@ class AgUiEndpoint:
                 of_place = [each for each in fold.runs if each.after < after[0]]
                 run = of_place[-1] if of_place and next(later, None) is not None else fold.run
             if runner is None or run is None:
-                events = nothing(asked.thread, asked.run_id, at=self._host.world.now())
+                events = empty_thread_events(asked.thread, asked.run_id, at=self._host.world.now())
                 await self._send_whole(request, send, events)
             else:
                 await self._send_run(request, send, runner, asked.thread, run, after)

@@ -385,7 +385,7 @@ class PlainStreamEvents(EventBody):
             if self._units >= known.state.units and not known.state.is_closed:
                 known = await self._streams.wait(known)
             elif not part.bodies:
-                known = await self._streams.look(known.journal)
+                known = await self._streams.refresh(known.journal)
             if known is not None and (known.birth != birth or known.state.is_deleted):
                 return
 

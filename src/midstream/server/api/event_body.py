@@ -50,7 +50,7 @@ class CountedReader:
         return self._session, ""
 
     def end(self, error: MidstreamError) -> None:
-        """Cut the request, such as at a shutdown. The client reconnects elsewhere."""
+        """Interrupt the request, for example at a shutdown. The client reconnects elsewhere."""
         if not self._ending.done():
             self._ending.set_result(error)
 

@@ -139,7 +139,7 @@ def metadata_of(host: Host) -> Json:
     return {"graph_id": host.agent.name, "assistant_id": assistant_id_of(host.agent.name)}
 
 
-def moment(seconds: float) -> str:
+def timestamp(seconds: float) -> str:
     """Format a time as LangGraph does."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
@@ -184,7 +184,7 @@ class LangGraphAssistants:
         )
 
     def _assistant(self) -> GraphAssistant:
-        name, made_at = self._host.agent.name, moment(0)
+        name, made_at = self._host.agent.name, timestamp(0)
         return GraphAssistant(
             assistant_id_of(name), name, name, {}, {}, {"created_by": "system"}, made_at, made_at, 1, None
         )
@@ -292,7 +292,7 @@ class LangGraphThreads:
     # --- as LangGraph shows them ------------------------------------------------------------------------------
 
     def _empty(self, thread: str, note: ThreadNote) -> ThreadView:
-        at = moment(note.at)
+        at = timestamp(note.at)
         return ThreadView(thread, at, at, at, note.metadata, "idle", {}, None)
 
     async def _show(self, opened: OpenThread) -> ThreadView:
@@ -305,10 +305,10 @@ class LangGraphThreads:
         is_failed = (
             isinstance(fold.session.turn, Idle) and fold.run is not None and fold.run.status == "error"
         )
-        changed_at = moment(fold.at)
+        changed_at = timestamp(fold.at)
         return ThreadView(
             opened.id,
-            moment(note.at or fold.session.started_at),
+            timestamp(note.at or fold.session.started_at),
             changed_at,
             changed_at,
             {**metadata_of(self._host), **note.metadata},
@@ -340,7 +340,7 @@ class LangGraphThreads:
             following,
             tasks,
             about,
-            moment(fold.at),
+            timestamp(fold.at),
             place,
             None,
             interrupts_of(fold.questions),

@@ -43,7 +43,7 @@ from midstream.errors import (
 )
 from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.event_body import PieceBody, RecordBody
-from midstream.server.api.langgraph_endpoint import metadata_of, moment, require_assistant
+from midstream.server.api.langgraph_endpoint import metadata_of, require_assistant, timestamp
 from midstream.server.api.langgraph_threads import GraphThreads, OpenThread
 from midstream.server.api.opened_sessions import opened_session
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit
@@ -405,8 +405,8 @@ class LangGraphRuns:
             begun.id,
             begun.thread,
             self._about["assistant_id"],
-            moment(run.created_at if run else at),
-            moment(run.updated_at if run else at),
+            timestamp(run.created_at if run else at),
+            timestamp(run.updated_at if run else at),
             _status_of(run),
             self._about,
             {},

@@ -172,7 +172,7 @@ class PlainStreams:
         Raises:
             StreamGoneError: The stream was deleted or has expired, but has forks.
         """
-        known = await self.look(journal)
+        known = await self.refresh(journal)
         if known is None or not await self._is_over(known):
             return known
         if await self._has_forks(known):
@@ -184,7 +184,7 @@ class PlainStreams:
         """Return the content of one response after an offset, and not beyond `limit` units."""
         part, limit = StreamPart([], units), known.state.units if limit is None else limit
         if units < (inherited := known.created.inherited):
-            source = await self.look(known.created.source)
+            source = await self.refresh(known.created.source)
             if source is None:
                 raise StoreDamagedError(f"the source of journal {known.journal!r} is missing")
             part = await self.read(source, units, limit=min(inherited, limit))
@@ -219,7 +219,7 @@ class PlainStreams:
         """Return begin and end of the append that contains the next unit after `units`, also an inherited one."""
         if units >= known.created.inherited:
             return known.span_at(units)
-        source = await self.look(known.created.source)
+        source = await self.refresh(known.created.source)
         span = None if source is None else await self.span_at(source, units)
         return None if span is None else (span[0], min(span[1], known.created.inherited))
 
@@ -232,7 +232,7 @@ class PlainStreams:
         async with self._reading[hash(known.journal) % READERS]:
             if self._has_grown(known, position):  # another reader has already read them
                 return known
-            return await self._look(known.journal)
+            return await self._refresh(known.journal)
 
     def _has_grown(self, known: KnownStream, position: int) -> bool:
         return known.position > position and self._known.get(known.journal) is known
@@ -249,12 +249,12 @@ class PlainStreams:
                 body = msgspec.json.encode(now)
                 await self._store.kv_put(STREAM_READS, known.journal, body, expected=version, at=now)
 
-    async def look(self, journal: str) -> KnownStream | None:
+    async def refresh(self, journal: str) -> KnownStream | None:
         """Read new records of a journal; return the stream, or None if the journal is empty."""
         async with self._reading[hash(journal) % READERS]:
-            return await self._look(journal)
+            return await self._refresh(journal)
 
-    async def _look(self, journal: str) -> KnownStream | None:
+    async def _refresh(self, journal: str) -> KnownStream | None:
         known = self._known.get(journal)
         after = 0 if known is None else known.position - 1
         page = await self._store.read(journal, after=after, limit=PAGE_RECORDS)
@@ -307,7 +307,7 @@ class PlainStreams:
         for fork, asked_at in known.state.forks.items():
             if self._world.now() - asked_at < FORK_S:
                 return True
-            found = await self.look(fork)
+            found = await self.refresh(fork)
             if found is not None and found.created.source == known.journal:
                 return True
         return False
@@ -326,7 +326,7 @@ class PlainStreams:
             return [Deleted()] if has_forks else []
 
         await self.write(journal, decide)
-        known = await self.look(journal)
+        known = await self.refresh(journal)
         if known is not None and not known.state.is_deleted:
             await self._remove(journal, is_asked=True)
         return True
@@ -334,7 +334,7 @@ class PlainStreams:
     async def _remove(self, journal: str, *, is_asked: bool = False) -> None:
         """Remove a stream that has no forks, and then sources that only it needed."""
         async with self._held(journal):
-            known = await self.look(journal)
+            known = await self.refresh(journal)
             if known is None or await self._has_forks(known):
                 return
             if not is_asked and not await self._is_over(known):
@@ -371,7 +371,7 @@ class PlainStreams:
 
     async def _write(self, journal: str, decide: Decision) -> KnownStream | None:
         async with self._held(journal) as epoch:
-            known = await self.look(journal)
+            known = await self.refresh(journal)
             records: Sequence[StreamRecord] = ()
             try:
                 records = await decide(known)
@@ -390,7 +390,7 @@ class PlainStreams:
                 SessionListing(is_live=False, at=now, title=title),
             )
             await self._store.append(journal, batch)
-            known = await self.look(journal)
+            known = await self.refresh(journal)
         self._note_change(journal)
         return known
 

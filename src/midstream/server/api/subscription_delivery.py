@@ -167,7 +167,7 @@ class StreamSubscriptions:
         found: dict[str, Tail] = {}
         for path, link in subscription.links.items():
             journal = name_in_store(stored_part(path), subscription.tenant)
-            known = await self._streams.look(journal)
+            known = await self._streams.refresh(journal)
             if known is None or known.state.is_deleted:
                 continue
             if known.birth == link.birth or await self.may_follow(subscription, journal):
@@ -269,7 +269,7 @@ class StreamSubscriptions:
             path = name_of(journal, found.tenant)
             if path is None or path in found.links or not found.matches(path):
                 continue
-            known = await self._streams.look(journal)
+            known = await self._streams.refresh(journal)
             if known is None or known.state.is_deleted or not await self.may_follow(found, journal):
                 continue
             try:
@@ -360,7 +360,7 @@ class StreamSubscriptions:
         """Yield the journals of plain streams with their tails; `of` limits the names."""
         async for line in self._store.list(of=of):
             if stored_part("") in line.session:
-                known = await self._streams.look(line.session)
+                known = await self._streams.refresh(line.session)
                 if known is not None and not known.state.is_deleted:
                     yield line.session, Tail(known.birth, known.state.units)
 

@@ -34,7 +34,7 @@ class _LockOut(Struct, frozen=True):
     """Time of a lock-out. An encrypted store protects this time, but not its own time of the row.
 
     Args:
-        at: Seconds since 1970; 0 in a row of an older version, where the store's own time counts.
+        at: Seconds since 1970; 0 in a row of an older version; then the store's own time applies.
     """
 
     at: float = 0.0
