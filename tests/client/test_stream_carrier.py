@@ -62,11 +62,11 @@ class Bench:
 
     async def step(self) -> None:
         """Do what an attachment does between two rings."""
-        self.tasks.bell.clear()
+        self.tasks.signal.clear()
         self.stream.writes()
         await self.carrier.send(self.stream.frames_to_send())
         self.carrier.tend(is_paused=False)
-        await self.world.live_through(self.tasks.bell.wait())
+        await self.world.live_through(self.tasks.signal.wait())
         self.carrier.take_finished()
 
     async def until_connected(self, lines: int) -> None:

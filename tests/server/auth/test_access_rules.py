@@ -611,7 +611,7 @@ async def test_rule_9_an_address_has_so_many_streams_and_its_neighbour_has_its_o
             more = await server.http.get(EVENTS, headers=here)
             assert told(more) == (429, "limit_reached")
             assert "1 connections of this address" in more.json()["detail"]
-            assert more.json()["next"].startswith("Do less at once")
+            assert more.json()["next"].startswith("Send fewer requests")
             neighbour = {**ADA, "x-forwarded-for": "198.51.100.8"}
             async with server.http.stream("GET", EVENTS, headers=neighbour) as other:
                 assert other.status_code == 200
