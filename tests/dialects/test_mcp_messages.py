@@ -122,7 +122,7 @@ def test_the_server_describes_itself_in_the_words_of_each_version() -> None:
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="one name: ask, ask"):
+    with pytest.raises(UsageError, match="same name: ask, ask"):
         McpOptions((McpTool("ask"),))
     with pytest.raises(McpError, match="no tool 'x'"):
         McpOptions().find("x")
