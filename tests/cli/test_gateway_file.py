@@ -206,7 +206,7 @@ def test_each_table_has_the_options_of_one_upstream(tmp_path: Path) -> None:
         ('[models.fast]\nupstream = "nobody"', "model 'fast': unknown upstream 'nobody'"),
         (
             '[models.fast]\nupstream = "scripted"\nmodel = "m"',
-            "model 'fast': the upstream 'scripted' takes no",
+            "model 'fast': the upstream 'scripted' does not support",
         ),
         (
             'upstream = "scripted"\n[models.fast]\nupstream = "scripted"',

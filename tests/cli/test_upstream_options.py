@@ -69,7 +69,7 @@ def test_what_an_upstream_can_make_nothing_of_is_refused(named: str) -> None:
 def test_a_key_is_taken_from_the_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     named = "openai-compatible:http://127.0.0.1/v1"
     monkeypatch.delenv("SOME_KEY", raising=False)
-    with pytest.raises(UsageError, match="SOME_KEY is not set"):
+    with pytest.raises(UsageError, match="SOME_KEY of --key-from is not set"):
         find_upstream(named, NAMESPACE, model="m", key_variable="SOME_KEY")
     monkeypatch.setenv("SOME_KEY", "secret")
     assert isinstance(find_upstream(named, NAMESPACE, model="m", key_variable="SOME_KEY"), OpenAICompatible)
