@@ -230,7 +230,7 @@ class Accepting:
         name = name or self._default
         if (self._names or caller.allowance.models) and name not in served:
             available = ", ".join(sorted(served)) or "none"
-            message = f"the model is not available{' to this key' if caller.principal else ''}; available: {available}"
+            message = f"the model is not served {'to this key' if caller.principal else 'here'}; available: {available}"
             raise RefusedError(ApiError(404, "model_not_found", message, param="model"))
 
     def counted_model(self, name: str) -> str:
