@@ -240,7 +240,7 @@ async def test_several_answers_are_refused(n: int) -> None:
         with pytest.raises(openai.BadRequestError) as met:
             await client.chat.completions.create(model="m", messages=ASK, n=n)
         body: Any = met.value.body
-        assert (met.value.param, body["message"]) == ("n", "a request has one answer: `n` must be 1")
+        assert (met.value.param, body["message"]) == ("n", "one answer a request: `n` is 1")
         assert server.bodies == []
 
 

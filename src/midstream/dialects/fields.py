@@ -66,7 +66,7 @@ def field(fields: Fields, name: str, kind: type[T]) -> T | None:
     try:
         value = _decoder_of(cast("Hashable", kind))(raw)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise bad_field(name, f"`{name}` is invalid for this API") from error
+        raise bad_field(name, f"`{name}` does not have the form of this API") from error
     if isinstance(value, list | dict) and is_too_deep(value):
         raise bad_field(name, f"`{name}` is {TOO_DEEP}")
     return cast("T", value)

@@ -62,7 +62,7 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
     if messages is None or not (messages or known):
         raise bad_field("messages", "`messages` must be a list with at least one message")
     if field(fields, "n", int) not in (None, 1):
-        raise bad_field("n", "a request has one answer: `n` must be 1")
+        raise bad_field("n", "one answer a request: `n` is 1")
     ignored = sorted(fields.keys() - _READ)
     tools = tools_of(fields, ignored)
     wished = read_options(fields, _WISHES, tools)
